@@ -1,0 +1,64 @@
+"""The exceptions, one for each party that can be at fault (DESIGN 8).
+
+`MpisgdError` is never raised itself. Errors of the user (`ConfigError`, `DataError`, `CheckpointError`) end a run before the
+first message is sent, without a traceback; the others are found in mid-run and name the rank that saw them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+#: Exit statuses of the command line, in the manner of BSD's sysexits: scripts can tell the user's error from ours.
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class MpisgdError(Exception):
+    """Anything that this package refuses or reports."""
+
+    exit_status = EXIT_FAILED
+
+
+class ConfigError(MpisgdError):
+    """What the user wrote cannot be: names the field, the value, and what was expected."""
+
+    exit_status = EXIT_USAGE
+
+
+class DataError(MpisgdError):
+    """A data file, data set or run log is missing, truncated or foreign."""
+
+    exit_status = EXIT_USAGE
+
+
+class CheckpointError(MpisgdError):
+    """A checkpoint or saved weights that cannot be loaded."""
+
+    exit_status = EXIT_USAGE
+
+
+class PeerError(MpisgdError):
+    """A message that cannot be: wrong size, sender, tag or timestamp."""
+
+
+class ProtocolError(MpisgdError):
+    """A law of DESIGN 4 is broken: our bug."""
+
+
+class DivergenceError(MpisgdError):
+    """A gradient or loss is not finite and the policy is to stop."""
+
+
+class DeadlockError(MpisgdError):
+    """No virtual rank can go on; names who waits for whom."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt word: `"; did you mean 'mu'?"`, or the list of what is known where nothing is near."""
+    words = sorted(known)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; expected one of: {', '.join(words)}"

@@ -1,0 +1,180 @@
+"""A run's directory, read: tables over all shards, configuration, books. Works on finished, running and killed runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpisgd.errors import DataError
+from mpisgd.records import schema
+from mpisgd.records.schema import Verdict
+
+_FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
+
+
+@dataclass(frozen=True)
+class Books:
+    """The account of gradients of one shard: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4)."""
+
+    shard: int
+    pushed: int
+    applied: int
+    dropped: int
+    rejected: int
+    in_flight: int
+
+    @property
+    def balanced(self) -> bool:
+        return self.pushed == self.applied + self.dropped + self.rejected + self.in_flight
+
+
+class Run:
+    """Read access to the directory of a run.
+
+    Raises DataError where the directory is no run, or a log file is missing, foreign, of another schema version, or shorter
+    than it says.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        config = self.path / schema.CONFIG
+        if not config.is_file():
+            raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
+        try:
+            self.config: dict[str, Any] = tomllib.loads(config.read_text())
+        except tomllib.TOMLDecodeError as error:
+            raise DataError(f"{config} is damaged: {error}") from error
+        if "environment" not in self.config:
+            raise DataError(f"{config} was not written by a run: it has no [environment]")
+        self._files = sorted(path for path in self.path.glob("*.h5") if _FILE.match(path.name))
+        self._tables: dict[str, np.ndarray] = {}
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, hosts, git commit, command line, world size, λ, sizes of model and data."""
+        return dict(self.config["environment"])
+
+    @property
+    def lambda_(self) -> int:
+        return int(self.config["environment"]["learners"])
+
+    @property
+    def shards(self) -> int:
+        return int(self.config["shards"])
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """What DONE says, or None while the run is under way or where it did not finish."""
+        try:
+            return dict(json.loads((self.path / schema.DONE).read_text()))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise DataError(f"{self.path / schema.DONE} is damaged: {error}") from error
+
+    def table(self, name: str) -> np.ndarray:
+        """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
+        if name not in self._tables:
+            parts = [read_table(path, name) for path in self._files]
+            self._check_files()
+            self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+        return self._tables[name]
+
+    @property
+    def pushes(self) -> np.ndarray:
+        return self.table("pushes")
+
+    @property
+    def updates(self) -> np.ndarray:
+        return self.table("updates")
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        return self.table("evaluations")
+
+    @property
+    def events(self) -> np.ndarray:
+        return self.table("events")
+
+    @property
+    def summaries(self) -> np.ndarray:
+        """One row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order."""
+        self._check_files()
+        rows = [read_summary(path) for path in self._files if path.name.startswith("shard-")]
+        return np.concatenate([np.empty(0, schema.SUMMARY), *rows])
+
+    def books(self) -> list[Books]:
+        """The account of every shard; of an unfinished run, that of what was logged."""
+        return [self._shard_books(summary) for summary in self.summaries]
+
+    def _shard_books(self, summary: np.void) -> Books:
+        shard, finished = int(summary["shard"]), summary["final_clock"] >= 0
+        rows = self.pushes[self.pushes["shard"] == shard]
+        if finished:
+            final_clock = int(summary["final_clock"])
+        else:
+            clocks = self.updates["clock"][self.updates["shard"] == shard]
+            final_clock = int(clocks.max(initial=0))
+        summed = rows["verdict"] == Verdict.APPLY
+        applied = int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
+        late = int(np.count_nonzero(rows["verdict"] == Verdict.LATE))
+        return Books(
+            shard=shard,
+            pushed=int(summary["pushed"]) if finished else len(rows),
+            applied=applied,
+            dropped=int(np.count_nonzero(rows["verdict"] == Verdict.DROP)),
+            rejected=int(np.count_nonzero(rows["verdict"] == Verdict.REJECT)),
+            in_flight=int(np.count_nonzero(summed)) - applied + late,
+        )
+
+    def _check_files(self) -> None:
+        present = {path.name for path in self._files}
+        expected = {schema.shard_file(shard) for shard in range(self.shards)}
+        if expected - present:
+            raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    version = file.attrs.get("schema_version")
+    if version != schema.SCHEMA_VERSION:
+        file.close()
+        raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
+    return file
+
+
+def read_table(path: Path, name: str) -> np.ndarray:
+    """The committed rows of one table in one rank's file."""
+    with _open(path) as file:
+        try:
+            committed = int(file["committed"][list(schema.TABLES).index(name)])
+            data = file[name]
+            if data.dtype != schema.TABLES[name]:
+                raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
+            if len(data) < committed:
+                raise DataError(f"{path}: table {name} has {len(data)} rows, but {committed} were committed")
+            return np.asarray(data[:committed])
+        except (KeyError, OSError) as error:
+            raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+
+
+def read_summary(path: Path) -> np.ndarray:
+    with _open(path) as file:
+        try:
+            return np.asarray(file["summary"][:])
+        except (KeyError, OSError) as error:
+            raise DataError(f"{path}: the summary cannot be read: {error}") from error

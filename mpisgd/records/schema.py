@@ -1,0 +1,146 @@
+"""What a run's files hold: the fixed dtype of every table, and the names of the files (DESIGN 6).
+
+Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator one, `evaluator.attempt-0.h5`; `log.h5`
+lays virtual data sets over them. A file holds the tables below as one-dimensional compound data sets, the data set
+`committed` (int64, one entry per table in the order of `TABLES`: rows that are safely there; later rows may be torn), and the
+data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
+barrier of the run, on the clock of the rank that writes.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+
+
+class Verdict(enum.IntEnum):
+    """What a protocol decided about one push (DESIGN 2); stored as `pushes.verdict`."""
+
+    APPLY = 0
+    """Added to the sum, with `weight`. It belongs to update `clock` + 1; where the final clock is not above `clock`, that
+    update never came and the gradient is still in flight."""
+    DROP = 1
+    """Not used: too old, or not finite (`reason`)."""
+    REJECT = 2
+    """Not used; the learner computes the same mini-batch again."""
+    LATE = 3
+    """Arrived after the shard had finished: in flight at the end."""
+
+
+class Reason(enum.IntEnum):
+    """Why a push was not applied; stored as `pushes.reason`."""
+
+    NONE = 0
+    STALE = 1
+    NONFINITE = 2
+    FINISHED = 3
+
+
+class Event(enum.IntEnum):
+    """Kinds of `events.kind`."""
+
+    STARTED = 0
+    STOPPED = 1
+    DEPARTED = 2
+    NONFINITE = 3
+    SNAPSHOT = 4
+    DIVERGED = 5
+
+
+#: One row per push that a shard received, in the order in which it took them.
+PUSHES = np.dtype(
+    [
+        ("shard", np.int16),
+        ("clock", np.int64),  # the shard's clock when the gradient was added to the sum or refused
+        ("timestamp", np.int64),  # clock of the weights that the gradient was computed from
+        ("staleness", np.int64),  # clock - timestamp
+        ("learner_id", np.int32),
+        ("seq", np.int64),  # the learner's own running number of the mini-batch
+        ("samples", np.int32),
+        ("verdict", np.uint8),  # Verdict
+        ("reason", np.uint8),  # Reason
+        ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
+        ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
+        ("arrival_s", np.float64),  # header received
+        ("answer_s", np.float64),  # the learner's next pull was answered; NaN where it was not
+        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s
+        ("delay_s", np.float64),  # straggler injection, on the learner
+        ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
+        ("wait_s", np.float64),  # then, from its pull request until the first answer began
+        ("pull_s", np.float64),  # then, until the weights of all shards were there
+        ("loss", np.float64),  # of the mini-batch
+    ]
+)
+
+#: One row per weight update of a shard.
+UPDATES = np.dtype(
+    [
+        ("shard", np.int16),
+        ("clock", np.int64),  # after the update: 1, 2, 3 ...
+        ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
+        ("samples", np.int64),  # applied up to and with this update
+        ("learning_rate", np.float64),
+        ("time_s", np.float64),  # update done
+        ("update_s", np.float64),  # seconds that the optimiser took
+        ("mean_loss", np.float64),  # of the mini-batches in this update
+    ]
+)
+
+#: One row per snapshot, data split and kind of weights that was evaluated.
+EVALUATIONS = np.dtype(
+    [
+        ("snapshot", np.int32),  # 0 = initial weights, then 1, 2, ...
+        ("clock_min", np.int64),  # over the shards
+        ("clock_max", np.int64),
+        ("samples", np.int64),  # applied on shard 0 when the snapshot was taken
+        ("epochs", np.float64),
+        ("taken_s", np.float64),  # when shard 0 took it
+        ("averaged", np.uint8),  # 0 = theta, 1 = thetabar
+        ("train", np.uint8),  # 0 = test data, 1 = training data
+        ("loss", np.float64),
+        ("error", np.float64),  # share of wrong classes, 0 ... 1
+        ("evaluate_s", np.float64),
+    ]
+)
+
+#: Things that happened.
+EVENTS = np.dtype(
+    [
+        ("shard", np.int16),  # -1 = evaluator
+        ("clock", np.int64),
+        ("kind", np.uint8),  # Event
+        ("learner_id", np.int32),  # -1 = none
+        ("value", np.float64),
+        ("time_s", np.float64),
+    ]
+)
+
+TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
+
+#: The last row that a rank writes; see the module's text.
+SUMMARY = np.dtype(
+    [
+        ("shard", np.int16),
+        ("final_clock", np.int64),
+        ("samples", np.int64),
+        ("received", np.int64),  # pushes that the shard received
+        ("pushed", np.int64),  # pushes that the learners say, in their goodbyes, they sent to this shard
+        ("diverged", np.uint8),
+    ]
+)
+
+LOG = "log.h5"
+CONFIG = "config.toml"
+DONE = "DONE"
+WEIGHTS = "weights.pt"
+
+
+def shard_file(shard: int, attempt: int = 0) -> str:
+    return f"shard-{shard:03d}.attempt-{attempt}.h5"
+
+
+def evaluator_file(attempt: int = 0) -> str:
+    return f"evaluator.attempt-{attempt}.h5"
