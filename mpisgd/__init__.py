@@ -1,0 +1,25 @@
+"""Parameter-server SGD for supercomputers; see README.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Config", "__version__", "train"]
+
+if TYPE_CHECKING:
+    from mpisgd.api import train
+    from mpisgd.config import Config
+
+
+def __getattr__(name: str) -> Any:
+    """`mpisgd.train` and `mpisgd.Config`, loaded when they are used: `import mpisgd` alone imports neither torch nor MPI."""
+    if name == "train":
+        from mpisgd.api import train
+
+        return train
+    if name == "Config":
+        from mpisgd.config import Config
+
+        return Config
+    raise AttributeError(f"module 'mpisgd' has no attribute {name!r}")

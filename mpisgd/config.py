@@ -125,13 +125,7 @@ class CustomModelOptions:
 
 
 ModelOptions = (
-    SoftmaxOptions
-    | MlpOptions
-    | SmallCnnOptions
-    | MnistCnnOptions
-    | Cifar10FullOptions
-    | AlexNetOptions
-    | CustomModelOptions
+    SoftmaxOptions | MlpOptions | SmallCnnOptions | MnistCnnOptions | Cifar10FullOptions | AlexNetOptions | CustomModelOptions
 )
 MODELS: Mapping[str, type] = {
     "softmax": SoftmaxOptions,

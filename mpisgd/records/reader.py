@@ -48,17 +48,21 @@ class Run:
         if not config.is_file():
             raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
         try:
-            self.config: dict[str, Any] = tomllib.loads(config.read_text())
-        except tomllib.TOMLDecodeError as error:
+            self.config: dict[str, Any] = tomllib.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
         if "environment" not in self.config:
             raise DataError(f"{config} was not written by a run: it has no [environment]")
+        for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
+            if not isinstance(table.get(size), int):
+                raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
         self._files = sorted(path for path in self.path.glob("*.h5") if _FILE.match(path.name))
         self._tables: dict[str, np.ndarray] = {}
+        self._summaries: np.ndarray | None = None
 
     @property
     def name(self) -> str:
-        return self.path.name
+        return self.path.resolve().name
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -109,10 +113,15 @@ class Run:
 
     @property
     def summaries(self) -> np.ndarray:
-        """One row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order."""
-        self._check_files()
-        rows = [read_summary(path) for path in self._files if path.name.startswith("shard-")]
-        return np.concatenate([np.empty(0, schema.SUMMARY), *rows])
+        """One row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order.
+
+        Read once, like the tables; of a run under way, read it before them: a shard that has left has written all its rows.
+        """
+        if self._summaries is None:
+            self._check_files()
+            rows = [read_summary(path) for path in self._files if path.name.startswith("shard-")]
+            self._summaries = np.concatenate([np.empty(0, schema.SUMMARY), *rows])
+        return self._summaries
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""

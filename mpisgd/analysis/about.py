@@ -1,0 +1,126 @@
+"""What a run is, in a few lines: protocol, sizes, how far it came, whether and how it ended."""
+
+from __future__ import annotations
+
+import collections
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis.tables import Column, Table
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands. `ended`: all shards left in order, so that its books have to balance; `done`: it says so in DONE."""
+
+    done: bool
+    ended: bool
+    diverged: bool
+    text: str
+
+
+def protocol_name(run: Run) -> str:
+    return str(run.config.get("protocol", {}).get("name", "unknown protocol"))
+
+
+def protocol_options(run: Run) -> dict[str, object]:
+    """The options of the protocol; of backup, N and b as they came out [Chen16 3]."""
+    options = {name: value for name, value in run.config.get("protocol", {}).items() if name != "name"}
+    wanted = options.get("N", run.environment.get("gradients_per_update"))
+    if protocol_name(run) == "backup" and wanted is not None:
+        return {"N": wanted, "b": options.get("b", run.lambda_ - int(wanted))}
+    return options
+
+
+def protocol_label(run: Run) -> str:
+    """E.g. `softsync n=2 modulation=inverse`."""
+    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in protocol_options(run).items())])
+
+
+def splitting(run: Run) -> int | None:
+    """n of n-softsync [Zhang16 2.2], None for other protocols."""
+    return int(run.config["protocol"].get("n", 1)) if protocol_name(run) == "softsync" else None
+
+
+def label(run: Run) -> str:
+    """The title of the run's figures: its name, and below it protocol, λ, shards and μ."""
+    sizes = f"λ={run.lambda_} · shards={run.shards} · μ={run.config.get('mu', '?')}"
+    return f"{run.name}\n{protocol_label(run)} · {sizes}"
+
+
+def samples_applied(run: Run) -> int:
+    """Samples that shard 0 has applied."""
+    return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=0))
+
+
+def epochs_reached(run: Run) -> float | None:
+    """Samples applied / training samples; None where the size of the training data is not known."""
+    size = run.environment.get("train_samples")
+    return samples_applied(run) / size if size else None
+
+
+def status(run: Run) -> Status:
+    """Read this first: DONE and the summaries are written last, so whatever is read afterwards is complete if they are."""
+    done, summaries = run.done, run.summaries
+    ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
+    diverged = (
+        bool(done and done.get("diverged"))
+        or bool(np.any(summaries["diverged"]))
+        or bool(np.any(run.events["kind"] == schema.Event.DIVERGED))
+    )
+    if done is not None:
+        text = "finished"
+    elif ended:
+        text = "UNFINISHED: all shards left in order, but there is no DONE"
+    else:
+        text = f"UNFINISHED: no DONE; under way or killed (its log was last written {_ago(run)})"
+    return Status(done is not None, ended, diverged, f"{text}, DIVERGED" if diverged else text)
+
+
+def header(run: Run, state: Status, final_error: str) -> Table:
+    """The first lines of a report; `final_error` is what `training.final_text` says."""
+    environment, config = run.environment, run.config
+    reached, wanted = epochs_reached(run), config.get("epochs", "?")
+    lines: list[tuple[str, str]] = [
+        ("run", run.name),
+        ("protocol", protocol_label(run)),
+        ("learners λ", str(run.lambda_)),
+        ("shards", str(run.shards)),
+        ("mini-batch μ", f"{config.get('mu', '?')} samples"),
+        ("learning rate α₀", str(config.get("alpha0", "?"))),
+        ("model", _kind(config, "model", f"{environment.get('parameters', '?')} parameters")),
+        ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
+        ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
+        ("status", state.text),
+        ("hosts", hosts(run)),
+        ("started", str(environment.get("started", "?"))),
+        ("batch norm", str(environment.get("batch_norm_policy", "?"))),
+        ("git commit", str(environment.get("git_commit", "?"))),
+        ("final test error", final_error),
+    ]
+    return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
+
+
+def hosts(run: Run) -> str:
+    """E.g. `n1 (3 ranks), n2 (2 ranks)`."""
+    counted = collections.Counter(str(host) for host in run.environment.get("hosts", []))
+    return ", ".join(f"{host} ({ranks} rank{'s' if ranks > 1 else ''})" for host, ranks in counted.items()) or "?"
+
+
+def _kind(config: dict[str, object], component: str, size: str) -> str:
+    table = config.get(component, {})
+    name = table.get("name", "?") if isinstance(table, dict) else "?"
+    return f"{name}, {size}"
+
+
+def _ago(run: Run) -> str:
+    newest = max(path.stat().st_mtime for path in run.path.glob("shard-*.h5"))
+    seconds = max(0.0, time.time() - newest)
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

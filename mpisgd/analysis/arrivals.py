@@ -1,0 +1,126 @@
+"""When gradients arrive, and how long it takes to collect k of λ [Chen16 Fig. 3, 4].
+
+Synchronous protocols (hardsync, backup): the gradients of one clock value are those computed from its weights, the dropped ones
+too. Their time runs from the update that made these weights (from the start barrier for clock 0) until they arrive on shard 0.
+
+Other protocols have no common start. There a gradient's time is its learner's turnaround: from the answer to the learner's
+previous pull, which gave it the weights, until its push arrives on shard 0. First pushes have no such answer and are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis import about
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.records.reader import Run
+
+SYNCHRONOUS = ("hardsync", "backup")
+#: Percentiles of the table of arrival times.
+PERCENTILES = (1, 10, 50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Seconds until the k-th gradient of a clock value came: arrays over k = 1, 2 ..., shape (most gradients of a clock,).
+
+    `clocks` counts the clock values of which so many came: where gradients are dropped, few have all λ.
+    """
+
+    k: np.ndarray
+    clocks: np.ndarray
+    mean: np.ndarray
+    median: np.ndarray
+    longest: np.ndarray
+
+
+def synchronous(run: Run) -> bool:
+    return about.protocol_name(run) in SYNCHRONOUS
+
+
+def times(run: Run) -> np.ndarray:
+    """Arrival time of each gradient in seconds, as the text above says: float64, shape (gradients,), sorted."""
+    return np.sort(np.concatenate(_groups(run) or [np.empty(0)]) if synchronous(run) else _turnarounds(run))
+
+
+def times_to(run: Run, k: int) -> np.ndarray:
+    """Seconds until the k-th gradient of each clock value that has so many: shape (clock values,), sorted."""
+    return np.sort(np.array([group[k - 1] for group in _groups(run) if len(group) >= k]))
+
+
+def collected(run: Run) -> Collected:
+    """Mean and median time to collect k gradients [Chen16 Fig. 4]; empty where the protocol is not synchronous."""
+    groups = _groups(run) if synchronous(run) else []
+    most = max((len(group) for group in groups), default=0)
+    padded = np.full((len(groups), most), np.nan)
+    for row, group in zip(padded, groups, strict=True):
+        row[: len(group)] = group
+    return Collected(
+        k=np.arange(1, most + 1),
+        clocks=np.count_nonzero(~np.isnan(padded), axis=0),
+        mean=np.nanmean(padded, axis=0) if most else np.empty(0),
+        median=np.nanmedian(padded, axis=0) if most else np.empty(0),
+        longest=np.nanmax(padded, axis=0) if most else np.empty(0),
+    )
+
+
+def wanted(run: Run) -> int:
+    """Gradients that make one update of a synchronous protocol: λ, or N of backup."""
+    return int(run.environment.get("gradients_per_update", run.lambda_))
+
+
+def arrival_table(run: Run) -> Table:
+    """Percentiles of the arrival times."""
+    arrived = times(run)
+    rows: list[tuple[Cell, ...]] = []
+    if len(arrived):
+        percentiles = (float(value) for value in np.percentile(arrived, PERCENTILES))
+        rows.append((len(arrived), float(arrived.mean()), *percentiles, float(arrived[-1])))
+    columns = (
+        Column("gradients"),
+        Column("mean", "s"),
+        *(Column("median" if percent == 50 else f"{percent} % within", "s") for percent in PERCENTILES),
+        Column("longest", "s"),
+    )
+    note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
+    if not synchronous(run):
+        note = (
+            "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0, first pushes left out."
+        )
+    return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)
+
+
+def collect_table(run: Run) -> Table:
+    """Mean and median time to collect k of λ gradients."""
+    found = collected(run)
+    rows: list[tuple[Cell, ...]] = list(zip(*(column.tolist() for column in vars(found).values()), strict=True))
+    columns = (Column("k"), Column("clock values"), Column("mean", "s"), Column("median", "s"), Column("longest", "s"))
+    note = "Over the clock values of which at least k gradients came, dropped ones included."
+    if not synchronous(run):
+        note = f"Not defined for {about.protocol_name(run)}: its gradients have no common start."
+    return Table("collect", f"Time to collect k of λ = {run.lambda_} gradients [Chen16 Fig. 4]", columns, tuple(rows), note)
+
+
+def _groups(run: Run) -> list[np.ndarray]:
+    """The sorted arrival times of each clock value that has any, in order of the clock."""
+    rows = run.pushes[run.pushes["shard"] == 0]
+    updates = run.updates[run.updates["shard"] == 0]
+    start = np.full(int(max(rows["timestamp"].max(initial=0), updates["clock"].max(initial=0))) + 1, np.nan)
+    start[0] = 0.0
+    start[updates["clock"]] = updates["time_s"]
+    since = rows["arrival_s"] - start[rows["timestamp"]]
+    known = ~np.isnan(since)
+    order = np.lexsort((since[known], rows["timestamp"][known]))
+    ordered = since[known][order]
+    cuts = np.flatnonzero(np.diff(rows["timestamp"][known][order])) + 1
+    return [group for group in np.split(ordered, cuts) if len(group)]
+
+
+def _turnarounds(run: Run) -> np.ndarray:
+    rows = run.pushes[run.pushes["shard"] == 0]
+    rows = rows[np.lexsort((rows["arrival_s"], rows["learner_id"]))]
+    same = rows["learner_id"][1:] == rows["learner_id"][:-1]
+    turnaround = (rows["arrival_s"][1:] - rows["answer_s"][:-1])[same]
+    return np.asarray(turnaround[~np.isnan(turnaround)])

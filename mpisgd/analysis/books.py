@@ -1,0 +1,190 @@
+"""The account of every gradient: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4).
+
+Each shard keeps its own books, of its own slices of the gradients. What a shard's `pushed` says comes from the learners'
+goodbyes. What learner l pushed to shard s is counted by `seq`, which runs 0, 1, 2 ... without gaps: as many mini-batches as its
+largest `seq` on any shard says, and once more for each rejection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis.tables import Column, Table
+from mpisgd.records.reader import Books, Run
+from mpisgd.records.schema import Verdict
+
+
+@dataclass(frozen=True)
+class LearnerBooks(Books):
+    """The account of one learner on one shard."""
+
+    learner_id: int
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Mini-batches of one learner: computed (on any shard), and applied (on every shard)."""
+
+    learner_id: int
+    computed: int
+    applied: int
+
+    @property
+    def share(self) -> float | None:
+        return self.applied / self.computed if self.computed else None
+
+
+def final_clocks(run: Run) -> np.ndarray:
+    """The last clock of each shard that the log knows, shape (shards,)."""
+    clocks = np.zeros(run.shards, np.int64)
+    np.maximum.at(clocks, run.updates["shard"], run.updates["clock"])
+    for summary in run.summaries:
+        if summary["final_clock"] >= 0:
+            clocks[summary["shard"]] = summary["final_clock"]
+    return clocks
+
+
+def applied_rows(run: Run) -> np.ndarray:
+    """Which rows of `run.pushes` are part of an update that was made: bool, shape (pushes,).
+
+    A gradient with verdict APPLY whose update never came is still in flight.
+    """
+    rows = run.pushes
+    return np.asarray((rows["verdict"] == Verdict.APPLY) & (rows["clock"] < final_clocks(run)[rows["shard"]]))
+
+
+def learners_of(run: Run) -> int:
+    """λ, or more where the log holds a larger learner_id."""
+    return max(run.lambda_, int(run.pushes["learner_id"].max(initial=-1)) + 1)
+
+
+def learner_books(run: Run) -> list[LearnerBooks]:
+    """The account of every learner on every shard, learner by learner."""
+    rows, learners, shards = run.pushes, learners_of(run), run.shards
+    cell = rows["learner_id"].astype(np.int64) * shards + rows["shard"]
+
+    def count(which: np.ndarray) -> np.ndarray:
+        return np.bincount(cell[which], minlength=learners * shards).reshape(learners, shards)
+
+    applied = applied_rows(run)
+    applied_counts = count(applied)
+    dropped = count(rows["verdict"] == Verdict.DROP)
+    rejected = count(rows["verdict"] == Verdict.REJECT)
+    in_flight = count(((rows["verdict"] == Verdict.APPLY) & ~applied) | (rows["verdict"] == Verdict.LATE))
+    pushed = _mini_batches(rows, learners)[:, None] + rejected
+    return [
+        LearnerBooks(
+            learner_id=learner_id,
+            shard=shard,
+            pushed=int(pushed[learner_id, shard]),
+            applied=int(applied_counts[learner_id, shard]),
+            dropped=int(dropped[learner_id, shard]),
+            rejected=int(rejected[learner_id, shard]),
+            in_flight=int(in_flight[learner_id, shard]),
+        )
+        for learner_id in range(learners)
+        for shard in range(shards)
+    ]
+
+
+def coverage(run: Run) -> list[Coverage]:
+    """How much of what each learner computed was applied; what is always dropped biases the training data."""
+    rows, learners = run.pushes, learners_of(run)
+    computed = _mini_batches(rows, learners)
+    taken = rows[applied_rows(run)]
+    most = int(taken["seq"].max(initial=0)) + 1
+    batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
+    on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
+    batch, shards = np.unique(on_shard, return_counts=True)
+    everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
+    return [Coverage(at, int(computed[at]), int(everywhere[at])) for at in range(learners)]
+
+
+def imbalances(run: Run) -> list[str]:
+    """One line, with the numbers, for each shard and learner whose books do not balance; meaningful on ended runs only."""
+    lines = [f"shard {book.shard}: {_equation(book)}" for book in run.books() if not book.balanced]
+    lines += [
+        f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}"
+        for book in learner_books(run)
+        if not book.balanced
+    ]
+    applied = np.bincount(run.pushes["shard"][applied_rows(run)], minlength=run.shards)
+    divisors = np.zeros(run.shards, np.int64)
+    np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
+    for shard in np.flatnonzero(applied != divisors).tolist():
+        lines.append(
+            f"shard {shard}: {applied[shard]} gradients applied, but its updates divide by {divisors[shard]} in all"
+        )
+    updates = np.bincount(run.updates["shard"], minlength=run.shards)
+    for shard, clock in enumerate(final_clocks(run).tolist()):
+        if updates[shard] != clock:
+            lines.append(f"shard {shard}: final clock {clock}, but {updates[shard]} updates in the log")
+    said = None if run.done is None else run.done.get("clock")
+    if said is not None and list(said) != final_clocks(run).tolist():
+        lines.append(f"DONE says clocks {list(said)}, but the log ends at {final_clocks(run).tolist()}")
+    return lines
+
+
+def shard_table(run: Run) -> Table:
+    rows = [
+        (book.shard, book.pushed, book.applied, book.dropped, book.rejected, book.in_flight, book.balanced)
+        for book in run.books()
+    ]
+    return Table("books_shards", "Books of the shards", (Column("shard"), *_ACCOUNT), tuple(rows), _EQUATION)
+
+
+def learner_table(run: Run) -> Table:
+    """Per learner, slices summed over the shards, and its coverage."""
+    rows = []
+    shards, books = run.shards, learner_books(run)
+    for covered in coverage(run):
+        mine = books[covered.learner_id * shards : (covered.learner_id + 1) * shards]
+        account = (
+            sum(book.pushed for book in mine),
+            sum(book.applied for book in mine),
+            sum(book.dropped for book in mine),
+            sum(book.rejected for book in mine),
+            sum(book.in_flight for book in mine),
+            all(book.balanced for book in mine),
+        )
+        share = None if covered.share is None else 100 * covered.share
+        rows.append((covered.learner_id, *account, covered.computed, covered.applied, share))
+    columns = (
+        Column("learner"),
+        *_ACCOUNT,
+        Column("mini-batches"),
+        Column("of them applied"),
+        Column("coverage", "%", ".1f"),
+    )
+    note = "Coverage: share of its computed mini-batches that were applied on every shard."
+    if shards > 1:
+        note = f"Pushed to in flight: slices, summed over {shards} shards. {note}"
+    return Table("books_learners", "Books of the learners", columns, tuple(rows), note)
+
+
+_ACCOUNT = (
+    Column("pushed"),
+    Column("applied"),
+    Column("dropped"),
+    Column("rejected"),
+    Column("in flight"),
+    Column("balanced"),
+)
+_EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
+
+
+def _mini_batches(rows: np.ndarray, learners: int) -> np.ndarray:
+    """Mini-batches that each learner computed, shape (learners,)."""
+    last = np.full(learners, -1, np.int64)
+    np.maximum.at(last, rows["learner_id"], rows["seq"])
+    return last + 1
+
+
+def _equation(book: Books) -> str:
+    total = book.applied + book.dropped + book.rejected + book.in_flight
+    return (
+        f"pushed {book.pushed}, but applied {book.applied} + dropped {book.dropped} + rejected {book.rejected}"
+        f" + in flight {book.in_flight} = {total}"
+    )

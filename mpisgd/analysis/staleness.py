@@ -1,0 +1,146 @@
+"""Staleness τ of the gradients that were applied, per learner, per shard and overall [Zhang16 2.2, 2.4, Fig. 1].
+
+Applied means: part of an update that was made (`books.applied_rows`), so that counts agree with the books. Dropped ones are
+counted beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis import about, books
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """τ of one group of applied gradients; None where there are none. `beyond` is P(τ > 2n), None unless n-softsync."""
+
+    gradients: int
+    dropped: int
+    minimum: int | None = None
+    mean: float | None = None
+    median: float | None = None
+    maximum: int | None = None
+    deviation: float | None = None
+    beyond: float | None = None
+
+
+def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
+    """Of int64 `tau`, shape (gradients,); the deviation is that of the population (divisor = gradients)."""
+    if len(tau) == 0:
+        return Staleness(0, dropped)
+    return Staleness(
+        gradients=len(tau),
+        dropped=dropped,
+        minimum=int(tau.min()),
+        mean=float(tau.mean()),
+        median=float(np.median(tau)),
+        maximum=int(tau.max()),
+        deviation=float(tau.std()),
+        beyond=None if n is None else float(np.mean(tau > 2 * n)),
+    )
+
+
+def overall(run: Run) -> Staleness:
+    """Over all learners and shards."""
+    tau = run.pushes["staleness"][books.applied_rows(run)]
+    return summarise(tau, int(np.count_nonzero(run.pushes["verdict"] == Verdict.DROP)), about.splitting(run))
+
+
+def by_shard(run: Run) -> list[Staleness]:
+    return _grouped(run, run.pushes["shard"], run.shards)
+
+
+def by_learner(run: Run) -> list[Staleness]:
+    return _grouped(run, run.pushes["learner_id"], books.learners_of(run))
+
+
+def histogram(run: Run) -> np.ndarray:
+    """Number of applied gradients of staleness 0, 1, 2 ..., over all shards: int64, shape (largest τ + 1,) or (0,)."""
+    return np.bincount(run.pushes["staleness"][books.applied_rows(run)])
+
+
+@dataclass(frozen=True)
+class OverClock:
+    """Staleness of the gradients of each update: clock after the update, then mean, least and largest τ; shapes (updates,)."""
+
+    clock: np.ndarray
+    mean: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+
+
+def over_clock(run: Run) -> OverClock:
+    """Per update, all shards' updates to the same clock taken together; updates without a gradient are left out."""
+    rows = run.pushes[books.applied_rows(run)]
+    clock, tau = rows["clock"] + 1, rows["staleness"]
+    size = int(clock.max(initial=0)) + 1
+    counts = np.bincount(clock, minlength=size)
+    least, largest = np.full(size, np.iinfo(np.int64).max), np.zeros(size, np.int64)
+    np.minimum.at(least, clock, tau)
+    np.maximum.at(largest, clock, tau)
+    present = np.flatnonzero(counts)
+    mean = np.bincount(clock, weights=tau, minlength=size)[present] / counts[present]
+    return OverClock(present, mean, least[present], largest[present])
+
+
+def shard_table(run: Run) -> Table:
+    """One row per shard, and one for all."""
+    groups: list[tuple[Cell, Staleness]] = [*enumerate(by_shard(run)), ("all", overall(run))]
+    return _table(run, "staleness_shards", "Staleness of applied gradients, by shard", "shard", groups)
+
+
+def learner_table(run: Run) -> Table:
+    """One row per learner, over all shards."""
+    groups: list[tuple[Cell, Staleness]] = [*enumerate(by_learner(run))]
+    return _table(run, "staleness_learners", "Staleness of applied gradients, by learner", "learner", groups)
+
+
+def histogram_table(run: Run) -> Table:
+    """Up to the largest τ: number, share, cumulative share."""
+    counts = histogram(run)
+    total = int(counts.sum())
+    rows = [
+        (tau, int(count), 100 * count / total, 100 * running / total)
+        for tau, (count, running) in enumerate(zip(counts.tolist(), np.cumsum(counts).tolist(), strict=True))
+    ]
+    columns = (Column("τ"), Column("gradients"), Column("share", "%", ".2f"), Column("cumulative", "%", ".2f"))
+    return Table("staleness_histogram", "Distribution of staleness [Zhang16 Fig. 1]", columns, tuple(rows))
+
+
+def _grouped(run: Run, key: np.ndarray, groups: int) -> list[Staleness]:
+    applied = books.applied_rows(run)
+    dropped = np.bincount(key[run.pushes["verdict"] == Verdict.DROP], minlength=groups)
+    order = np.argsort(key[applied], kind="stable")
+    tau = run.pushes["staleness"][applied][order]
+    parts = np.split(tau, np.searchsorted(key[applied][order], np.arange(1, groups)))
+    n = about.splitting(run)
+    return [summarise(part, int(count), n) for part, count in zip(parts, dropped, strict=True)]
+
+
+def _table(run: Run, key: str, title: str, group: str, groups: list[tuple[Cell, Staleness]]) -> Table:
+    n = about.splitting(run)
+    columns = [
+        Column(group),
+        Column("gradients"),
+        Column("dropped"),
+        Column("min τ"),
+        Column("mean τ", spec=".3f"),
+        Column("median τ", spec="g"),
+        Column("max τ"),
+        Column("deviation", spec=".3f"),
+    ]
+    rows: list[list[Cell]] = [
+        [name, s.gradients, s.dropped, s.minimum, s.mean, s.median, s.maximum, s.deviation] for name, s in groups
+    ]
+    note = ""
+    if n is not None:
+        columns.append(Column("P(τ > 2n)", "%", ".4g"))
+        rows = [[*row, None if s.beyond is None else 100 * s.beyond] for row, (_, s) in zip(rows, groups, strict=True)]
+        note = f"n = {n}: [Zhang16 2.4] finds a mean staleness near n, and τ > 2n hardly ever."
+    return Table(key, title, tuple(columns), tuple(tuple(row) for row in rows), note)

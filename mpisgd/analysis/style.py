@@ -1,0 +1,117 @@
+"""How figures look: colour-blind-safe colours with line styles and markers beside them, axes with units, PNG at 150 dpi.
+
+Figures are built with matplotlib's objects alone (no pyplot, no global state, no display).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+#: Okabe and Ito's palette, without its yellow, which is hard to see as a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++")
+GREY = "#767676"
+
+SIZE_IN = (6.8, 4.6)
+DPI = 150
+#: Of the legend's font, in the width of a figure.
+LEGEND_CHARACTERS = 100
+#: Points of a drawn curve; more would not be seen.
+POINTS = 1500
+
+
+def new(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    """An empty figure; `title` may have a second, smaller line."""
+    figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    first, _, second = title.partition("\n")
+    lines = [*textwrap.wrap(first, 66), *textwrap.wrap(second, 92)]
+    axes.set_title("\n".join(lines), fontsize=10, parse_math=False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(True, color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def line(at: int) -> dict[str, Any]:
+    """Colour, line style and marker of the at-th series; no two of the first 35 look alike."""
+    return {
+        "color": COLOURS[at % len(COLOURS)],
+        "linestyle": DASHES[at % len(DASHES)],
+        "marker": MARKERS[at % len(MARKERS)],
+        "markersize": 5,
+        "linewidth": 1.6,
+    }
+
+
+def hollow(look: dict[str, Any]) -> dict[str, Any]:
+    """The same series' second line: dotted and thin, its markers large and white inside, seen around those of the first."""
+    return {**look, "linestyle": ":", "linewidth": 1.2, "markersize": 7.5, "markerfacecolor": "white", "zorder": 2.5}
+
+
+def explain(axes: Axes, first: str, second: str) -> None:
+    """Two grey entries of the legend: what the solid and the hollow line of each series are."""
+    look: dict[str, Any] = {"color": GREY, "linestyle": "-", "marker": "o", "markersize": 5}
+    axes.plot([], [], label=first, **look)
+    axes.plot([], [], label=second, **hollow(look))
+
+
+def sparse(points: int, most: int = 25) -> int:
+    """`markevery` for a curve of so many points: each has a marker while they are few, a single one always."""
+    return max(1, points // most)
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, where it hides no data; the figure grows with its rows, so that the axes keep their size."""
+    handles, texts = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    columns = max(1, LEGEND_CHARACTERS // (max(len(text) for text in texts) + 9))
+    rows = -(-len(texts) // columns)
+    columns = -(-len(texts) // rows)
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)
+    width, height = SIZE_IN
+    figure.set_size_inches(width, height + 0.18 * (rows - 1))
+
+
+def plain(text: str) -> str:
+    """A label that matplotlib shows as it is written: no mathematics between dollars, not hidden for a leading underscore."""
+    shown = text if len(text) <= 90 else f"{text[:44]} … {text[-43:]}"
+    escaped = shown.replace("$", r"\$")
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Factor and name of the unit in which times up to `longest_s` seconds are read easily."""
+    if longest_s < 1e-3:
+        return 1e6, "µs"
+    if longest_s < 1.0:
+        return 1e3, "ms"
+    return 1.0, "s"
+
+
+def readable_end(longest: float, percentile_99: float) -> float:
+    """Where an axis ends: at the largest value, or where a long tail would crush the rest, at 1.5 times the percentile."""
+    return 1.5 * percentile_99 if longest > 2 * percentile_99 > 0 else longest
+
+
+def thinned(points: int) -> np.ndarray:
+    """Indices of at most `POINTS` of so many points, evenly spread, first and last among them."""
+    return np.unique(np.linspace(0, points - 1, min(points, POINTS)).round().astype(np.int64))
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, format="png", dpi=DPI)

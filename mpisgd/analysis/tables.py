@@ -1,0 +1,148 @@
+"""A small table with units: aligned terminal text (rich), Markdown and CSV from the same rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import rich.box
+import rich.table
+from rich.console import Console
+from rich.text import Text
+
+#: What a cell may hold; None is shown as an en dash, and left empty in CSV.
+Cell = str | int | float | bool | None
+
+#: Rows of one table that are shown on the terminal and in Markdown; CSV always has them all.
+SHOWN_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Column:
+    """Heading, unit and number format (Python's; empty: four significant digits) of one column."""
+
+    name: str
+    unit: str = ""
+    spec: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} [{self.unit}]" if self.unit else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """`key` is the name of its CSV file; `rows` hold one cell per column. Raises ValueError where a row does not."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    _numeric: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"table {self.key}: a row has {len(row)} cells, expected {len(self.columns)}")
+        numeric = [not cells or any(not isinstance(cell, str | None) for cell in cells) for cells in self._by_column()]
+        object.__setattr__(self, "_numeric", tuple(numeric))
+
+    def cells(self, column: str) -> list[Cell]:
+        """The cells of one column, by its name without the unit. Raises KeyError."""
+        names = [known.name for known in self.columns]
+        if column not in names:
+            raise KeyError(f"table {self.key} has no column {column!r}, but {', '.join(names)}")
+        return [row[names.index(column)] for row in self.rows]
+
+    def text(self, width: int = 240, limit: int = SHOWN_ROWS) -> str:
+        """Plain aligned text."""
+        sink = io.StringIO()
+        self.print_to(Console(file=sink, width=width, color_system=None), limit)
+        return sink.getvalue()
+
+    def print_to(self, console: Console, limit: int = SHOWN_ROWS) -> None:
+        """Print to a terminal; in place of the middle of long tables stands how much was left out."""
+        shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=Text(self.title, style="bold"), title_justify="left")
+        for column, numeric in zip(self.columns, self._numeric, strict=True):
+            shown.add_column(Text(column.heading), justify="right" if numeric else "left")
+        for cells in self._shortened(limit):
+            shown.add_row(*(Text(cell) for cell in cells))
+        console.print(shown)
+        for line in self._remarks():
+            console.print(Text(f"  {line}"))
+
+    def markdown(self, limit: int = SHOWN_ROWS) -> str:
+        """A heading and a pipe table."""
+        headings = [_escaped(column.heading) for column in self.columns]
+        rows = [[_escaped(cell) for cell in cells] for cells in self._shortened(limit)]
+        widths = [max(3, *(len(row[at]) for row in [headings, *rows])) for at in range(len(headings))]
+        rule = [
+            "-" * (width - 1) + ":" if numeric else "-" * width for width, numeric in zip(widths, self._numeric, strict=True)
+        ]
+        lines = [_pipes(headings, widths, self._numeric), _pipes(rule, widths, self._numeric)]
+        lines += [_pipes(row, widths, self._numeric) for row in rows]
+        return "\n".join([f"## {self.title}", "", *lines, *(f"\n{_escaped(line)}" for line in self._remarks()), ""])
+
+    def csv(self) -> str:
+        """All rows, floats in full precision, missing cells empty."""
+        sink = io.StringIO()
+        writer = csv.writer(sink, lineterminator="\n")
+        writer.writerow([column.heading for column in self.columns])
+        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        return sink.getvalue()
+
+    def write_csv(self, folder: Path) -> Path:
+        path = folder / f"{self.key}.csv"
+        path.write_text(self.csv(), encoding="utf-8")
+        return path
+
+    def _by_column(self) -> list[list[Cell]]:
+        return [[row[at] for row in self.rows] for at in range(len(self.columns))]
+
+    def _shortened(self, limit: int) -> list[list[str]]:
+        if len(self.rows) <= limit:
+            return [self._formatted(row) for row in self.rows]
+        half = limit // 2
+        return [
+            *(self._formatted(row) for row in self.rows[:half]),
+            ["⋮"] * len(self.columns),
+            *(self._formatted(row) for row in self.rows[-half:]),
+        ]
+
+    def _formatted(self, row: Iterable[Cell]) -> list[str]:
+        return [show(cell, column.spec) for cell, column in zip(row, self.columns, strict=True)]
+
+    def _remarks(self) -> list[str]:
+        empty = [] if self.rows else ["(no rows)"]
+        return [*empty, *([self.note] if self.note else [])]
+
+
+def show(cell: Cell, spec: str = "") -> str:
+    """One cell as text: four significant digits without an exponent where that is short, an en dash for None."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, str | int):
+        return str(cell)
+    if spec or not math.isfinite(cell):
+        return format(cell, spec)
+    if 1e4 <= abs(cell) < 1e9:
+        return f"{cell:.0f}"
+    return f"{cell:.4g}"
+
+
+def _pipes(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = (
+        cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(cells, widths, right, strict=True)
+    )
+    return f"| {' | '.join(padded)} |"
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")

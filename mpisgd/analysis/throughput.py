@@ -1,0 +1,133 @@
+"""How fast a run was, and where its learners' and shards' time went.
+
+Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since its
+previous push: it ended that push (push_s), waited (wait_s), pulled (pull_s), was delayed on purpose (delay_s) and computed
+(compute_s). Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis import books
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.records.reader import Run
+
+#: What learners spend time on, as columns of `pushes`, in the order of one cycle.
+ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one shard did in `seconds` of training; `update_seconds` of them in the optimiser."""
+
+    shard: int
+    updates: int
+    gradients: int
+    samples: int
+    seconds: float
+    update_seconds: float
+
+    def per_second(self, count: int) -> float | None:
+        return count / self.seconds if self.seconds > 0 else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Applied samples per second: the papers' images/s."""
+        return self.per_second(self.samples)
+
+    @property
+    def seconds_per_update(self) -> float | None:
+        return self.seconds / self.updates if self.updates else None
+
+
+def rates(run: Run) -> list[Rates]:
+    """One per shard; each shard has all samples, of which it applies its own slice of the gradient."""
+    applied = np.bincount(run.pushes["shard"][books.applied_rows(run)], minlength=run.shards)
+    result = []
+    for shard in range(run.shards):
+        rows = run.updates[run.updates["shard"] == shard]
+        result.append(
+            Rates(
+                shard=shard,
+                updates=len(rows),
+                gradients=int(applied[shard]),
+                samples=int(rows["samples"].max(initial=0)),
+                seconds=float(rows["time_s"].max(initial=0.0)),
+                update_seconds=float(rows["update_s"].sum()),
+            )
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class LearnerTime:
+    """Seconds of each learner, by activity, up to its last push: arrays of float64, shape (learners,).
+
+    `elapsed` is when its last push arrived; `other` is what no column accounts for, such as loading data.
+    """
+
+    mini_batches: np.ndarray
+    activities: dict[str, np.ndarray]
+    elapsed: np.ndarray
+
+    @property
+    def other(self) -> np.ndarray:
+        return np.asarray(self.elapsed - sum(self.activities.values()))
+
+
+def learner_time(run: Run) -> LearnerTime:
+    """Sums over the rows of shard 0."""
+    rows, learners = run.pushes[run.pushes["shard"] == 0], books.learners_of(run)
+    learner_id = rows["learner_id"]
+    elapsed = np.zeros(learners)
+    np.maximum.at(elapsed, learner_id, rows["arrival_s"])
+    return LearnerTime(
+        mini_batches=np.bincount(learner_id, minlength=learners),
+        activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in ACTIVITIES},
+        elapsed=elapsed,
+    )
+
+
+def rate_table(run: Run) -> Table:
+    """Rates of each shard, and the share of its time in updates."""
+    columns = (
+        Column("shard"),
+        Column("updates"),
+        Column("gradients"),
+        Column("samples"),
+        Column("training", "s"),
+        Column("updates/s"),
+        Column("gradients/s"),
+        Column("images/s"),
+        Column("in updates", "s"),
+        Column("in updates", "%", ".2f"),
+        Column("per update", "ms"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for rate in rates(run):
+        share = 100 * rate.update_seconds / rate.seconds if rate.seconds > 0 else None
+        each = 1e3 * rate.update_seconds / rate.updates if rate.updates else None
+        speeds = (rate.per_second(rate.updates), rate.per_second(rate.gradients), rate.samples_per_s)
+        counts = (rate.updates, rate.gradients, rate.samples, rate.seconds)
+        rows.append((rate.shard, *counts, *speeds, rate.update_seconds, share, each))
+    note = "Training: from the start barrier to the last update. Images: samples whose gradients were applied."
+    return Table("throughput", "Throughput", columns, tuple(rows), note)
+
+
+def time_table(run: Run) -> Table:
+    """Where each learner's time went; first the mean learner."""
+    spent = learner_time(run)
+    parts = [*spent.activities.values(), spent.other, spent.elapsed]
+    rows: list[tuple[Cell, ...]] = []
+    pushing = spent.mini_batches > 0
+    if pushing.any():
+        rows.append(("mean", float(spent.mini_batches[pushing].mean()), *(float(part[pushing].mean()) for part in parts)))
+    for learner_id, pushes in enumerate(spent.mini_batches.tolist()):
+        rows.append((learner_id, pushes, *(float(part[learner_id]) for part in parts)))
+    names = ("compute", "injected delay", "push", "wait", "pull", "other", "elapsed")
+    columns = (Column("learner"), Column("pushes"), *(Column(name, "s") for name in names))
+    note = "Up to the arrival of each learner's last push on shard 0. Mean: over learners that pushed at all."
+    return Table("learner_time", "Where the learners' time went", columns, tuple(rows), note)

@@ -1,0 +1,53 @@
+"""Training from Python, under mpirun (DESIGN 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpisgd import config_file
+from mpisgd.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mpisgd.mpi import MPI
+    from mpisgd.run import Outcome
+
+
+def train(
+    model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    data: Any = None,
+    config: str | Path | Mapping[str, Any] | Config | None = None,
+    comm: MPI.Intracomm | None = None,
+) -> Outcome:
+    """Train; every rank of the job calls this with the same arguments.
+
+    Args:
+        model: factory of a `torch.nn.Module`; called with `input_shape` and `classes` where its signature has them. Default:
+            the configuration's model.
+        loss: callable of (output, target) -> scalar tensor. Default: the configuration's loss.
+        data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set.
+            Default: the configuration's data.
+        config: a TOML file, a nested mapping of the same shape, or a `Config`.
+        comm: an mpi4py communicator; default: all ranks.
+
+    Returns:
+        The outcome, the same on every rank.
+
+    Raises:
+        AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
+    Any later failure on one rank ends the whole job, loudly (law 9).
+    """
+    if config is None:
+        config = Config()
+    elif isinstance(config, Mapping):
+        config = config_file.from_mapping(config)
+    elif not isinstance(config, Config):
+        config = config_file.read(config)
+    from mpisgd.mpi import MPI
+    from mpisgd.run import Brought, run
+
+    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data))

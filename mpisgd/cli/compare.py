@@ -1,0 +1,29 @@
+"""`mpisgd compare RUN RUN ...`: several runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mpisgd.errors import EXIT_OK
+
+
+@dataclass(frozen=True)
+class Options:
+    """Print one table with a row per run; write it, and figures with the curves of all runs, as CSV, Markdown and PNG."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """The runs' directories, e.g. results/hardsync results/softsync."""
+    out: Path = Path("results/compare")
+    """Folder for the table and figures."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd compare")
+    from mpisgd.analysis.compare import compare
+
+    compare(options.runs, options.out)
+    return EXIT_OK

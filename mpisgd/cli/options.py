@@ -1,0 +1,65 @@
+"""The command line of a run: a TOML file, then typed overrides, checked and explained by tyro."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+
+from mpisgd import config_file
+from mpisgd.config import KINDS, Config, kind_of, make_options, replace
+from mpisgd.errors import ConfigError
+from mpisgd.guard import launched_rank
+
+_DESCRIPTION = """Train a model with shards and learners on MPI ranks: mpirun -n RANKS mpisgd train [job.toml] [options].
+
+The first word may be a TOML file; options on the command line override it. --print-config prints the result and stops.
+
+Components come in kinds; choose one and its own options appear below (--protocol softsync --help):
+{kinds}
+--model and --data also take the user's own package.module:factory."""
+
+
+def parse(words: list[str], prog: str) -> tuple[Config, bool]:
+    """The configuration that a command line means, and whether `--print-config` was there.
+
+    Raises ConfigError; exits with status 2 (tyro) on an unknown or ill-typed option, naming the nearest valid one.
+    """
+    words = list(words)
+    base = Config()
+    if words and not words[0].startswith("-"):
+        base = config_file.read(Path(words.pop(0)))
+    print_config = "--print-config" in words
+    words = [word for word in words if word != "--print-config"]
+    base, words = _choose_kinds(base, words)
+    kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
+    config = tyro.cli(
+        Config,
+        prog=prog,
+        description=_DESCRIPTION.format(kinds=kinds),
+        default=base,
+        args=words,
+        config=(tyro.conf.AvoidSubcommands,),
+        console_outputs=launched_rank() == 0,
+    )
+    return config, print_config
+
+
+def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
+    """Take `--protocol NAME` and its like out of the words; a kind other than the file's starts from that kind's defaults."""
+    rest: list[str] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in KINDS:
+            rest.append(word)
+            continue
+        if not equals:
+            if not queue:
+                raise ConfigError(f"--{name}: expected one of {', '.join(KINDS[name])} after it")
+            value = queue.pop(0)
+        present = getattr(base, name)
+        if value not in (kind_of(present), getattr(present, "factory", None)):
+            base = replace(base, **{name: make_options(name, value)})
+    return base, rest

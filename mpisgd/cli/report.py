@@ -1,0 +1,29 @@
+"""`mpisgd report RUN`: tables and figures of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Options:
+    """Print the tables of a run and write them, with the papers' figures, as CSV, Markdown and PNG.
+
+    Works on runs that are under way or were killed. Exit status 1: the books of a run that has ended do not balance.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run's directory, e.g. results/run."""
+    out: Path | None = None
+    """Folder for tables and figures; default: <run>/report."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd report")
+    from mpisgd.analysis.report import report
+
+    return report(options.run, options.out).exit_status

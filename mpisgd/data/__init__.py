@@ -1,0 +1,47 @@
+"""The papers' data sets, and the user's own (DESIGN 3, floor 1).
+
+`load` gives the data set of a config, `as_dataset` the one that a user of the Python API hands over. A user's data are
+`(train, test)`, or a factory that returns it; each of both is a pair (inputs, targets) of tensors or numpy arrays, or a
+torch map-style Dataset whose samples are (input, target).
+"""
+
+from __future__ import annotations
+
+from mpisgd.config import (
+    Cifar10Options,
+    CustomDataOptions,
+    DataOptions,
+    DigitsOptions,
+    FashionMnistOptions,
+    Hdf5Options,
+    MnistOptions,
+    SyntheticOptions,
+)
+from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
+from mpisgd.data.custom import as_dataset
+from mpisgd.data.dataset import DataSet, Split
+
+__all__ = ["DataSet", "Split", "as_dataset", "load"]
+
+
+def load(options: DataOptions, *, data_dir: str = "", seed: int) -> DataSet:
+    """The data set of `options`; files are looked for below `data_dir`, else the environment's MPISGD_DATA.
+
+    Raises DataError where a file is missing, truncated or foreign, ConfigError where what the user wrote cannot be.
+    """
+    match options:
+        case DigitsOptions():
+            data = digits.load(options.subtract_mean)
+        case MnistOptions():
+            data = mnist.load("mnist", data_dir, options.subtract_mean)
+        case FashionMnistOptions():
+            data = mnist.load("fashion_mnist", data_dir, options.subtract_mean)
+        case Cifar10Options():
+            data = cifar10.load(data_dir, options.subtract_mean)
+        case Hdf5Options():
+            data = hdf5.load(options, data_dir)
+        case SyntheticOptions():
+            data = synthetic.load(options, seed)
+        case CustomDataOptions():
+            data = custom.load(options, data_dir=data_dir, seed=seed)
+    return data

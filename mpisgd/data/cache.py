@@ -1,0 +1,86 @@
+"""Uncompressed copies of large archives, outside the repository: made once, then read by every start of every rank."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mpisgd.errors import DataError
+
+ENVIRONMENT = "MPISGD_CACHE"
+
+
+def cache_dir() -> Path:
+    """The environment's MPISGD_CACHE, else XDG_CACHE_HOME/mpisgd, else ~/.cache/mpisgd.
+
+    Raises DataError where there is no home directory either.
+    """
+    named, base = os.environ.get(ENVIRONMENT, ""), os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        if named:
+            return Path(named).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "mpisgd"
+    except RuntimeError as error:
+        raise DataError(f"no directory to cache data in: {error}; name one by the environment variable {ENVIRONMENT}") from error
+
+
+def cached(source: Path, name: str, nbytes: int, build: Callable[[], Sequence[npt.NDArray[np.uint8]]]) -> Path:
+    """The cache file of `source`, `nbytes` long: the arrays of `build()`, one after the other.
+
+    Its name holds the size and the modification time of `source`: a changed archive is read again. Ranks that start at once
+    wait for the first one; where the file system has no locks each builds its own, and renaming makes that safe too.
+    Raises DataError where the cache cannot be written, and what `build` raises.
+    """
+    stat = source.stat()
+    path = cache_dir() / f"{name}-{stat.st_size}-{stat.st_mtime_ns}.bin"
+    try:
+        if _has_size(path, nbytes):
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if not _has_size(path, nbytes):
+                _write(path, build())
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}; expected to keep {nbytes} uncompressed bytes of {source} there: "
+            f"name a writable directory by the environment variable {ENVIRONMENT}"
+        ) from error
+    return path
+
+
+def _has_size(path: Path, nbytes: int) -> bool:
+    try:
+        return path.stat().st_size == nbytes
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("wb") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, arrays: Sequence[npt.NDArray[np.uint8]]) -> None:
+    """Written aside, synced, renamed."""
+    handle, aside = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for array in arrays:
+                file.write(array.data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        Path(aside).replace(path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise

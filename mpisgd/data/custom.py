@@ -1,0 +1,86 @@
+"""The user's own data: a ready DataSet, a (train, test) of samples, or a factory that returns either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from mpisgd.config import CustomDataOptions
+from mpisgd.data.dataset import DataSet, LazySplit, Split, make_dataset, make_split
+from mpisgd.errors import ConfigError
+from mpisgd.imports import call_factory, load_attribute
+
+_EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, or a Dataset with __len__ and __getitem__"
+
+
+def load(options: CustomDataOptions, *, data_dir: str, seed: int) -> DataSet:
+    """The data of `options.factory`, called with `options.kwargs`, and with data_dir and seed where it has such parameters.
+
+    Raises ConfigError where it cannot be imported or called, or returns something else.
+    """
+    factory = load_attribute(options.factory, "data.factory")
+    field = f"data.factory = {options.factory!r}"
+    value = call_factory(factory, options.kwargs, {"data_dir": data_dir, "seed": seed}, field)
+    return as_dataset(value, field)
+
+
+def as_dataset(value: Any, name: str = "custom") -> DataSet:
+    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory without arguments returns of these.
+
+    The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
+    """
+    if isinstance(value, DataSet):
+        return value
+    if callable(value) and not _is_samples(value):
+        value = call_factory(value, {}, {}, name)
+        if isinstance(value, DataSet):
+            return value
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigError(f"{name}: found {_describe(value)}, expected {_EXPECTED}")
+    train, test = value
+    return make_dataset(
+        name, _split(train, f"{name}: train"), None if test is None else _split(test, f"{name}: test"), ConfigError
+    )
+
+
+def _split(value: Any, where: str) -> Split:
+    if isinstance(value, Split):
+        return value
+    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+        value = value.tensors
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return make_split(value[0], value[1], where, ConfigError)
+    if not _is_samples(value):
+        raise ConfigError(
+            f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}"
+        )
+    if len(value):
+        _check_sample(value[0], where)
+    return LazySplit(value)
+
+
+def _is_samples(value: Any) -> bool:
+    """Whether this is a map-style Dataset; arrays, tensors and plain containers have its methods but are none."""
+    ordinary = isinstance(value, type | tuple | list | dict | str | bytes | Tensor | np.ndarray)
+    return not ordinary and hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def _check_sample(sample: Any, where: str) -> None:
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ConfigError(f"{where}: sample 0 is {_describe(sample)}, expected a pair (input, target)")
+    for part, value in zip(("input", "target"), sample, strict=True):
+        try:
+            torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            found = _describe(value)
+            raise ConfigError(f"{where}: the {part} of sample 0 is {found}, expected a tensor: {error}") from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(item).__name__ for item in value[:4])})"
+    return f"{type(value).__name__}"

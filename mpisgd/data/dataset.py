@@ -1,0 +1,200 @@
+"""A data set in memory: a training and a test split of inputs and targets, handed out in mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mpisgd.errors import MpisgdError
+
+Batch = tuple[Tensor, Tensor]
+
+_MEAN_CHUNK = 250  # samples summed at a time
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split:
+    """Samples in memory.
+
+    Images stay uint8 (a quarter of the bytes, and pages shared by the ranks of a node where they are mapped from a file) and
+    become float32 per mini-batch: input / scale - mean.
+    """
+
+    inputs: Tensor
+    """(n, *shape): float32; uint8, converted per mini-batch; or int64 (token numbers), handed out as they are."""
+    targets: Tensor
+    """(n,) int64 classes; or int64 (n, ...), or float32 (n, ...)."""
+    scale: float = 1.0
+    """Divisor of the inputs."""
+    mean: Tensor | None = None
+    """(*shape) float32, subtracted after the division [Zhang16 4.1]; None = nothing."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """Inputs (len(indices), *shape) and their targets, new tensors."""
+        chosen = torch.from_numpy(indices)
+        inputs = _as_inputs(self.inputs.index_select(0, chosen))
+        if self.scale != 1.0:
+            inputs = inputs.div_(self.scale)
+        if self.mean is not None:
+            inputs = inputs.sub_(self.mean)
+        return inputs, self.targets.index_select(0, chosen)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[1:])
+
+    @cached_property
+    def classes(self) -> int:
+        """Largest class + 1; for float targets the number of outputs."""
+        return _outputs(self.targets)
+
+
+class LazySplit(Split):
+    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, fetched and stacked per mini-batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """Inputs (len(indices), *shape) and their targets."""
+        pairs = [self.dataset[index] for index in indices.tolist()]
+        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+        targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+        return _as_inputs(inputs), _as_targets(targets)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """All inputs, stacked: every sample is fetched."""
+        return self.batch(np.arange(len(self)))[0]
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The Dataset's own `targets`, if it has them; else every sample is fetched."""
+        told = getattr(self.dataset, "targets", None)
+        if told is None:
+            told = torch.stack([torch.as_tensor(self.dataset[index][1]) for index in range(len(self))])
+        return _as_targets(torch.as_tensor(told))
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(torch.as_tensor(self.dataset[0][0]).shape)
+
+    @cached_property
+    def classes(self) -> int:
+        """The Dataset's own `classes` (a number, or the names), if it has them; else read from the targets."""
+        told = getattr(self.dataset, "classes", None)
+        if told is None:
+            return _outputs(self.targets)
+        return told if isinstance(told, int) else len(told)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A training and a test split; the test split may be empty."""
+
+    name: str
+    train: Split
+    test: Split
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.train.input_shape
+
+    @property
+    def classes(self) -> int:
+        """Number of classes (largest of either split + 1); for float targets the number of outputs."""
+        return max(self.train.classes, self.test.classes if len(self.test) else 0)
+
+
+def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) -> Split:
+    """A split of tensors or arrays: floats become float32, integers int64, uint8 inputs are kept.
+
+    Raises `error`, naming `where`, for anything that cannot be samples and their targets.
+    """
+    tensors = []
+    for part, value in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(value, Tensor | np.ndarray):
+            raise error(f"{where}: {part} are a {type(value).__name__}, expected a tensor or a numpy array")
+        tensor = torch.from_numpy(_ordinary(value, f"{where}: {part}", error)) if isinstance(value, np.ndarray) else value
+        if tensor.ndim < 1 or tensor.is_complex():
+            raise error(f"{where}: {part} are {tensor.dtype} {tuple(tensor.shape)}, expected real numbers (samples, ...)")
+        tensors.append(tensor.detach().cpu())
+    if len(tensors[0]) != len(tensors[1]):
+        raise error(f"{where}: {len(tensors[0])} inputs but {len(tensors[1])} targets, expected one target per input")
+    kept = tensors[0] if tensors[0].dtype == torch.uint8 else _as_inputs(tensors[0])
+    split = Split(kept, _as_targets(tensors[1]))
+    if split.targets.dtype == torch.int64 and split.targets.ndim == 1 and len(split) and int(split.targets.min()) < 0:
+        raise error(f"{where}: a target is {int(split.targets.min())}, expected classes from 0")
+    return split
+
+
+def make_dataset(name: str, train: Split, test: Split | None, error: type[MpisgdError]) -> DataSet:
+    """The data set of both splits, None being an empty one.
+
+    Raises `error` where there is nothing to train on or the splits' inputs differ in shape.
+    """
+    if len(train) == 0:
+        raise error(f"{name}: 0 training samples, expected at least 1")
+    if test is None or len(test) == 0:
+        return DataSet(name, train, empty_like(train))
+    if test.input_shape != train.input_shape:
+        raise error(f"{name}: test inputs have shape {test.input_shape}, expected {train.input_shape} as in training")
+    return DataSet(name, train, test)
+
+
+def empty_like(split: Split) -> Split:
+    """A split without samples, of the same input shape."""
+    return Split(torch.zeros((0, *split.input_shape)), torch.zeros(0, dtype=torch.int64))
+
+
+def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:
+    """Both splits less the per-pixel mean of the training inputs [Zhang16 4.1].
+
+    Summed in integers, or in float64 for float inputs, so that every rank subtracts the same bits.
+    """
+    flat = train.inputs.numpy().reshape(len(train), -1)
+    exact = np.int64 if flat.dtype.kind in "iu" else np.float64
+    total = np.zeros(flat.shape[1], dtype=exact)
+    for start in range(0, len(flat), _MEAN_CHUNK):
+        total += flat[start : start + _MEAN_CHUNK].sum(axis=0, dtype=exact)
+    mean = torch.from_numpy((total / len(flat) / train.scale).astype(np.float32)).reshape(train.input_shape)
+    return replace(train, mean=mean), replace(test, mean=mean)
+
+
+def _ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> npt.NDArray[Any]:
+    """The array in a type and byte order that torch takes."""
+    if array.dtype.kind not in "biuf":
+        raise error(f"{what} are of type {array.dtype}, expected numbers")
+    array = np.ascontiguousarray(array) if array.ndim else array
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    return array if array.dtype == np.uint8 else array.astype(np.int64, copy=False)
+
+
+def _as_inputs(inputs: Tensor) -> Tensor:
+    is_real = inputs.is_floating_point() or inputs.dtype == torch.uint8
+    return inputs.to(torch.float32 if is_real else torch.int64)
+
+
+def _as_targets(targets: Tensor) -> Tensor:
+    return targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
+
+
+def _outputs(targets: Tensor) -> int:
+    if targets.is_floating_point():
+        return targets.shape[1] if targets.ndim > 1 else 1
+    return int(targets.max()) + 1 if targets.numel() else 0

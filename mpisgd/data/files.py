@@ -1,0 +1,41 @@
+"""Where staged data files lie, and what to say when one is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mpisgd.errors import DataError
+
+ENVIRONMENT = "MPISGD_DATA"
+
+
+def data_roots(data_dir: str) -> list[Path]:
+    """The directory below which data sets lie: `data_dir`, else the environment's MPISGD_DATA, else none."""
+    named = data_dir or os.environ.get(ENVIRONMENT, "")
+    return [Path(named).expanduser()] if named else []
+
+
+def first_existing(candidates: Iterable[Path]) -> Path | None:
+    """The first path that exists. Raises DataError where one may not be looked at."""
+    for path in candidates:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
+        return path
+    return None
+
+
+def missing(what: str, looked_at: Sequence[Path], folder: str, checksum: str) -> DataError:
+    """The error for a file that is nowhere: where it was looked for, where to put it, how to know the right one."""
+    places = ", ".join(str(path) for path in looked_at) or f"nowhere, as neither --data-dir nor {ENVIRONMENT} is set"
+    return DataError(
+        f"{what} is missing\n"
+        f"  looked at: {places}\n"
+        f"  put it into {folder}; <data-dir> is named by --data-dir or the environment variable {ENVIRONMENT}\n"
+        f"  the authors' file has {checksum}"
+    )

@@ -1,0 +1,66 @@
+"""MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 pixels in 10 classes, in their authors' four IDX files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
+from mpisgd.data.files import data_roots, first_existing, missing
+from mpisgd.data.idx import read_idx
+from mpisgd.errors import DataError
+
+_SIDE = 28
+_CLASSES = 10
+
+#: Checksums of the .gz files, as published: MNIST's by LeCun, Cortes, Burges; Fashion-MNIST's by Xiao, Rasul, Vollgraf.
+_CHECKSUMS = {
+    "mnist": {
+        "train-images-idx3-ubyte": "sha256 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte": "sha256 3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte": "sha256 8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte": "sha256 f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    "fashion_mnist": {
+        "train-images-idx3-ubyte": "md5 8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "md5 25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "md5 bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "md5 bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+
+
+def load(name: str, data_dir: str, subtract: bool) -> DataSet:
+    """`name` is mnist or fashion_mnist; inputs uint8 (1, 28, 28), divided by 255 per mini-batch.
+
+    Raises DataError where a file is missing, truncated or foreign.
+    """
+    train, test = _split(name, "train", data_dir), _split(name, "t10k", data_dir)
+    if subtract and len(train):
+        train, test = subtract_mean(train, test)
+    return make_dataset(name, train, test, DataError)
+
+
+def _split(name: str, part: str, data_dir: str) -> Split:
+    images_path = _find(name, f"{part}-images-idx3-ubyte", data_dir)
+    labels_path = _find(name, f"{part}-labels-idx1-ubyte", data_dir)
+    images = read_idx(images_path, (_SIDE, _SIDE))
+    labels = read_idx(labels_path, ())
+    if len(images) != len(labels):
+        raise DataError(
+            f"{labels_path}: {len(labels)} labels, expected {len(images)} as there are images in {images_path.name}"
+        )
+    if len(labels) and labels.max() >= _CLASSES:
+        raise DataError(f"{labels_path}: label {labels.max()} found, expected 0 to {_CLASSES - 1}")
+    return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).to(torch.int64), scale=255.0)
+
+
+def _find(name: str, file_name: str, data_dir: str) -> Path:
+    folders = [root / name for root in data_roots(data_dir)]
+    candidates = [folder / f"{file_name}{suffix}" for folder in folders for suffix in ("", ".gz")]
+    path = first_existing(candidates)
+    if path is None:
+        checksum = f"{_CHECKSUMS[name][file_name]} (of {file_name}.gz)"
+        raise missing(f"{name}: {file_name}, plain or .gz,", candidates, f"<data-dir>/{name}", checksum)
+    return path

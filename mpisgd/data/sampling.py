@@ -1,0 +1,103 @@
+"""Which training samples learner l uses for its seq-th mini-batch: a pure function of (seed, l, seq) (DESIGN 4, law 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mpisgd.errors import ConfigError, ProtocolError, nearest
+from mpisgd.streams import Domain, delay_generator, dropout_seed, stream
+
+__all__ = ["EpochSampling", "ReplacementSampling", "Sampling", "delay_generator", "dropout_seed", "make"]
+
+Indices = npt.NDArray[np.int64]
+
+_PERMUTATIONS_KEPT = 3
+
+
+class Sampling(Protocol):
+    """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch."""
+
+    def indices(self, learner_id: int, seq: int) -> Indices: ...
+
+
+def _check(learner_id: int, seq: int, lambda_: int) -> None:
+    if not 0 <= learner_id < lambda_ or seq < 0:
+        raise ProtocolError(f"no mini-batch for learner_id = {learner_id}, seq = {seq}; there are {lambda_} learners")
+
+
+def _check_sizes(size: int, mu: int, lambda_: int) -> None:
+    if size < 1 or mu < 1 or lambda_ < 1:
+        raise ConfigError(f"{size} training samples, mu = {mu}, lambda = {lambda_}: expected each to be at least 1")
+
+
+class EpochSampling:
+    """One endless sequence of permutations of the training set, dealt to the learners mini-batch by mini-batch.
+
+    Learner l's seq-th mini-batch takes positions [(seq * lambda_ + l) * mu, + mu) of the sequence; position q lies in epoch
+    q // size, at place q % size of that epoch's permutation. So mini-batches are always full, learners that keep step use
+    every sample once per epoch, and one learner with mini-batches of lambda_ * mu sees what lambda_ learners see together.
+    """
+
+    def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
+        _check_sizes(size, mu, lambda_)
+        self.size = size
+        self.mu = mu
+        self.lambda_ = lambda_
+        self.seed = seed
+        self._permutations: dict[int, Indices] = {}
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
+        _check(learner_id, seq, self.lambda_)
+        position = (seq * self.lambda_ + learner_id) * self.mu
+        taken = np.empty(self.mu, dtype=np.int64)
+        filled = 0
+        while filled < self.mu:
+            epoch, place = divmod(position + filled, self.size)
+            piece = self._permutation(epoch)[place : place + self.mu - filled]
+            taken[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return taken
+
+    def _permutation(self, epoch: int) -> Indices:
+        """The last few are kept, the longest unused goes."""
+        permutation = self._permutations.pop(epoch, None)
+        if permutation is None:
+            permutation = stream(Domain.EPOCH, self.seed, seq=epoch).permutation(self.size)
+            if len(self._permutations) >= _PERMUTATIONS_KEPT:
+                del self._permutations[next(iter(self._permutations))]
+        self._permutations[epoch] = permutation
+        return permutation
+
+
+class ReplacementSampling:
+    """Every mini-batch is drawn anew and uniformly, with replacement: getMinibatch of [Zhang16 2.1]."""
+
+    def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
+        _check_sizes(size, mu, lambda_)
+        self.size = size
+        self.mu = mu
+        self.lambda_ = lambda_
+        self.seed = seed
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
+        _check(learner_id, seq, self.lambda_)
+        return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
+
+
+_KINDS: Mapping[str, type[EpochSampling] | type[ReplacementSampling]] = {
+    "epoch": EpochSampling,
+    "replacement": ReplacementSampling,
+}
+
+
+def make(kind: str, size: int, mu: int, lambda_: int, seed: int) -> Sampling:
+    """The sampling of `Config.sampling`. Raises ConfigError where there is no such kind."""
+    if kind not in _KINDS:
+        raise ConfigError(f"sampling = {kind!r} is unknown{nearest(kind, _KINDS)}")
+    return _KINDS[kind](size, mu, lambda_, seed)

@@ -1,0 +1,96 @@
+"""The evaluator's loop: pull snapshots one after the other, measure, record; nobody ever waits for it (law 7).
+
+It runs on a rank of its own, or, where there is none, on learner 0 after its goodbye.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.channel import EvaluatorChannel, Snapshot
+from mpisgd.flat import FlatModel
+from mpisgd.measure import Measure
+from mpisgd.messages import FINAL
+from mpisgd.records.writer import EvaluatorLog
+
+
+class Evaluator:
+    """Evaluates every snapshot of theta and, where there is one, of thetabar.
+
+    Args:
+        model: its weights are replaced by the snapshot's.
+        pulled: (parameters,) float32 host tensors that `channel` receives theta (and thetabar) into.
+        train: whether to measure on the training data as well.
+        train_samples: samples of one epoch.
+    """
+
+    def __init__(
+        self,
+        channel: EvaluatorChannel,
+        model: FlatModel,
+        pulled: list[Tensor],
+        measure: Measure,
+        log: EvaluatorLog,
+        *,
+        train: bool,
+        train_samples: int,
+    ) -> None:
+        self._channel = channel
+        self._model = model
+        self._pulled = pulled
+        self._measure = measure
+        self._log = log
+        self._splits = (False, True) if train else (False,)
+        self._train_samples = train_samples
+
+    def evaluate_all(self, weights_file: Path) -> None:
+        """Every snapshot until the run is over, then the last weights, which are also saved.
+
+        `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
+        `torch.load(..., weights_only=True)` reads.
+        """
+        index = 0
+        while (snapshot := self._channel.pull(index)) is not None:
+            self._evaluate(snapshot)
+            index += 1
+        final = self._channel.pull(FINAL)
+        if final is not None:
+            states = self._evaluate(Snapshot(index, final.clocks, final.samples, final.taken_s))
+            torch.save(states, weights_file)
+        self._channel.goodbye()
+
+    def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
+        states = {}
+        for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
+            self._model.weights.copy_(vector)
+            self._measure.prepare()
+            for train in self._splits:
+                start_s = self._channel.now_s()
+                loss, error = self._measure.of(train=train)
+                self._log.evaluation(
+                    snapshot=snapshot.index,
+                    clock_min=min(snapshot.clocks),
+                    clock_max=max(snapshot.clocks),
+                    samples=snapshot.samples,
+                    epochs=snapshot.samples / self._train_samples,
+                    taken_s=snapshot.taken_s,
+                    averaged=averaged,
+                    train=train,
+                    loss=loss,
+                    error=error,
+                    evaluate_s=self._channel.now_s() - start_s,
+                )
+            states[name] = {
+                key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+                for key, value in self._model.module.state_dict().items()
+            }
+        return states
+
+
+def host_vector(size: int) -> Tensor:
+    """(size,) float32 on the host, to pull into."""
+    return torch.from_numpy(np.empty(size, np.float32))

@@ -1,0 +1,88 @@
+"""A model as one flat vector, and the slices of the shards (DESIGN 5).
+
+The parameters of the model become views into one float32 vector, their gradients views into another, so that a push or pull
+of a slice needs no copy. A parameter of four dimensions keeps its memory format inside the vector: with channels_last, the
+elements of a convolution's weight lie there in the order (out, height, width, in).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpisgd.errors import ConfigError
+
+
+def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
+    """Cut `parameters` elements evenly into `shards` contiguous slices; the first ones are one element longer.
+
+    Raises ConfigError where a shard would own nothing.
+    """
+    if parameters < shards:
+        raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
+    base, longer = divmod(parameters, shards)
+    edges = [shard * base + min(shard, longer) for shard in range(shards + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+class FlatModel:
+    """A module whose trainable parameters and gradients are views into two flat float32 vectors.
+
+    Attributes:
+        module: the model itself, changed in place.
+        weights: (parameters,) float32, on the model's device.
+        gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
+
+    Raises ConfigError for a model without trainable parameters or with ones that are not float32.
+    """
+
+    def __init__(
+        self, module: nn.Module, memory_format: Literal["channels_last", "contiguous"] = "contiguous", device: str = "cpu"
+    ) -> None:
+        self.module = module.to(device)
+        self._channels_last = memory_format == "channels_last"
+        parameters = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ConfigError("model: it has no trainable parameters")
+        for name, parameter in parameters:
+            if parameter.dtype != torch.float32:
+                raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
+        size = sum(parameter.numel() for _, parameter in parameters)
+        self.weights = torch.empty(size, dtype=torch.float32, device=device)
+        self.gradients = torch.zeros(size, dtype=torch.float32, device=device)
+        offset = 0
+        for _, parameter in parameters:
+            end = offset + parameter.numel()
+            weights = self._view(self.weights[offset:end], parameter.shape)
+            weights.copy_(parameter.detach())
+            parameter.data = weights
+            parameter.grad = self._view(self.gradients[offset:end], parameter.shape)
+            offset = end
+
+    def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
+        if self._channels_last and len(shape) == 4:
+            out, inner, height, width = shape
+            return part.view(out, height, width, inner).permute(0, 3, 1, 2)
+        return part.view(shape)
+
+    @property
+    def size(self) -> int:
+        """Number of trainable parameters."""
+        return self.weights.numel()
+
+    def inputs(self, batch: Tensor) -> Tensor:
+        """A batch on the model's device and in its memory format."""
+        batch = batch.to(self.weights.device, non_blocking=True)
+        return batch.contiguous(memory_format=torch.channels_last) if self._channels_last and batch.dim() == 4 else batch
+
+    def zero_gradients(self) -> None:
+        self.gradients.zero_()
+
+
+def host_view(vector: Tensor) -> np.ndarray:
+    """The numpy view of a vector on the CPU, without a copy: what goes over the wire."""
+    array: np.ndarray = vector.detach().numpy()
+    return array

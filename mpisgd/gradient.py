@@ -1,0 +1,81 @@
+"""One mini-batch's gradient: sample, forward, loss, backward into the flat vector, clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.data import Split
+from mpisgd.data.sampling import Sampling, dropout_seed
+from mpisgd.flat import FlatModel, host_view
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Gradient:
+    """What a learner computes; after `compute`, the gradient is in `host_gradients`.
+
+    `host_weights` and `host_gradients`, both (parameters,) float32, are what goes over the wire: the flat vectors themselves
+    on a CPU; on a GPU two pinned buffers that are reused.
+
+    Args:
+        clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        split: Split,
+        sampling: Sampling,
+        *,
+        seed: int,
+        learner_id: int,
+        clip_norm: float = 0.0,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._split = split
+        self._sampling = sampling
+        self._seed = seed
+        self._learner_id = learner_id
+        self._clip_norm = clip_norm
+        self._on_host = model.weights.device.type == "cpu"
+        self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
+        self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
+        self.samples = 0
+
+    @property
+    def host_weights(self) -> np.ndarray:
+        return host_view(self._weights)
+
+    @property
+    def host_gradients(self) -> np.ndarray:
+        return host_view(self._gradients)
+
+    def forward(self, seq: int) -> Tensor:
+        """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
+        indices = self._sampling.indices(self._learner_id, seq)
+        inputs, targets = self._split.batch(indices)
+        self.samples = len(indices)
+        torch.manual_seed(dropout_seed(self._seed, self._learner_id, seq))
+        output = self._model.module(self._model.inputs(inputs))
+        return self._loss(output, targets.to(output.device, non_blocking=True))
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        model = self._model
+        if not self._on_host:
+            model.weights.copy_(self._weights, non_blocking=True)
+        model.zero_gradients()
+        loss = self.forward(seq)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._clip_norm > 0:
+            norm = torch.linalg.vector_norm(model.gradients)
+            model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+        if not self._on_host:
+            self._gradients.copy_(model.gradients)
+        return loss.item()

@@ -1,0 +1,87 @@
+"""The user's own objects, named `package.module:attribute` in a config or on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpisgd.errors import ConfigError, nearest
+
+_SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def load_attribute(spec: str, field: str) -> Any:
+    """Import `package.module:attribute`; the current directory is importable too, and comes first.
+
+    Raises ConfigError, which names `field`, where the spec is malformed, the module is not found or fails while it is
+    imported, or has no such attribute.
+    """
+    if not _SPEC.fullmatch(spec):
+        raise ConfigError(f"{field} = {spec!r}: expected package.module:attribute, e.g. my_models:make_model")
+    module_name, attribute = spec.split(":")
+    value = _import(module_name, spec, field)
+    where = f"module {module_name}"
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            hint = nearest(name, [known for known in dir(value) if not known.startswith("_")])
+            raise ConfigError(f"{field} = {spec!r}: {where} has no attribute {name!r}{hint}")
+        value, where = getattr(value, name), f"{where}:{name}"
+    return value
+
+
+def _import(module_name: str, spec: str, field: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        parents = module_name.split(".")
+        if error.name in {".".join(parents[:count]) for count in range(1, len(parents) + 1)}:
+            raise ConfigError(
+                f"{field} = {spec!r}: there is no module {error.name!r} in {here}, on PYTHONPATH or among what is installed"
+            ) from error
+        raise _failed(error, module_name, spec, field) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(error, module_name, spec, field) from error
+
+
+def _failed(error: BaseException, module_name: str, spec: str, field: str) -> ConfigError:
+    cause = f"{type(error).__name__}: {error}"
+    return ConfigError(f"{field} = {spec!r}: importing module {module_name} failed with {cause}")
+
+
+def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, Any], field: str) -> Any:
+    """`factory(**kwargs)`, and those of `offered` for which it has a parameter of that name; `kwargs` go first.
+
+    Raises ConfigError where `factory` is not callable or does not take these arguments; what it raises itself goes through.
+    """
+    if not callable(factory):
+        raise ConfigError(f"{field}: expected a callable, found {type(factory).__name__}")
+    signature = _signature(factory)
+    if signature is None:
+        return factory(**kwargs)
+    named = {
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    arguments = {name: value for name, value in offered.items() if name in named} | dict(kwargs)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{field}: its parameters are {signature}, but {error}") from error
+    return factory(**arguments)
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:
+    """None for the few builtins that tell none."""
+    try:
+        return inspect.signature(factory)
+    except ValueError:
+        return None

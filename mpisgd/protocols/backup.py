@@ -1,0 +1,46 @@
+"""Synchronous SGD with backup workers [Chen16 Alg. 3, 4]: of N + b learners, the first N gradients make the update.
+
+Algorithm 4, for each update t: gather gradients until N of timestamp t are here; the ones of an older timestamp are dropped;
+theta(t+1) = theta(t) - gamma_t * (1/N) * sum. Algorithm 3, the learner: wait for weights newer than those of the last
+gradient, on one clock over all shards, and compute. Applied staleness is 0, always; a straggler costs its own gradient, and
+nobody's time.
+
+Where learners leave and fewer than N are left, those left are the N.
+"""
+
+from __future__ import annotations
+
+from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.verdict import APPLY, DROP_STALE, Verdict
+
+
+class Backup(Protocol):
+    consistent = True
+
+    def __init__(self, lambda_: int, wanted: int) -> None:
+        super().__init__(lambda_)
+        self.gradients_per_update = wanted
+        self.summed = 0
+        self.heard: set[int] = set()
+
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        if timestamp < clock:
+            return DROP_STALE
+        self.heard.add(learner_id)
+        self.summed += 1
+        return APPLY
+
+    def on_discard(self, learner_id: int) -> None:
+        self.heard.add(learner_id)
+
+    def update_due(self) -> bool:
+        everybody = bool(self.heard) and self.heard >= self.present
+        return self.summed >= self.gradients_per_update or everybody
+
+    def on_update(self) -> None:
+        self.summed = 0
+        self.heard.clear()
+
+    @staticmethod
+    def next_clock(timestamp: int) -> int:
+        return timestamp + 1

@@ -1,0 +1,64 @@
+"""What a synchronisation protocol is: integers in, decisions out. No tensors, no seconds, no MPI.
+
+The shard asks, in this order:
+
+1. `expects()`   before it receives: whose push must come next, or None = anybody's;
+2. `on_push()`   for each push: apply with a weight, drop or reject. `on_discard()` instead, where the gradient is not finite;
+3. `update_due()` whether the sum is now to become an update; then `on_update()`;
+4. `may_pull()`  before it answers a pull that asks for a clock it has reached.
+
+`on_departure()` tells it that a learner leaves for good while the others go on; the shard then asks 3 and 4 again, so that
+nobody waits for ever. The learner asks `next_clock()`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from mpisgd.protocols.verdict import Verdict
+
+
+class Protocol(ABC):
+    """The rules of one shard. Each shard has its own and decides alone (law 2)."""
+
+    consistent: ClassVar[bool]
+    """Whether a learner computes only on slices of one clock over all shards."""
+
+    gradients_per_update: int
+    """How many gradients normally make one update; the divisor itself is counted (law 3)."""
+
+    def __init__(self, lambda_: int) -> None:
+        self.present = set(range(lambda_))
+
+    def expects(self) -> int | None:
+        """The learner_id whose message the shard must receive next, or None."""
+        return None
+
+    @abstractmethod
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        """A gradient computed from the weights of `timestamp` is here, whole and finite; timestamp <= clock."""
+
+    def on_discard(self, learner_id: int) -> None:  # noqa: B027 - most protocols just do not count it
+        """A gradient of this learner is here but is not finite and will not be used."""
+
+    @abstractmethod
+    def update_due(self) -> bool:
+        """Whether the gradients summed so far make an update now."""
+
+    @abstractmethod
+    def on_update(self) -> None:
+        """The update was made and the clock advanced by one."""
+
+    def on_departure(self, learner_id: int) -> None:
+        """The learner will push and pull no more."""
+        self.present.discard(learner_id)
+
+    def may_pull(self, learner_id: int, clock: int) -> bool:
+        """Whether a learner may be given the weights of `clock` now."""
+        return True
+
+    @staticmethod
+    @abstractmethod
+    def next_clock(timestamp: int) -> int:
+        """Learner: the least clock of the weights for the mini-batch after one computed on `timestamp`."""

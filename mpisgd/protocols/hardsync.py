@@ -1,0 +1,45 @@
+"""hardsync [Zhang16 2.2, eq. 1]: the shard waits for all learners, averages, updates; everybody gets the new weights.
+
+    theta(t+1) = theta(t) - alpha * (1/lambda) * sum over all learners l of g_l(theta(t))
+
+Staleness is 0, always. Gradients are taken, and so summed, in the order of learner_id: the same seed gives the same bits
+(law 5). No gradient needs to be kept for that: a learner whose turn has not come is simply blocked in its send, where it
+would otherwise be blocked in its pull.
+"""
+
+from __future__ import annotations
+
+from mpisgd.errors import ProtocolError
+from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.verdict import APPLY, Verdict
+
+
+class Hardsync(Protocol):
+    consistent = True
+
+    def __init__(self, lambda_: int) -> None:
+        super().__init__(lambda_)
+        self.gradients_per_update = lambda_
+        self.heard: set[int] = set()
+
+    def expects(self) -> int | None:
+        return min(self.present - self.heard, default=None)
+
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        if timestamp != clock:
+            raise ProtocolError(f"hardsync: learner {learner_id} pushed timestamp {timestamp} at clock {clock}")
+        self.heard.add(learner_id)
+        return APPLY
+
+    def on_discard(self, learner_id: int) -> None:
+        self.heard.add(learner_id)
+
+    def update_due(self) -> bool:
+        return bool(self.heard) and self.heard >= self.present
+
+    def on_update(self) -> None:
+        self.heard.clear()
+
+    @staticmethod
+    def next_clock(timestamp: int) -> int:
+        return timestamp + 1

@@ -1,0 +1,44 @@
+"""What a protocol may decide about one push (DESIGN 2)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.IntEnum):
+    """Stored in the run log as `pushes.verdict`."""
+
+    APPLY = 0
+    """Added to the sum, with `weight`. It belongs to update `clock` + 1; where the final clock is not above `clock`, that
+    update never came and the gradient is still in flight."""
+    DROP = 1
+    """Not used: too old, or not finite (`reason`)."""
+    REJECT = 2
+    """Not used; the learner computes the same mini-batch again."""
+    LATE = 3
+    """Arrived after the shard had finished: in flight at the end."""
+
+
+class Reason(enum.IntEnum):
+    """Why a push was not applied; stored in the run log as `pushes.reason`."""
+
+    NONE = 0
+    STALE = 1
+    NONFINITE = 2
+    FINISHED = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of one push; `weight` multiplies the gradient in the sum."""
+
+    kind: Kind
+    weight: float = 1.0
+    reason: Reason = Reason.NONE
+
+
+APPLY = Verdict(Kind.APPLY)
+DROP_STALE = Verdict(Kind.DROP, weight=0.0, reason=Reason.STALE)
+DROP_NONFINITE = Verdict(Kind.DROP, weight=0.0, reason=Reason.NONFINITE)
+LATE = Verdict(Kind.LATE, weight=0.0, reason=Reason.FINISHED)

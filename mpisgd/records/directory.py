@@ -1,0 +1,74 @@
+"""The directory of a run: claimed at the start, joined and marked DONE at the end (DESIGN 6)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import schema
+from mpisgd.records.reader import read_table
+
+
+def claim(path: Path, *, overwrite: bool) -> None:
+    """Make the directory; it must not exist, or be a run's directory that may be replaced.
+
+    Raises ConfigError where it exists, is no run, or cannot be made.
+    """
+    try:
+        if path.exists():
+            if not overwrite:
+                raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
+            if not (path / schema.CONFIG).is_file():
+                raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
+            shutil.rmtree(path)
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"out = {str(path)!r} cannot be made: {error}") from error
+
+
+def write_config(path: Path, text: str) -> None:
+    """Write config.toml. Raises ConfigError where the directory cannot be written."""
+    try:
+        (path / schema.CONFIG).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"out = {str(path)!r} cannot be written: {error}") from error
+
+
+def join(path: Path, shards: int) -> None:
+    """Make `log.h5`: each table one virtual data set over the files of all ranks.
+
+    Raises DataError where a file is missing: HDF5 itself would show it as empty (TRAPS 8).
+    """
+    names = [*(schema.shard_file(shard) for shard in range(shards)), schema.evaluator_file()]
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}")
+    with h5py.File(path / schema.LOG, "w", libver="latest") as log:
+        log.attrs["schema_version"] = schema.SCHEMA_VERSION
+        for table, dtype in schema.TABLES.items():
+            lengths = [len(read_table(path / name, table)) for name in names]
+            layout = h5py.VirtualLayout(shape=(sum(lengths),), dtype=dtype)
+            start = 0
+            for name, length in zip(names, lengths, strict=True):
+                if length:
+                    layout[start : start + length] = h5py.VirtualSource(name, table, shape=(length,), dtype=dtype)
+                start += length
+            log.create_virtual_dataset(table, layout)
+            log[table].attrs["rows"] = sum(lengths)
+
+
+def mark_done(path: Path, contents: dict[str, Any]) -> None:
+    """Write DONE aside, sync it and rename it: it is there whole, or not at all."""
+    aside = path / f".{schema.DONE}.{os.getpid()}"
+    with aside.open("w") as file:
+        json.dump(contents, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path / schema.DONE)

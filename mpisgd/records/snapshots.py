@@ -1,0 +1,74 @@
+"""Copies of a shard's slice for evaluation, spooled to a scratch file: taking one costs a copy, keeping one no memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from mpisgd.flat import host_view
+from mpisgd.update import SliceUpdate
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One snapshot: theta and, where weights are averaged, thetabar, each (slice,) float32."""
+
+    vectors: list[np.ndarray]
+    clock: int
+    samples: int
+    taken_s: float
+
+
+class Snapshots:
+    """The snapshots of one shard.
+
+    Args:
+        path: scratch file, made here; removed by `close`.
+        every_epochs: epochs from one snapshot to the next; 0 = only initial and last weights.
+        vectors: 1, or 2 where weights are averaged.
+        size: elements of the slice.
+    """
+
+    def __init__(self, path: Path, *, every_epochs: float, vectors: int, size: int) -> None:
+        self._path = path
+        self._file: BinaryIO = path.open("w+b")
+        self._every_epochs = every_epochs
+        self._vectors = vectors
+        self._size = size
+        self._taken: list[tuple[int, int, float]] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._taken)
+
+    def due(self, epochs_before: float, epochs: float) -> bool:
+        """Whether a multiple of `every_epochs` was passed."""
+        if self._every_epochs <= 0:
+            return False
+        return math.floor(epochs / self._every_epochs) > math.floor(epochs_before / self._every_epochs)
+
+    def take(self, update: SliceUpdate, clock: int, now_s: float) -> None:
+        """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
+        self._file.seek(self.count * self._vectors * self._size * 4)
+        for vector in (update.weights, update.averaged):
+            if vector is not None:
+                self._file.write(host_view(vector).data)
+        self._taken.append((clock, update.samples, now_s))
+
+    def get(self, index: int) -> Taken:
+        self._file.seek(index * self._vectors * self._size * 4)
+        vectors = [np.frombuffer(self._file.read(self._size * 4), np.float32) for _ in range(self._vectors)]
+        clock, samples, taken_s = self._taken[index]
+        return Taken(vectors, clock, samples, taken_s)
+
+    def nothing(self) -> list[np.ndarray]:
+        """As many empty vectors as a snapshot has: there is none."""
+        return [np.empty(0, np.float32)] * self._vectors
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,169 @@
+"""Writes one rank's HDF5 file: rows are gathered in memory and appended in chunks (TRAPS 8).
+
+One writer per file, SWMR, never reopened for appending: readable while the run goes on and after a kill, up to the last
+flush. Flushed by rows and by seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpisgd.messages import Push
+from mpisgd.protocols import Verdict
+from mpisgd.records import schema
+from mpisgd.records.schema import Event
+from mpisgd.update import Step
+
+_CHUNK_ROWS = 1024
+
+
+class TableFile:
+    """The HDF5 file of one rank: the tables of the schema, appended to.
+
+    Args:
+        path: must not exist yet; None = keep nothing.
+        shard: the shard's number, -1 for the evaluator.
+    """
+
+    def __init__(self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float) -> None:
+        self._file = None if path is None else h5py.File(path, "w-", libver="latest", locking="best-effort")
+        self._flush_rows = flush_rows
+        self._flush_s = flush_s
+        self._flushed_at_s = time.monotonic()
+        self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in schema.TABLES.items()}
+        self._filled = dict.fromkeys(schema.TABLES, 0)
+        self._committed = dict.fromkeys(schema.TABLES, 0)
+        if self._file is not None:
+            self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
+            self._file.attrs["shard"] = shard
+            for name, dtype in schema.TABLES.items():
+                self._file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
+            self._file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
+            summary = np.zeros(1, schema.SUMMARY)
+            summary["shard"], summary["final_clock"] = shard, -1
+            self._file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
+            self._file.swmr_mode = True
+
+    def append(self, name: str, row: tuple[float, ...]) -> int:
+        """Append one row, in the order of the table's dtype; returns its number in the table."""
+        if self._file is None:
+            return 0
+        filled = self._filled[name]
+        self._rows[name][filled] = row
+        self._filled[name] = filled + 1
+        number = self._committed[name] + filled
+        if filled + 1 == self._flush_rows or time.monotonic() - self._flushed_at_s > self._flush_s:
+            self.flush()
+        return number
+
+    def amend(self, name: str, number: int, field: str, value: float) -> None:
+        """Set one field of a row that was appended before, in memory or, where it is flushed already, in the file."""
+        if self._file is None:
+            return
+        in_memory = number - self._committed[name]
+        if in_memory >= 0:
+            self._rows[name][field][in_memory] = value
+        else:
+            row = self._file[name][number]
+            row[field] = value
+            self._file[name][number] = row
+
+    def flush(self) -> None:
+        """Write what is in memory; the count of committed rows is written after the rows."""
+        if self._file is None:
+            return
+        for index, name in enumerate(schema.TABLES):
+            filled = self._filled[name]
+            if filled:
+                data, start = self._file[name], self._committed[name]
+                data.resize(start + filled, axis=0)
+                data[start:] = self._rows[name][:filled]
+                data.flush()
+                self._committed[name] = start + filled
+                self._filled[name] = 0
+                self._file["committed"][index] = start + filled
+        self._file["committed"].flush()
+        self._flushed_at_s = time.monotonic()
+
+    def close(self, summary: tuple[float, ...] | None = None) -> None:
+        """Flush, write the summary of a shard, close."""
+        if self._file is None:
+            return
+        self.flush()
+        if summary is not None:
+            self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
+        self._file.close()
+        self._file = None
+
+
+class ShardLog:
+    """What a shard tells of its run."""
+
+    def __init__(self, file: TableFile, shard: int) -> None:
+        self._file = file
+        self._shard = shard
+        self._unanswered: dict[int, int] = {}
+
+    def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
+        number = self._file.append(
+            "pushes",
+            (
+                self._shard,
+                clock,
+                push.timestamp,
+                clock - push.timestamp,
+                push.learner_id,
+                push.seq,
+                push.samples,
+                verdict.kind,
+                verdict.reason,
+                verdict.weight,
+                learning_rate,
+                push.arrival_s,
+                math.nan,
+                push.compute_s,
+                push.delay_s,
+                push.push_s,
+                push.wait_s,
+                push.pull_s,
+                push.loss,
+            ),
+        )
+        self._unanswered[push.learner_id] = number
+
+    def answered(self, learner_id: int, now_s: float) -> None:
+        """The pull after the learner's last push was answered."""
+        number = self._unanswered.pop(learner_id, None)
+        if number is not None:
+            self._file.amend("pushes", number, "answer_s", now_s)
+
+    def update(self, clock: int, step: Step, samples: int, now_s: float, update_s: float, mean_loss: float) -> None:
+        row = (self._shard, clock, step.gradients, samples, step.learning_rate, now_s, update_s, mean_loss)
+        self._file.append("updates", row)
+
+    def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
+        self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
+
+    def summary(self, final_clock: int, samples: int, received: int, pushed: int, diverged: bool) -> None:
+        """The last words of a shard that leaves in order; closes the file."""
+        self._file.close((self._shard, final_clock, samples, received, pushed, diverged))
+
+
+class EvaluatorLog:
+    """What the evaluator tells."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
+
+    def evaluation(self, **fields: float) -> None:
+        """One row of `evaluations`; the keywords are its columns."""
+        self._file.append("evaluations", tuple(fields[name] for name in schema.EVALUATIONS.names or ()))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,456 @@
+"""Builds one rank from a configuration and starts its loop; the only place that knows every role (DESIGN 3)."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import nn
+
+from mpisgd import __version__, config_file, models, protocols, schedule
+from mpisgd import data as datasets
+from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
+from mpisgd.config import Config, kind_of
+from mpisgd.data import DataSet, sampling
+from mpisgd.errors import ConfigError, ProtocolError
+from mpisgd.evaluator import Evaluator, host_vector
+from mpisgd.flat import FlatModel, host_view, slice_bounds
+from mpisgd.gradient import Gradient, Loss
+from mpisgd.guard import agree, failing_fast
+from mpisgd.imports import load_attribute
+from mpisgd.learner import learn
+from mpisgd.measure import Measure, batch_norms
+from mpisgd.messages import Tag
+from mpisgd.mpi import MPI
+from mpisgd.records import directory, schema
+from mpisgd.records.progress import Progress
+from mpisgd.records.reader import Books, Run
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
+from mpisgd.roles import Role, Roles, assign
+from mpisgd.shard import Shard
+from mpisgd.straggler import Delays
+from mpisgd.update import SliceUpdate
+from mpisgd.wire import Wire
+from mpisgd.world import World, look_around, refuse_singletons
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What ranks without the data must know of it."""
+
+    train_samples: int
+    test_samples: int
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What the user brings as Python objects, instead of by name in the configuration."""
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Loss | None = None
+    data: Any = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run, the same on every rank."""
+
+    path: Path
+    clocks: tuple[int, ...]
+    """Final clock of each shard."""
+    samples: tuple[int, ...]
+    """Samples applied by each shard."""
+    diverged: bool
+    seconds: float
+
+
+def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:  # noqa: B008 - frozen
+    """Run one rank of a job to its end; every rank of `comm` calls this.
+
+    Raises:
+        AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
+    Any other failure ends the job (`guard.failing_fast`).
+    """
+    role = ["starting"]
+    with failing_fast(comm, lambda: role[0]):
+        rank = Rank(config, comm, brought)
+        role[0] = rank.roles.describe(comm.Get_rank())
+        return rank.run()
+
+
+class Rank:
+    """One rank: agrees with the others on what to do, then does its part."""
+
+    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought) -> None:
+        self.config = config
+        self.comm = comm
+        self.brought = brought
+        self.world: World = look_around(comm)
+        self.roles: Roles = agree(comm, self._roles)
+        self.rank = self.world.rank
+        self.role = self.roles.of(self.rank)
+        self.computes = self.role is Role.LEARNER or self.rank == self.roles.evaluator_rank
+        torch.set_num_threads(config.threads or self.world.threads)
+        self.data: DataSet | None = agree(comm, self._load_data)
+        self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
+        self.loss: Loss = agree(comm, self._load_loss)
+        self.model: FlatModel = agree(comm, self._build_model)
+        self.bounds = agree(comm, lambda: slice_bounds(self.model.size, config.shards))
+        self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
+        self.sampling = sampling.make(
+            config.sampling, size=self.meta.train_samples, mu=config.mu, lambda_=self.roles.lambda_, seed=config.seed
+        )
+        agree(comm, self._check)
+        self.path = Path(config.out)
+        agree(comm, self._claim)
+
+    # ----------------------------------------------------------------------------------------------- before the start
+
+    def _roles(self) -> Roles:
+        refuse_singletons(self.world)
+        config = self.config
+        return assign(
+            self.world.size,
+            shards=config.shards,
+            evaluator=config.evaluator,
+            placement=config.placement,
+            hosts=self.world.hosts,
+        )
+
+    def _load_data(self) -> DataSet | None:
+        if not self.computes:
+            return None
+        config = self.config
+        if self.brought.data is not None:
+            data = datasets.as_dataset(self.brought.data, "data")
+        else:
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
+        if len(data.train) == 0:
+            raise ConfigError(f"data {data.name}: it has no training samples")
+        return data
+
+    def _meta(self) -> Meta | None:
+        data = self.data
+        if data is None:
+            return None
+        return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
+
+    def _load_loss(self) -> Loss:
+        if self.brought.loss is not None:
+            return self.brought.loss
+        name = self.config.loss
+        if ":" in name:
+            loss: Loss = load_attribute(name, "loss")
+            return loss
+        try:
+            builtin: Loss = getattr(torch.nn.functional, name)
+        except AttributeError as error:
+            raise ConfigError(
+                f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable"
+            ) from error
+        return builtin
+
+    def _build_model(self) -> FlatModel:
+        config = self.config
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda': torch finds no CUDA device on this rank")
+        factory = self.brought.model
+        meta = self.meta
+        if factory is not None:
+            module = models.from_factory(factory, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        else:
+            module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        device = self._device() if self.computes else "cpu"
+        return FlatModel(module, config.memory_format, device)
+
+    def _device(self) -> str:
+        if self.config.device == "cpu":
+            return "cpu"
+        host = self.world.hosts[self.rank]
+        computing = (*self.roles.learner_ranks, self.roles.evaluator_rank)
+        before = [rank for rank in sorted(set(computing)) if rank < self.rank and self.world.hosts[rank] == host]
+        return f"cuda:{len(before) % torch.cuda.device_count()}"
+
+    def _check(self) -> None:
+        """The first mini-batch: its loss must be finite, and its shapes fit the model."""
+        if self.role is not Role.LEARNER:
+            return
+        state = {name: buffer.clone() for name, buffer in self.model.module.named_buffers()}
+        try:
+            with torch.no_grad():
+                loss = self._gradient().forward(0)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ConfigError(
+                f"the model fails at the first mini-batch, inputs of shape {(self.config.mu, *self.meta.input_shape)}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        if loss.numel() != 1:
+            raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
+        if not math.isfinite(loss.item()):
+            raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
+        for name, buffer in self.model.module.named_buffers():
+            buffer.copy_(state[name])
+
+    def _claim(self) -> None:
+        """Rank 0 makes the directory; then every rank sees that it is there."""
+        problem: ConfigError | None = None
+        if self.rank == 0:
+            try:
+                directory.claim(self.path, overwrite=self.config.overwrite)
+                directory.write_config(self.path, config_file.dumps(self.config, self._environment()))
+            except ConfigError as error:
+                problem = error
+        problem = self.comm.bcast(problem, root=0)
+        if problem is not None:
+            raise problem
+        if not (self.path / schema.CONFIG).is_file():
+            raise ConfigError(
+                f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system"
+            )
+
+    def _environment(self) -> dict[str, Any]:
+        norms = len(batch_norms(self.model.module))
+        return {
+            "learners": self.roles.lambda_,
+            "world_size": self.world.size,
+            "shard_ranks": list(self.roles.shard_ranks),
+            "evaluator_rank": self.roles.evaluator_rank if self.roles.dedicated_evaluator else -1,
+            "hosts": list(self.world.hosts),
+            "cores_per_node": self.world.cores,
+            "threads": torch.get_num_threads(),
+            "versions": {
+                "mpisgd": __version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "numpy": np.__version__,
+                "h5py": h5py.__version__,
+                "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+            },
+            "git_commit": _git_commit(),
+            "command_line": list(sys.argv),
+            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "parameters": self.model.size,
+            "parameter_nbytes": 4 * self.model.size,
+            "train_samples": self.meta.train_samples,
+            "test_samples": self.meta.test_samples,
+            "gradients_per_update": self.protocol.gradients_per_update,
+            "batch_norm_policy": f"{self.config.evaluation.buffers} ({norms} layers)" if norms else "no batch-norm layers",
+        }
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+
+    def run(self) -> Outcome:
+        """The loop of this rank's role, then the common end."""
+        wire = Wire(self.comm, polite=self.world.oversubscribed, tags=Tag)
+        if self.rank == 0:
+            self._say(f"mpisgd {__version__}: {self._headline()}")
+        loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
+        account = loop(wire)
+        seconds = wire.now_ns() * 1e-9
+        wire.meet()
+        return self._end(account, seconds)
+
+    def _shard(self, wire: Wire) -> np.ndarray:
+        config, shard = self.config, self.roles.index(self.rank)
+        start, end = self.bounds[shard]
+        scaling = self.protocol.gradients_per_update if config.linear_scaling else 1
+        update = SliceUpdate(
+            self.model.weights[start:end].clone(),
+            config.optimizer,
+            learning_rate=config.alpha0 * scaling,
+            schedule=schedule.make(config.schedule, config.epochs),
+            train_samples=self.meta.train_samples,
+            averaging=config.averaging,
+        )
+        del self.model
+        snapshots = Snapshots(
+            self.path / f".snapshots-{shard:03d}",
+            every_epochs=config.evaluation.every_epochs,
+            vectors=1 if update.averaged is None else 2,
+            size=end - start,
+        )
+        progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        server = Shard(
+            ShardChannel(wire, self.roles, shard),
+            self.protocol,
+            update,
+            lambda_=self.roles.lambda_,
+            budget_samples=math.ceil(config.epochs * self.meta.train_samples),
+            nonfinite=config.nonfinite,
+            snapshots=snapshots,
+            log=ShardLog(self._table_file(schema.shard_file(shard), shard), shard),
+            progress=progress,
+        )
+        wire.start_clock()
+        try:
+            server.serve()
+        finally:
+            progress.close()
+            snapshots.close()
+        diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
+        return np.array([server.clock, update.samples, sum(server.received), sum(server.pushed), diverged], np.int64)
+
+    def _learner(self, wire: Wire) -> np.ndarray:
+        config, learner_id = self.config, self.roles.index(self.rank)
+        gradient = self._gradient()
+        channel = LearnerChannel(
+            wire,
+            self.roles,
+            learner_id,
+            weights=gradient.host_weights,
+            gradients=gradient.host_gradients,
+            bounds=self.bounds,
+            consistent=self.protocol.consistent,
+        )
+        wire.start_clock()
+        learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id))
+        if self.rank == self.roles.evaluator_rank:
+            self._evaluate(wire)
+        return np.zeros(5, np.int64)
+
+    def _evaluator(self, wire: Wire) -> np.ndarray:
+        wire.start_clock()
+        self._evaluate(wire)
+        return np.zeros(5, np.int64)
+
+    def _evaluate(self, wire: Wire) -> None:
+        config, options = self.config, self.config.evaluation
+        assert self.data is not None
+        pulled = [host_vector(self.model.size) for _ in range(2 if config.averaging > 0 else 1)]
+        channel = EvaluatorChannel(
+            wire,
+            self.roles,
+            weights=host_view(pulled[0]),
+            averaged=host_view(pulled[1]) if config.averaging > 0 else None,
+            bounds=self.bounds,
+        )
+        measure = Measure(
+            self.model,
+            self.loss,
+            train=self.data.train,
+            test=self.data.test,
+            batch=options.batch,
+            buffers=options.buffers,
+            recalibrate_batches=options.recalibrate_batches,
+        )
+        log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
+        evaluator = Evaluator(
+            channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples
+        )
+        evaluator.evaluate_all(self.path / schema.WEIGHTS)
+        log.close()
+
+    def _gradient(self) -> Gradient:
+        assert self.data is not None
+        return Gradient(
+            self.model,
+            self.loss,
+            self.data.train,
+            self.sampling,
+            seed=self.config.seed,
+            learner_id=self.roles.index(self.rank),
+            clip_norm=self.config.clip_norm,
+        )
+
+    def _table_file(self, name: str, shard: int) -> TableFile:
+        log = self.config.log
+        path = self.path / name if log.enabled else None
+        return TableFile(path, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _end(self, account: np.ndarray, seconds: float) -> Outcome:
+        """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
+        accounts = np.zeros((self.world.size, len(account)), np.int64)
+        self.comm.Allgather(account, accounts)
+        of_shards = accounts[list(self.roles.shard_ranks)]
+        outcome = Outcome(
+            path=self.path,
+            clocks=tuple(int(clock) for clock in of_shards[:, 0]),
+            samples=tuple(int(samples) for samples in of_shards[:, 1]),
+            diverged=bool(of_shards[:, 4].any()),
+            seconds=seconds,
+        )
+        if self.rank == 0:
+            if self.config.log.enabled:
+                directory.join(self.path, self.config.shards)
+                check_books(Run(self.path), outcome)
+            directory.mark_done(
+                self.path,
+                {
+                    "clock": list(outcome.clocks),
+                    "samples": list(outcome.samples),
+                    "diverged": outcome.diverged,
+                    "seconds": seconds,
+                    "books_balanced": True,
+                },
+            )
+            self._say(self._farewell(outcome))
+        self.comm.Barrier()
+        return outcome
+
+    def _headline(self) -> str:
+        config, roles = self.config, self.roles
+        options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
+        return (
+            f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {roles.lambda_} learners x {config.mu} samples,"
+            f" {config.shards} shard{'s' * (config.shards > 1)}, {self.model.size:,} parameters,"
+            f" {self.meta.train_samples:,} training samples, {len(set(self.world.hosts))} host(s)"
+            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
+        )
+
+    def _farewell(self, outcome: Outcome) -> str:
+        ending = "diverged" if outcome.diverged else "finished"
+        rate = outcome.samples[0] / outcome.seconds
+        text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.seconds:.1f} s, {rate:.0f} samples/s"
+        if self.config.log.enabled:
+            log = Run(self.path)
+            last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
+            if len(last) and math.isfinite(last["error"][-1]):
+                text += f", test error {100 * last['error'][-1]:.2f} %"
+            text += f"; see: mpisgd report {self.path}"
+        return text
+
+    def _say(self, text: str) -> None:
+        if self.config.log.progress != "off":
+            print(text, file=sys.stderr, flush=True)
+
+
+def check_books(log: Run, outcome: Outcome) -> None:
+    """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
+    for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
+        updates = log.updates[log.updates["shard"] == books.shard]
+        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock:
+            raise ProtocolError(
+                f"the books of shard {books.shard} do not balance: {_sum(books)};"
+                f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
+            )
+
+
+def _sum(books: Books) -> str:
+    return (
+        f"pushed {books.pushed} = applied {books.applied} + dropped {books.dropped}"
+        f" + rejected {books.rejected} + in flight {books.in_flight}"
+    )
+
+
+def _git_commit() -> str:
+    """The commit of the user's working directory, or "" outside of one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

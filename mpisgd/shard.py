@@ -1,0 +1,210 @@
+"""A shard's loop: receive, ask the protocol, sum, update, answer (DESIGN 3, "How a gradient flows").
+
+It reads beside [Zhang16 2.2] and [Chen16 Alg. 2, 4]; what differs between them is in `protocols/` alone. The shard never
+waits for another shard (law 2) and sends only to receives that are posted (law 1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from mpisgd.channel import ShardChannel
+from mpisgd.errors import DivergenceError, PeerError, ProtocolError
+from mpisgd.flat import host_view
+from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push, SnapshotPull
+from mpisgd.protocols import Protocol
+from mpisgd.protocols.verdict import DROP_NONFINITE, LATE, Kind, Verdict
+from mpisgd.records.progress import Progress
+from mpisgd.records.schema import Event
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.writer import ShardLog
+from mpisgd.update import SliceUpdate
+
+
+class Shard:
+    """One shard of the parameter server.
+
+    Args:
+        budget_samples: the run is over when so many samples have been applied.
+        nonfinite: what to do with a gradient that is not finite.
+        snapshots: where copies of the weights for evaluation go.
+        log, progress: are told; never asked.
+    """
+
+    def __init__(
+        self,
+        channel: ShardChannel,
+        protocol: Protocol,
+        update: SliceUpdate,
+        *,
+        lambda_: int,
+        budget_samples: int,
+        nonfinite: Literal["stop", "drop", "continue"],
+        snapshots: Snapshots,
+        log: ShardLog,
+        progress: Progress,
+    ) -> None:
+        self.channel = channel
+        self.protocol = protocol
+        self.update = update
+        self.budget_samples = budget_samples
+        self.nonfinite = nonfinite
+        self.snapshots = snapshots
+        self.log = log
+        self.progress = progress
+        self.clock = 0
+        self.finished = False
+        self.diverged = False
+        self.present = set(range(lambda_))
+        self.evaluating = True
+        self.received = [0] * lambda_
+        self.pushed = [0] * lambda_
+        self._pulls: dict[int, int] = {}
+        self._verdicts: dict[int, int] = {}
+        self._snapshot_pull: int | None = None
+        self._losses = 0.0
+
+    def serve(self) -> None:
+        """Serve until every learner and the evaluator have said goodbye."""
+        self.log.event(Event.STARTED, self.clock, self.channel.now_s())
+        self._take_snapshot()
+        while self.present or self.evaluating:
+            match self.channel.receive(self.update.scratch, self._expected()):
+                case Push() as push:
+                    self._take(push)
+                case Pull(learner_id=learner_id, min_clock=min_clock):
+                    self._pulls[learner_id] = min_clock
+                    self._answer([learner_id])
+                case Goodbye() as goodbye:
+                    self._part(goodbye)
+                case SnapshotPull(index=index):
+                    self._snapshot_pull = index
+                    self._answer_snapshot()
+        self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
+
+    def _expected(self) -> int | None:
+        learner_id = None if self.finished else self.protocol.expects()
+        return learner_id if learner_id in self.present else None
+
+    # ---------------------------------------------------------------------------------------------------------- pushes
+
+    def _take(self, push: Push) -> None:
+        if not 0 <= push.timestamp <= self.clock:
+            raise PeerError(
+                f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
+            )
+        self.received[push.learner_id] += 1
+        verdict = self._judge(push)
+        self._verdicts[push.learner_id] = verdict.kind
+        self.log.push(push, self.clock, verdict, self.update.learning_rate)
+        if verdict.kind is Kind.APPLY:
+            self.update.accumulate(verdict.weight, push.samples)
+            self._losses += push.loss
+            self.progress.staleness(self.clock - push.timestamp)
+        self._update_if_due()
+
+    def _judge(self, push: Push) -> Verdict:
+        if self.finished:
+            return LATE
+        if not (math.isfinite(push.loss) and self.update.scratch_is_finite()):
+            what = f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}"
+            if self.nonfinite == "stop":
+                raise DivergenceError(
+                    f"{what}: not finite; lower alpha0 = {self.update.learning_rate:g}, or set nonfinite to drop or continue"
+                )
+            self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
+            if self.nonfinite == "drop":
+                self.protocol.on_discard(push.learner_id)
+                return DROP_NONFINITE
+            self.diverged = True
+        return self.protocol.on_push(push.learner_id, push.timestamp, self.clock)
+
+    # --------------------------------------------------------------------------------------------------------- updates
+
+    def _update_if_due(self) -> None:
+        while not self.finished and self.protocol.update_due():
+            start_s = self.channel.now_s()
+            epochs_before = self.update.epochs
+            step = self.update.step()
+            self.clock += 1
+            self.protocol.on_update()
+            now_s = self.channel.now_s()
+            mean_loss = self._losses / step.gradients if step.gradients else math.nan
+            self._losses = 0.0
+            self.log.update(self.clock, step, self.update.samples, now_s, now_s - start_s, mean_loss)
+            self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
+            self.finished = self.update.samples >= self.budget_samples
+            if self.finished:
+                self.log.event(Event.STOPPED, self.clock, now_s)
+            elif self.snapshots.due(epochs_before, self.update.epochs):
+                self._take_snapshot()
+            self._answer(list(self._pulls))
+            self._answer_snapshot()
+
+    # ----------------------------------------------------------------------------------------------------------- pulls
+
+    def _answer(self, learner_ids: list[int]) -> None:
+        """Answer those of these learners whose pulls the protocol now allows."""
+        if self.finished:
+            for learner_id in learner_ids:
+                self.channel.stop(learner_id, self.clock)
+                del self._pulls[learner_id]
+            return
+        ready = [
+            learner_id
+            for learner_id in learner_ids
+            if self._pulls[learner_id] <= self.clock and self.protocol.may_pull(learner_id, self.clock)
+        ]
+        if ready:
+            now_s = self.channel.now_s()
+            self.channel.answer(ready, host_view(self.update.weights), self.clock, self._verdicts)
+            for learner_id in ready:
+                del self._pulls[learner_id]
+                self.log.answered(learner_id, now_s)
+
+    def _part(self, goodbye: Goodbye) -> None:
+        learner_id = goodbye.learner_id
+        if goodbye.pushed != self.received[learner_id]:
+            raise ProtocolError(
+                f"the books do not balance: learner {learner_id} says it pushed {goodbye.pushed} gradients to this shard,"
+                f" which received {self.received[learner_id]}"
+            )
+        self.pushed[learner_id] = goodbye.pushed
+        self.present.discard(learner_id)
+        if not goodbye.finished:
+            self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
+            self.protocol.on_departure(learner_id)
+            self._update_if_due()
+            self._answer(list(self._pulls))
+        if not self.present:
+            self.finished = True
+            self._answer_snapshot()
+
+    # ------------------------------------------------------------------------------------------------------- snapshots
+
+    def _take_snapshot(self) -> None:
+        now_s = self.channel.now_s()
+        self.snapshots.take(self.update, self.clock, now_s)
+        self.log.event(Event.SNAPSHOT, self.clock, now_s)
+
+    def _answer_snapshot(self) -> None:
+        """Answer the evaluator, if it waits and what it waits for is there or will never be."""
+        index = self._snapshot_pull
+        if index is None:
+            return
+        if index == NOTHING_MORE:
+            self.evaluating = False
+        elif index == FINAL and self.finished:
+            vectors = [self.update.weights] if self.update.averaged is None else [self.update.weights, self.update.averaged]
+            self.channel.answer_snapshot(
+                [host_view(vector) for vector in vectors], self.clock, self.update.samples, self.channel.now_s()
+            )
+        elif 0 <= index < self.snapshots.count:
+            taken = self.snapshots.get(index)
+            self.channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
+        elif self.finished:
+            self.channel.answer_snapshot(self.snapshots.nothing(), 0, 0, 0.0)
+        else:
+            return
+        self._snapshot_pull = None

@@ -1,0 +1,54 @@
+"""Stragglers put in on purpose: slow learners, random delays, pauses (reproducible from the seed, recorded in the log)."""
+
+from __future__ import annotations
+
+
+import numpy as np
+
+from mpisgd.config import StragglerOptions
+from mpisgd.data.sampling import delay_generator
+
+
+class Delays:
+    """The extra delay of each mini-batch of one learner: a function of (seed, learner_id, seq) and its compute seconds."""
+
+    def __init__(self, options: StragglerOptions, seed: int, learner_id: int) -> None:
+        self._options = options
+        self._seed = seed
+        self._learner_id = learner_id
+        self._factor = options.slowdown.get(learner_id, 1.0)
+
+    def of(self, seq: int, compute_s: float) -> float:
+        """Seconds to wait after mini-batch `seq`, which took `compute_s` seconds to compute."""
+        options = self._options
+        if not options.active:
+            return 0.0
+        delay_s = self._random(seq)
+        delay_s += (self._factor - 1.0) * (compute_s + delay_s)
+        if self._learner_id == options.pause_learner and seq % options.pause_every == options.pause_every - 1:
+            delay_s += options.pause_s
+        return delay_s
+
+    def _random(self, seq: int) -> float:
+        options = self._options
+        if options.delay == "none":
+            return 0.0
+        generator = delay_generator(self._seed, self._learner_id, seq)
+        if generator.random() >= options.delay_probability:
+            return 0.0
+        return max(0.0, options.delay_mean_s * _unit(generator, options))
+
+
+def _unit(generator: np.random.Generator, options: StragglerOptions) -> float:
+    """A draw with mean 1 from the chosen distribution."""
+    spread = options.delay_spread
+    match options.delay:
+        case "normal":
+            return float(generator.normal(1.0, spread))
+        case "exponential":
+            return float(generator.exponential())
+        case "lognormal":
+            return float(generator.lognormal(-spread * spread / 2.0, spread))
+        case "pareto":  # Lomax: heavy tail of index `spread`; its mean is 1 / (spread - 1)
+            return float(generator.pareto(spread) * (spread - 1.0))
+    return 1.0

@@ -1,0 +1,69 @@
+"""The ranks of a job as they were started: hosts, cores, and how each should behave on its node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpisgd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mpisgd.mpi import MPI
+
+_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+@dataclass(frozen=True)
+class World:
+    """What all ranks know of each other."""
+
+    size: int
+    rank: int
+    hosts: tuple[str, ...]
+    """Host name of each rank."""
+    cores: int
+    """Cores of this rank's node that any of its ranks may use."""
+    own_cores: int
+    """Cores that this rank is bound to."""
+
+    @property
+    def ranks_on_node(self) -> int:
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether this node has more ranks than cores."""
+        return self.ranks_on_node > self.cores
+
+    @property
+    def threads(self) -> int:
+        """Fair number of torch threads for this rank (TRAPS 4)."""
+        return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
+
+
+def look_around(comm: MPI.Intracomm) -> World:
+    """Gather hosts and cores of all ranks."""
+    own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
+    everybody = comm.allgather((socket.gethostname(), own))
+    rank = comm.Get_rank()
+    host = everybody[rank][0]
+    cores = frozenset[int]().union(*(theirs for name, theirs in everybody if name == host))
+    return World(
+        size=comm.Get_size(), rank=rank, hosts=tuple(name for name, _ in everybody), cores=len(cores), own_cores=len(own)
+    )
+
+
+def refuse_singletons(world: World) -> None:
+    """N jobs of one rank instead of one job of N (TRAPS 7): a launcher and an MPI that do not know each other.
+
+    Raises ConfigError.
+    """
+    for name in _SIZE_VARIABLES:
+        launched = os.environ.get(name, "")
+        if world.size == 1 and launched.isdigit() and int(launched) > 1:
+            raise ConfigError(
+                f"this MPI sees 1 rank, but {name} = {launched}: the launcher and the MPI that mpi4py was built for do not"
+                " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun with the matching --mpi"
+            )

@@ -1,0 +1,72 @@
+"""Launches real ranks, with hard time-outs: nothing here may hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+DRIVE = Path(__file__).parent / "drive.py"
+
+
+@cache
+def launcher() -> list[str]:
+    """`mpirun` beside this Python (the wheel's), else the one on the PATH; with leave to start more ranks than cores."""
+    beside = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        return []
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    return [mpirun, "--oversubscribe"] if "Open MPI" in version or "PRRTE" in version else [mpirun]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a job ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+def launch(ranks: int, *words: str, timeout_s: float = 120, cwd: Path | None = None, **env: str) -> Launched:
+    """`mpirun -n ranks python words...`; the whole process group is killed, and the test fails, after `timeout_s`."""
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    environment |= env
+    command = [*launcher(), "-n", str(ranks), sys.executable, *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        pytest.fail(f"{' '.join(command)}: no end after {timeout_s} s\n{out}\n{err}", pytrace=False)
+    return Launched(process.returncode, out, err)
+
+
+@pytest.fixture(autouse=True)
+def _needs_mpirun() -> None:
+    if not launcher():
+        pytest.skip("no mpirun on the PATH nor beside this Python")
+
+
+def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300, **env: str) -> None:
+    """Run jobs (see drive.py) in one launch; all must succeed."""
+    listing = directory / "jobs.json"
+    listing.write_text(json.dumps(jobs))
+    done = launch(ranks, str(DRIVE), str(listing), timeout_s=timeout_s, **env)
+    assert done.status == 0, done.text

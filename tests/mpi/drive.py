@@ -1,0 +1,56 @@
+"""Run under mpirun: many small training runs, one after the other, in one job (starting ranks is what takes long).
+
+`python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
+there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import mpisgd
+from mpisgd import models
+from mpisgd.config_file import from_mapping
+from mpisgd.guard import failing_fast
+from mpisgd.mpi import MPI
+
+
+def recording(config, seen):
+    """A model factory and a loss that notes the weights whenever a gradient is about to be computed."""
+    modules = []
+
+    def factory(input_shape, classes):
+        modules.append(models.make(config.model, input_shape=input_shape, classes=classes, seed=config.seed))
+        return modules[-1]
+
+    def loss(output, target):
+        if torch.is_grad_enabled():
+            seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
+        return torch.nn.functional.cross_entropy(output, target)
+
+    return factory, loss
+
+
+def main() -> None:
+    world = MPI.COMM_WORLD
+    with failing_fast(world, lambda: "drive"):
+        for job in json.loads(Path(sys.argv[1]).read_text()):
+            comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
+            if comm != MPI.COMM_NULL:
+                config = from_mapping(job["config"])
+                seen: list[np.ndarray] = []
+                brought = recording(config, seen) if job.get("record") else (None, None)
+                mpisgd.train(*brought, config=config, comm=comm)
+                if job.get("record") and comm.rank == config.shards:  # packed: learner 0
+                    np.save(job["record"], np.array(seen))
+                comm.Free()
+            world.Barrier()
+
+
+if __name__ == "__main__":
+    main()
