@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     if command == "--version":
         from mpisgd import __version__
 
-        print(__version__)
+        if first:
+            print(__version__)
         return EXIT_OK
     if command not in COMMANDS:
         if first:

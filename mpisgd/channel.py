@@ -14,8 +14,7 @@ snapshots in the same way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -70,9 +69,11 @@ class ShardChannel:
     def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
+        Pulls are taken from anybody at any time: a learner whose turn to push has not come must be given weights to compute.
+
         Args:
             gradient: (slice,) float32, C-contiguous.
-            learner_id: whose message it must be, or None.
+            learner_id: whose push or goodbye it must be, or None.
 
         Raises:
             PeerError: wrong tag, magic, sender or size.
@@ -82,7 +83,9 @@ class ShardChannel:
             envelope = wire.probe((None, None))
         else:
             envelope = wire.probe(
-                (self._roles.learner_ranks[learner_id], None), (self._roles.evaluator_rank, Tag.SNAPSHOT_PULL)
+                (self._roles.learner_ranks[learner_id], None),
+                (None, Tag.PULL),
+                (self._roles.evaluator_rank, Tag.SNAPSHOT_PULL),
             )
         arrival_s = self.now_s()
         header = self._accept_header(envelope)
@@ -145,8 +148,7 @@ class ShardChannel:
 # ------------------------------------------------------------------------------------------------------- learner's side
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """What the shards answered to a pull: the clock of each slice, or that the run is over."""
 
     clocks: tuple[int, ...]
@@ -272,8 +274,7 @@ class LearnerChannel:
 # ------------------------------------------------------------------------------------------------------ evaluator's side
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Weights of all shards were received, each slice of its shard's clock; samples and seconds are shard 0's."""
 
     index: int

@@ -280,6 +280,7 @@ class RmspropOptions:
 
     def __post_init__(self) -> None:
         _at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
+        _require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
 
 
 @dataclass(frozen=True)
@@ -524,6 +525,7 @@ class Config:
         _require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
         _require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         _require(bool(self.out), "out", self.out, "the path of a directory")
+        _require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
 
 
 #: The components that come in kinds, and the kinds of each.

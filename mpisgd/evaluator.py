@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,8 +88,3 @@ class Evaluator:
                 for key, value in self._model.module.state_dict().items()
             }
         return states
-
-
-def host_vector(size: int) -> Tensor:
-    """(size,) float32 on the host, to pull into."""
-    return torch.from_numpy(np.empty(size, np.float32))

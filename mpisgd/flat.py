@@ -7,6 +7,7 @@ elements of a convolution's weight lie there in the order (out, height, width, i
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
     base, longer = divmod(parameters, shards)
     edges = [shard * base + min(shard, longer) for shard in range(shards + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 class FlatModel:
@@ -51,8 +52,8 @@ class FlatModel:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
         size = sum(parameter.numel() for _, parameter in parameters)
-        self.weights = torch.empty(size, dtype=torch.float32, device=device)
-        self.gradients = torch.zeros(size, dtype=torch.float32, device=device)
+        self.weights = host_vector(size).to(device)
+        self.gradients = host_vector(size).to(device)
         offset = 0
         for _, parameter in parameters:
             end = offset + parameter.numel()
@@ -86,3 +87,12 @@ def host_view(vector: Tensor) -> np.ndarray:
     """The numpy view of a vector on the CPU, without a copy: what goes over the wire."""
     array: np.ndarray = vector.detach().numpy()
     return array
+
+
+def host_vector(size: int) -> Tensor:
+    """(size,) float32 zeros in host memory to send from or receive into.
+
+    Made by numpy, which asks the kernel for huge pages where the vector is large; torch does not, and a single-copy transfer
+    between processes then takes up to twice as long.
+    """
+    return torch.from_numpy(np.zeros(size, np.float32))

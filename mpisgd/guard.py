@@ -1,4 +1,4 @@
-"""A failure is loud, quick and named (DESIGN 4, law 9): the wrapper around every rank's main, and agreement before the start."""
+"""A failure is loud, quick and named (DESIGN 4, law 9): the wrapper around a rank's main, and agreement before the start."""
 
 from __future__ import annotations
 

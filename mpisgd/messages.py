@@ -6,8 +6,7 @@ Headers are small structured arrays of int64 (and one float64), each begun by a 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,8 +83,7 @@ NOTHING_MORE = -2
 """The evaluator's goodbye."""
 
 
-@dataclass(frozen=True)
-class Push:
+class Push(NamedTuple):
     """A gradient has arrived: its header; the slice lies in the buffer that was handed to `receive`."""
 
     learner_id: int
@@ -101,16 +99,14 @@ class Push:
     arrival_s: float
 
 
-@dataclass(frozen=True)
-class Pull:
+class Pull(NamedTuple):
     """A learner wants weights whose clock is at least `min_clock`; its receives are posted."""
 
     learner_id: int
     min_clock: int
 
 
-@dataclass(frozen=True)
-class Goodbye:
+class Goodbye(NamedTuple):
     """A learner sends nothing any more; it has pushed `pushed` times to this shard.
 
     `finished` says that a shard told it to stop; otherwise it leaves while others go on.
@@ -121,8 +117,7 @@ class Goodbye:
     finished: bool
 
 
-@dataclass(frozen=True)
-class SnapshotPull:
+class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `index` (or FINAL), or leaves (NOTHING_MORE)."""
 
     index: int

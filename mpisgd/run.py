@@ -23,8 +23,8 @@ from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
 from mpisgd.config import Config, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.errors import ConfigError, ProtocolError
-from mpisgd.evaluator import Evaluator, host_vector
-from mpisgd.flat import FlatModel, host_view, slice_bounds
+from mpisgd.evaluator import Evaluator
+from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
 from mpisgd.imports import load_attribute
@@ -77,7 +77,7 @@ class Outcome:
     seconds: float
 
 
-def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:  # noqa: B008 - frozen
+def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:
     """Run one rank of a job to its end; every rank of `comm` calls this.
 
     Raises:
@@ -268,7 +268,7 @@ class Rank:
         start, end = self.bounds[shard]
         scaling = self.protocol.gradients_per_update if config.linear_scaling else 1
         update = SliceUpdate(
-            self.model.weights[start:end].clone(),
+            _own(self.model.weights[start:end]),
             config.optimizer,
             learning_rate=config.alpha0 * scaling,
             schedule=schedule.make(config.schedule, config.epochs),
@@ -427,6 +427,13 @@ class Rank:
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
+
+
+def _own(part: torch.Tensor) -> torch.Tensor:
+    """A copy of a slice in memory of its own."""
+    vector = host_vector(part.numel())
+    vector.copy_(part)
+    return vector
 
 
 def check_books(log: Run, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, driven by samples applied, so that protocols are comparable (TRAPS: a count of a server's own drifts).
+"""Learning-rate schedules, driven by samples applied, so that protocols are comparable.
 
 A schedule is a function of `epochs` = samples applied / training samples, giving the factor of alpha0.
 """

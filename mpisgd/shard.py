@@ -115,7 +115,7 @@ class Shard:
                 )
             self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
             if self.nonfinite == "drop":
-                self.protocol.on_discard(push.learner_id)
+                self.protocol.on_discard(push.learner_id, push.timestamp, self.clock)
                 return DROP_NONFINITE
             self.diverged = True
         return self.protocol.on_push(push.learner_id, push.timestamp, self.clock)
@@ -139,7 +139,8 @@ class Shard:
                 self.log.event(Event.STOPPED, self.clock, now_s)
             elif self.snapshots.due(epochs_before, self.update.epochs):
                 self._take_snapshot()
-            self._answer(list(self._pulls))
+            if self._pulls:
+                self._answer(list(self._pulls))
             self._answer_snapshot()
 
     # ----------------------------------------------------------------------------------------------------------- pulls
@@ -158,7 +159,7 @@ class Shard:
         ]
         if ready:
             now_s = self.channel.now_s()
-            self.channel.answer(ready, host_view(self.update.weights), self.clock, self._verdicts)
+            self.channel.answer(ready, self.update.served, self.clock, self._verdicts)
             for learner_id in ready:
                 del self._pulls[learner_id]
                 self.log.answered(learner_id, now_s)

@@ -1,44 +1,27 @@
 """Gradients into an optimiser step on one slice: weighting, averaging, schedule, averaged weights (DESIGN 3, 5).
 
 The optimiser is torch.optim's, on the slice as its one parameter. Weighting happens per gradient, in the sum, and so before
-momentum. The sum is divided by the number of gradients that were summed (law 3).
+momentum. The sum is divided by the number of gradients that were summed (law 3). The
+learning rate is set before each step as a function of samples applied; torch's schedulers count steps, whose number depends on
+the protocol.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.flat import host_view
+from mpisgd.config import OptimizerOptions
+from mpisgd.flat import host_vector, host_view
+from mpisgd.optimizer import make_optimizer, stepper
 from mpisgd.schedule import Schedule
 
 
-def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: float) -> torch.optim.Optimizer:
-    """torch.optim on one flat parameter; fused kernels, which touch each byte once, where torch has them for the CPU."""
-    match options:
-        case SgdOptions(momentum=momentum, nesterov=nesterov, weight_decay=decay):
-            return torch.optim.SGD(
-                [parameter], lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, fused=True
-            )
-        case AdagradOptions(weight_decay=decay, eps=eps):
-            return torch.optim.Adagrad([parameter], lr=learning_rate, weight_decay=decay, eps=eps, fused=True)
-        case RmspropOptions(smoothing=smoothing, momentum=momentum, eps=eps, weight_decay=decay):
-            return torch.optim.RMSprop(
-                [parameter], lr=learning_rate, alpha=smoothing, eps=eps, momentum=momentum, weight_decay=decay
-            )
-        case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
-            return torch.optim.Adam(
-                [parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True
-            )
-
-
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one update did."""
 
     gradients: int
@@ -49,8 +32,9 @@ class Step:
 class SliceUpdate:
     """The weights of one slice, the sum of gradients in the making, and the optimiser.
 
-    `scratch` is where the next gradient is to be received. The first gradient of a sum is not copied: scratch and sum change
-    places.
+    `scratch`, (slice,) float32, is where the next gradient is to be received. The first gradient of a sum is not copied:
+    scratch and sum change places. `served`, (slice,) float32, is the numpy view of the weights. `learning_rate` is that of the
+    next update, before any weight.
 
     Args:
         weights: (slice,) float32 on the CPU; becomes the state, updated in place.
@@ -74,37 +58,32 @@ class SliceUpdate:
         self.averaged = weights.clone() if averaging > 0 else None
         self._averaging = averaging
         self._train_samples = train_samples
-        self._sum = torch.zeros_like(weights)
-        self._scratch = torch.zeros_like(weights)
+        self.served = host_view(weights)
+        self._sum = host_vector(weights.numel())
+        self._scratch = host_vector(weights.numel())
+        self.scratch = host_view(self._scratch)
+        self._summed = host_view(self._sum)
         self.gradients = 0
         self.samples = 0
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
         self._optimizer = make_optimizer(options, self._parameter, learning_rate)
-        self._schedule = LambdaLR(self._optimizer, lambda _: schedule(self.epochs))
-
-    @property
-    def scratch(self) -> np.ndarray:
-        """(slice,) float32: receive the next gradient into this."""
-        return host_view(self._scratch)
+        self._step = stepper(self._optimizer, self._parameter)
+        self._alpha0 = learning_rate
+        self._schedule = schedule
+        self._set_learning_rate()
 
     @property
     def epochs(self) -> float:
         """Samples applied / training samples."""
         return self.samples / self._train_samples
 
-    @property
-    def learning_rate(self) -> float:
-        """Of the next update, before any weight."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity.
 
         The squared norm is ten times as fast as `isfinite` and finite for nearly all finite gradients (TRAPS 9).
         """
-        gradient = self.scratch
-        if np.isfinite(np.dot(gradient, gradient)):
+        if math.isfinite(np.dot(self.scratch, self.scratch)):
             return True
         return bool(torch.isfinite(self._scratch).all())
 
@@ -112,6 +91,7 @@ class SliceUpdate:
         """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
         if self.gradients == 0:
             self._sum, self._scratch = self._scratch, self._sum
+            self._summed, self.scratch = self.scratch, self._summed
             if weight != 1.0:
                 self._sum.mul_(weight)
         else:
@@ -128,11 +108,14 @@ class SliceUpdate:
         if self.gradients > 0:
             if self.gradients > 1:
                 self._sum.div_(self.gradients)
-            self._parameter.grad = self._sum
-            self._optimizer.step()
+            self._step(self._sum)
             if self.averaged is not None:
                 self.averaged.lerp_(self.weights, 1.0 - self._averaging)
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
-        self._schedule.step()
+        self._set_learning_rate()
         return step
+
+    def _set_learning_rate(self) -> None:
+        self.learning_rate = self._alpha0 * self._schedule(self.epochs)
+        self._optimizer.param_groups[0]["lr"] = self.learning_rate

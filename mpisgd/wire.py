@@ -18,8 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A message that has arrived but is not yet received; hand it to `accept`."""
 
     source: int
@@ -61,6 +59,7 @@ class Wire:
         self._start = comm.Issend if self._synchronous else comm.Isend
         self._print = os.environ.get("MPISGD_MESSAGES", "0") == "1"
         self._tags = tags
+        self._status = MPI.Status()
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -112,7 +111,7 @@ class Wire:
 
         None stands for any source or any tag.
         """
-        status = MPI.Status()
+        status = self._status
         wanted = [(MPI.ANY_SOURCE if s is None else s, MPI.ANY_TAG if t is None else t) for s, t in patterns]
 
         def ready() -> MPI.Message | None:
@@ -121,10 +120,10 @@ class Wire:
                     return message
             return None
 
-        if self.polite:
-            message = _politely(ready)
-        elif len(wanted) == 1:
+        if len(wanted) == 1 and not self.polite:
             message = self._comm.Mprobe(*wanted[0], status)
+        elif self.polite:
+            message = _politely(ready)
         else:
             while (message := ready()) is None:
                 pass

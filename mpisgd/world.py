@@ -65,5 +65,5 @@ def refuse_singletons(world: World) -> None:
         if world.size == 1 and launched.isdigit() and int(launched) > 1:
             raise ConfigError(
                 f"this MPI sees 1 rank, but {name} = {launched}: the launcher and the MPI that mpi4py was built for do not"
-                " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun with the matching --mpi"
+                " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=..."
             )

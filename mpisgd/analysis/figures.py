@@ -28,7 +28,7 @@ def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarra
         return None
     longest = max(len(counts) for _, counts in shown) - 1
     most = max(int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum())) for _, counts in shown)
-    end = max(style.readable_end(longest, most), 1.1 * 2 * n if n and longest > 2 * n else 0.0)
+    end = max(style.readable_end(longest, most) if longest > 40 else longest, 1.1 * 2 * n if n and longest > 2 * n else 0.0)
     cut = f"; largest, not shown: {longest}" if longest > end else ""
     figure, axes = style.new(title, f"staleness τ [updates]{cut}", "share of applied gradients [%]")
     for at, (name, counts) in enumerate(shown):

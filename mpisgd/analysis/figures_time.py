@@ -46,7 +46,8 @@ def arrival_cdf(title: str, samples: Sequence[tuple[str, np.ndarray]], x: str) -
     for at, (name, times) in enumerate(shown):
         rank = style.thinned(len(times))
         places, share = factor * times[rank], (rank + 1) / len(times)
-        every = 1 if len(rank) == 1 else (0.03 * at, 0.25)
+        places, share = np.insert(places, 0, places[0]), np.insert(share, 0, 0.0)
+        every = 1 if len(rank) <= 2 else (0.03 * at, 0.25)
         look = style.line(at)
         axes.plot(places, share, label=style.plain(name), drawstyle="steps-post", markevery=every, **look)
     axes.set_xlim(0, 1.02 * factor * end if end > 0 else 1.0)
@@ -60,7 +61,8 @@ def collect(title: str, found: Sequence[tuple[str, Collected]], lambda_: int, wa
     shown = [(name, one) for name, one in found if len(one.k)]
     if not shown:
         return None
-    factor, unit = style.time_unit(max(float(one.mean.max()) for _, one in shown))
+    slowest = max(float(max(one.mean.max(), one.median.max())) for _, one in shown)
+    factor, unit = style.time_unit(slowest)
     figure, axes = style.new(title, "gradients collected, k", f"time since the clock's start [{unit}]")
     for at, (name, one) in enumerate(shown):
         look, every = style.line(at), style.sparse(len(one.k))
@@ -72,7 +74,7 @@ def collect(title: str, found: Sequence[tuple[str, Collected]], lambda_: int, wa
     if wanted is not None and wanted < lambda_:
         axes.axvline(wanted, color=style.GREY, linestyle="--", linewidth=1.0, label=f"N = {wanted} wanted")
     axes.set_xlim(0, lambda_ + 1)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * factor * slowest if slowest > 0 else 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend(figure, axes)
     return figure
@@ -93,9 +95,10 @@ def time_spent(title: str, spent: LearnerTime) -> Figure | None:
     for (name, colour, seconds), hatch in zip(parts, style.HATCHES, strict=True):
         if not seconds.any():
             continue
-        look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "linewidth": 0.0}
+        look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.0}
         height, mean = factor * seconds, factor * float(seconds[pushing].mean())
         if learners <= _BARS:
+            look["hatch"] = hatch
             axes.bar(np.arange(learners), height, 0.84, bottom, label=name, **look)
         else:
             axes.fill_between(np.arange(learners), bottom, bottom + height, step="mid", label=name, **look)
@@ -110,7 +113,8 @@ def time_spent(title: str, spent: LearnerTime) -> Figure | None:
 
 def _name_learners(axes: Axes, learners: int, gap: float) -> None:
     """Ticks at some learners and at the mean, which stands `gap` to the right of them behind a thin line."""
-    ticks = [tick for tick in MaxNLocator(nbins=10, integer=True).tick_values(0, learners - 1) if 0 <= tick < learners]
-    axes.set_xticks([*ticks, learners + gap], [*(f"{tick:.0f}" for tick in ticks), "mean"])
+    steps = MaxNLocator(nbins=10, integer=True).tick_values(0, learners - 1)
+    ticks = sorted({round(tick) for tick in steps if 0 <= tick < learners})
+    axes.set_xticks([*ticks, learners + gap], [*(str(tick) for tick in ticks), "mean"])
     axes.axvline(learners - 0.5 + 0.3 * gap, color=style.GREY, linewidth=0.8)
     axes.set_xlim(-0.8, learners + 1.8 * gap)

@@ -69,7 +69,7 @@ class Table:
         """Print to a terminal; in place of the middle of long tables stands how much was left out."""
         shown = rich.table.Table(box=rich.box.SIMPLE_HEAD, title=Text(self.title, style="bold"), title_justify="left")
         for column, numeric in zip(self.columns, self._numeric, strict=True):
-            shown.add_column(Text(column.heading), justify="right" if numeric else "left")
+            shown.add_column(Text(column.heading), justify="right" if numeric else "left", overflow="fold")
         for cells in self._shortened(limit):
             shown.add_row(*(Text(cell) for cell in cells))
         console.print(shown)

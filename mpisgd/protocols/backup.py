@@ -30,8 +30,9 @@ class Backup(Protocol):
         self.summed += 1
         return APPLY
 
-    def on_discard(self, learner_id: int) -> None:
-        self.heard.add(learner_id)
+    def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
+        if timestamp == clock:  # else its gradient for this update is still to come
+            self.heard.add(learner_id)
 
     def update_due(self) -> bool:
         everybody = bool(self.heard) and self.heard >= self.present

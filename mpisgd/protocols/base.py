@@ -39,8 +39,8 @@ class Protocol(ABC):
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         """A gradient computed from the weights of `timestamp` is here, whole and finite; timestamp <= clock."""
 
-    def on_discard(self, learner_id: int) -> None:  # noqa: B027 - most protocols just do not count it
-        """A gradient of this learner is here but is not finite and will not be used."""
+    def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:  # noqa: B027 - most just do not count it
+        """A gradient of this learner, computed from the weights of `timestamp`, is not finite and will not be used."""
 
     @abstractmethod
     def update_due(self) -> bool:

@@ -31,7 +31,7 @@ class Hardsync(Protocol):
         self.heard.add(learner_id)
         return APPLY
 
-    def on_discard(self, learner_id: int) -> None:
+    def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
         self.heard.add(learner_id)
 
     def update_due(self) -> bool:

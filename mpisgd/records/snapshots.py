@@ -72,3 +72,20 @@ class Snapshots:
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
+
+
+class Nowhere(Snapshots):
+    """Keeps no snapshots: for runs that nobody evaluates."""
+
+    def __init__(self) -> None:
+        self._taken = []
+        self._vectors = 1
+
+    def due(self, epochs_before: float, epochs: float) -> bool:
+        return False
+
+    def take(self, update: SliceUpdate, clock: int, now_s: float) -> None:
+        """Nothing is copied."""
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -93,9 +93,7 @@ def write_file(path: Path, tables: Mapping[str, np.ndarray], summary: tuple[int,
         file["summary"] = np.array([summary], schema.SUMMARY)
 
 
-def configuration(
-    protocol: Mapping[str, Any], learners: int, shards: int, environment: Mapping[str, Any]
-) -> dict[str, Any]:
+def configuration(protocol: Mapping[str, Any], learners: int, shards: int, environment: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "protocol": dict(protocol),
         "model": {"name": "cifar10_full"},
@@ -135,6 +133,7 @@ class _Learner:
     seq: int = 0
     row: int = -1
     started_s: float = 0.0
+    push_s: float = 0.0
     wait_s: float = 0.0
     compute_s: float = 0.0
     delay_s: float = 0.0
@@ -187,13 +186,13 @@ def simulated(
                 "arrival_s": arrival_s,
                 "compute_s": me.compute_s,
                 "delay_s": me.delay_s,
-                "push_s": push_s if me.seq else 0.0,
+                "push_s": me.push_s,
                 "wait_s": me.wait_s,
                 "pull_s": pull_s,
                 "loss": loss,
             }
         )
-        me.row, me.seq, me.started_s = len(pushes) - 1, me.seq + 1, free_s
+        me.row, me.seq, me.started_s, me.push_s = len(pushes) - 1, me.seq + 1, free_s, free_s - arrival_s
         waiting.append(learner_id)
         if verdict == Verdict.APPLY:
             summed, samples, losses = summed + 1, samples + mu, [*losses, loss]

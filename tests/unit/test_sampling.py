@@ -42,13 +42,17 @@ def test_in_step_every_sample_is_used_once_per_epoch(size: int, mu: int, lambda_
 
 
 @settings(max_examples=50, deadline=None)
-@given(kind=st.sampled_from(["epoch", "replacement"]), size=sizes, mu=mus, lambda_=learners, seed=seeds, data=st.data())
+@given(
+    kind=st.sampled_from(["epoch", "replacement"]),
+    sizes=st.tuples(sizes, mus, learners, seeds),
+    asked=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 200)), min_size=1, max_size=10),
+)
 def test_a_mini_batch_does_not_depend_on_what_was_asked_before(
-    kind: str, size: int, mu: int, lambda_: int, seed: int, data: st.DataObject
+    kind: str, sizes: tuple[int, int, int, int], asked: list[tuple[int, int]]
 ) -> None:
+    size, mu, lambda_, seed = sizes
     used = sampling.make(kind, size, mu, lambda_, seed)
-    names = st.tuples(st.integers(0, lambda_ - 1), st.integers(0, 200))
-    for learner_id, seq in data.draw(st.lists(names, min_size=1, max_size=10)):
+    for learner_id, seq in [(learner_id % lambda_, seq) for learner_id, seq in asked]:
         fresh = sampling.make(kind, size, mu, lambda_, seed).indices(learner_id, seq)
         drawn = used.indices(learner_id, seq)
         assert drawn.tolist() == fresh.tolist()

@@ -1,0 +1,163 @@
+"""`bench wire`: the push+pull cycle, with the update, against the floor for the same bytes.
+
+The floor is a raw blocking Send of the gradient and Recv of the weights, plus the least memory traffic of the update at the
+machine's measured bandwidth: SGD with momentum reads weights, gradient and momentum and writes weights and momentum, five
+passes over the bytes. The cycle is what a run does: channel, protocol, finite check, torch.optim, with one learner and one
+shard. Everything is interleaved; the median over cycles of each repetition counts, and the ratio is taken within a
+repetition.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpisgd import protocols
+from mpisgd.bench.machine import spread
+from mpisgd.channel import LearnerChannel, ShardChannel
+from mpisgd.config import SgdOptions, SoftsyncOptions
+from mpisgd.flat import host_vector, slice_bounds
+from mpisgd.messages import Tag
+from mpisgd.mpi import MPI
+from mpisgd.records.progress import Progress
+from mpisgd.records.snapshots import Nowhere
+from mpisgd.records.writer import ShardLog, TableFile
+from mpisgd.roles import Roles
+from mpisgd.shard import Shard
+from mpisgd.update import SliceUpdate
+from mpisgd.wire import Wire
+from mpisgd.world import look_around
+
+SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
+"""Bytes of a slice: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""
+
+UPDATE_PASSES = 5
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Median seconds of one repetition."""
+
+    raw_s: float
+    update_floor_s: float
+    cycle_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.cycle_s / (self.raw_s + self.update_floor_s)
+
+
+def cycles_for(nbytes: int) -> int:
+    """How many cycles make a repetition: many of small ones, few of large ones."""
+    return max(5, min(400, 400_000_000 // nbytes))
+
+
+def measure(comm: MPI.Intracomm, sizes: tuple[int, ...] = SIZES, repetitions: int = 5) -> list[dict[str, Any]]:
+    """Measure every size on the first two ranks of `comm`; rank 0 returns the rows, other ranks nothing of worth."""
+    rows = []
+    world = look_around(comm)
+    for nbytes in sizes:
+        costs = [_repetition(comm, nbytes, world.oversubscribed) for _ in range(repetitions)]
+        rows.append(
+            {
+                "nbytes": nbytes,
+                "cycles": cycles_for(nbytes),
+                "raw_s": spread([cost.raw_s for cost in costs]),
+                "update_floor_s": spread([cost.update_floor_s for cost in costs]),
+                "cycle_s": spread([cost.cycle_s for cost in costs]),
+                "ratio": spread([cost.ratio for cost in costs]),
+            }
+        )
+    return rows
+
+
+def _repetition(comm: MPI.Intracomm, nbytes: int, polite: bool) -> Cost:
+    size, cycles = nbytes // 4, cycles_for(nbytes)
+    torch.set_num_threads(1)
+    raw_s = _raw(comm, size, cycles)
+    bandwidth = _bandwidth(size) if comm.Get_rank() == 0 else 0.0
+    comm.Barrier()
+    cycle_s = _cycle(comm, size, cycles, polite)
+    values = np.array([raw_s, cycle_s])
+    comm.Bcast(values, root=1)
+    update_floor_s = UPDATE_PASSES * nbytes / bandwidth if bandwidth else 0.0
+    return Cost(float(values[0]), update_floor_s, float(values[1]))
+
+
+def _raw(comm: MPI.Intracomm, size: int, cycles: int) -> float:
+    """Median seconds of a blocking exchange: rank 1 sends `size` floats and receives as many."""
+    out, back = np.ones(size, np.float32), np.zeros(size, np.float32)
+    comm.Barrier()
+    seconds = []
+    for _ in range(cycles + _WARM_UP):
+        start_s = time.perf_counter()
+        if comm.Get_rank() == 1:
+            comm.Send(out, 0)
+            comm.Recv(back, 0)
+        elif comm.Get_rank() == 0:
+            comm.Recv(back, 1)
+            comm.Send(out, 1)
+        seconds.append(time.perf_counter() - start_s)
+    return median(seconds[_WARM_UP:])
+
+
+def _bandwidth(size: int) -> float:
+    """Bytes per second that one core moves in the best simple kernel over arrays of this size: copy, or scale-and-add."""
+    a, b = torch.ones(size), torch.ones(size)
+    best = 0.0
+    for kernel, passes in ((lambda: a.copy_(b), 2), (lambda: a.add_(b, alpha=1.0), 3)):
+        for _ in range(2 + max(3, 40_000_000 // size)):
+            start_s = time.perf_counter()
+            kernel()
+            best = max(best, passes * 4 * size / (time.perf_counter() - start_s))
+    return best
+
+
+def _cycle(comm: MPI.Intracomm, size: int, cycles: int, polite: bool) -> float:
+    """Median seconds of push + update + pull, seen by the learner."""
+    roles = Roles(shard_ranks=(0,), learner_ranks=(1,), evaluator_rank=1)
+    wire = Wire(comm, polite=polite, tags=Tag)
+    protocol = protocols.make(SoftsyncOptions(n=1), 1)
+    if comm.Get_rank() == 0:
+        update = SliceUpdate(host_vector(size), SgdOptions(), learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)
+        server = Shard(
+            ShardChannel(wire, roles, 0),
+            protocol,
+            update,
+            lambda_=1,
+            budget_samples=cycles + _WARM_UP,
+            nonfinite="stop",
+            snapshots=Nowhere(),
+            log=ShardLog(TableFile(None, shard=0, flush_rows=256, flush_s=2.0), 0),
+            progress=Progress("off", 1.0, 1.0),
+        )
+        server.evaluating = False
+        server.serve()
+        return 0.0
+    if comm.Get_rank() > 1:
+        return 0.0
+    channel = LearnerChannel(
+        wire,
+        roles,
+        0,
+        weights=np.zeros(size, np.float32),
+        gradients=np.full(size, 1e-6, np.float32),
+        bounds=slice_bounds(size, 1),
+        consistent=False,
+    )
+    answers = channel.pull(0)
+    seconds, seq = [], 0
+    while not answers.stop:
+        start_s = time.perf_counter()
+        channel.push(seq=seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=answers, push_ns=0)
+        answers = channel.pull(0)
+        seconds.append(time.perf_counter() - start_s)
+        seq += 1
+    channel.goodbye(finished=True)
+    return median(seconds[_WARM_UP:-1])

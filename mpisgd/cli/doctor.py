@@ -1,0 +1,61 @@
+"""`mpisgd doctor`, alone or under `mpirun -n RANKS`: is this machine, this allocation, this launch command fit for a run?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from mpisgd.errors import EXIT_FAILED, EXIT_OK
+from mpisgd.guard import launched_rank
+
+if TYPE_CHECKING:
+    from mpisgd.doctor import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Examine MPI, ranks, cores, threads, torch and the file system, and name the mend for what is wrong.
+
+    Start it as you would start training, to examine what training would find: mpirun -n 4 mpisgd doctor.
+    Exit status 1: something must be mended before a run can go well.
+    """
+
+    dir: Path = Path()
+    """Directory below which runs are to be written; small files are written there and removed."""
+    timeout_s: float = 120.0
+    """Seconds after which a step that does not end is given up, and named."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status, the same on every rank; rank 0 prints."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd doctor", console_outputs=launched_rank() == 0)
+    from mpisgd.doctor import diagnose
+    from mpisgd.survey import examine
+
+    survey, rank = examine(options.dir, options.timeout_s)
+    findings = diagnose(survey)
+    # N times one rank would print N reports: then the first that the launcher started speaks for all.
+    if rank == 0 and (len(survey.ranks) > 1 or launched_rank() == 0):
+        show(findings, Console(highlight=False, soft_wrap=True))
+    return EXIT_FAILED if any(finding.level == "fault" for finding in findings) else EXIT_OK
+
+
+def show(findings: Sequence[Finding], console: Console) -> None:
+    """One line per finding, its mend below it, and the sum."""
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        level = Text(f"{finding.level:<8}", style=_STYLES[finding.level])
+        console.print(Text.assemble(level, f"{finding.name:<{width}}  {finding.text}"))
+        if finding.mend:
+            console.print(Text(f"{'':8}{'':{width}}  mend: {finding.mend}"))
+    levels = Counter(finding.level for finding in findings)
+    console.print(f"{levels['ok']} ok, {levels['warning']} warnings, {levels['fault']} faults")

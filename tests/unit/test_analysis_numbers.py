@@ -1,0 +1,276 @@
+"""Every number of the analyses, beside one that was found by hand or by another way."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import fabricate
+import logs_by_hand
+import numpy as np
+import pytest
+from logs_by_hand import evaluation
+
+from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event, Verdict
+
+SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
+BACKUP = {"name": "backup", "N": 2}
+
+
+@pytest.fixture
+def softsync(tmp_path: Path) -> Run:
+    return Run(fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2))
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Run:
+    return Run(fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3))
+
+
+# ---------------------------------------------------------------------------------------------------------- staleness
+
+
+def test_staleness_overall(softsync: Run) -> None:
+    # applied: 0 0 1 0 1 0 3 0
+    found = staleness.overall(softsync)
+    assert (found.gradients, found.dropped, found.minimum, found.maximum) == (8, 0, 0, 3)
+    assert found.mean == 5 / 8
+    assert found.median == 0
+    assert found.deviation == pytest.approx(math.sqrt(11 / 8 - (5 / 8) ** 2))
+    assert found.beyond == 1 / 8  # of 8 gradients, one is above 2n = 2
+
+
+def test_staleness_by_learner(softsync: Run) -> None:
+    first, second = staleness.by_learner(softsync)
+    assert (first.gradients, first.mean, first.median, first.maximum, first.beyond) == (6, 2 / 6, 0, 1, 0)
+    assert (second.gradients, second.mean, second.median, second.maximum, second.beyond) == (2, 1.5, 1.5, 3, 0.5)
+    assert second.deviation == 1.5
+
+
+def test_staleness_histogram_and_table(softsync: Run) -> None:
+    assert staleness.histogram(softsync).tolist() == [5, 2, 0, 1]
+    table = staleness.histogram_table(softsync)
+    assert table.rows == ((0, 5, 62.5, 62.5), (1, 2, 25.0, 87.5), (2, 0, 0.0, 87.5), (3, 1, 12.5, 100.0))
+
+
+def test_staleness_over_clock(softsync: Run) -> None:
+    found = staleness.over_clock(softsync)
+    assert found.clock.tolist() == [1, 2, 3, 4]
+    assert found.mean.tolist() == [0, 0.5, 0.5, 1.5]
+    assert found.minimum.tolist() == [0, 0, 0, 0]
+    assert found.maximum.tolist() == [0, 1, 1, 3]
+
+
+def test_staleness_tables_have_2n_only_for_softsync(softsync: Run, tmp_path: Path) -> None:
+    table = staleness.shard_table(softsync)
+    assert table.cells("shard") == [0, "all"]
+    assert table.cells("P(τ > 2n)") == [12.5, 12.5]
+    other = Run(fabricate.write_run(tmp_path / "other", logs_by_hand.backup(), BACKUP, learners=3))
+    assert "P(τ > 2n)" not in [column.name for column in staleness.shard_table(other).columns]
+    assert staleness.learner_table(other).cells("dropped") == [0, 0, 1]
+    assert staleness.learner_table(other).rows[2] == (2, 0, 1, None, None, None, None, None)
+
+
+def test_staleness_against_numpy_on_a_large_log(tmp_path: Path) -> None:
+    log = fabricate.simulated("softsync", learners=7, updates=120, wanted=2, shards=2)
+    protocol = {"name": "softsync", "n": 3, "modulation": "none"}
+    run = Run(fabricate.write_run(tmp_path / "run", log, protocol, learners=7, shards=2))
+    used = log.pushes[(log.pushes["verdict"] == Verdict.APPLY) & (log.pushes["clock"] < 120)]
+    assert len(used) == 2 * 2 * 120
+    for learner_id, found in enumerate(staleness.by_learner(run)):
+        tau = used["staleness"][used["learner_id"] == learner_id]
+        assert (found.gradients, found.mean, found.median) == (len(tau), tau.mean(), np.median(tau))
+        assert found.beyond == np.count_nonzero(tau > 6) / len(tau)
+    for shard, found in enumerate(staleness.by_shard(run)):
+        assert found.deviation == pytest.approx(np.std(used["staleness"][used["shard"] == shard]))
+    assert staleness.histogram(run).tolist() == [
+        np.count_nonzero(used["staleness"] == tau) for tau in range(used["staleness"].max() + 1)
+    ]
+    over = staleness.over_clock(run)
+    assert over.mean.tolist() == [used["staleness"][used["clock"] == clock].mean() for clock in range(120)]
+
+
+# -------------------------------------------------------------------------------------------------------------- books
+
+
+def test_books_of_learners_and_coverage(softsync: Run, tmp_path: Path) -> None:
+    assert [(book.pushed, book.applied, book.in_flight) for book in books.learner_books(softsync)] == [(7, 6, 1), (3, 2, 1)]
+    assert [(covered.computed, covered.applied) for covered in books.coverage(softsync)] == [(7, 6), (3, 2)]
+    assert books.imbalances(softsync) == []
+    table = books.learner_table(softsync)
+    assert table.rows == ((0, 7, 6, 0, 0, 1, True, 7, 6, 100 * 6 / 7), (1, 3, 2, 0, 0, 1, True, 3, 2, 100 * 2 / 3))
+    assert books.shard_table(softsync).rows == ((0, 10, 8, 0, 0, 2, True),)
+
+
+def test_books_of_backup(backup: Run) -> None:
+    assert books.shard_table(backup).rows == ((0, 6, 4, 1, 0, 1, True),)
+    assert [covered.share for covered in books.coverage(backup)] == [1, 1, 0]
+    assert books.imbalances(backup) == []
+
+
+def test_coverage_counts_what_every_shard_applied(tmp_path: Path) -> None:
+    log = logs_by_hand.softsync(shards=2)
+    one = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 1)
+    log.pushes["verdict"][one] = Verdict.DROP
+    log.updates["gradients"][(log.updates["shard"] == 1) & (log.updates["clock"] == 4)] = 1
+    run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2))
+    assert [(covered.computed, covered.applied) for covered in books.coverage(run)] == [(7, 6), (3, 1)]
+    assert books.learner_table(run).rows[1] == (1, 6, 3, 1, 0, 2, True, 3, 1, 100 / 3)
+    assert books.imbalances(run) == []
+    assert [found.gradients for found in staleness.by_shard(run)] == [8, 7]
+
+
+def test_a_rejected_gradient_is_pushed_again_under_its_seq(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    again = log.pushes[:1].copy()
+    again["verdict"], again["arrival_s"] = Verdict.REJECT, 0.5
+    log.pushes = np.concatenate([again, log.pushes])
+    run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
+    assert books.learner_table(run).rows[0] == (0, 3, 2, 0, 1, 0, True, 2, 2, 100)
+    assert books.imbalances(run) == []
+
+
+def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> None:
+    log = logs_by_hand.softsync(shards=2)
+    lost = (log.pushes["shard"] == 1) & (log.pushes["learner_id"] == 1) & (log.pushes["seq"] == 1)
+    log.pushes = log.pushes[~lost]
+    run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2, pushed={1: 10}))
+    lines = books.imbalances(run)
+    assert lines[0] == "shard 1: pushed 10, but applied 7 + dropped 0 + rejected 0 + in flight 2 = 9"
+    assert lines[1] == "learner 1 on shard 1: pushed 3, but applied 1 + dropped 0 + rejected 0 + in flight 1 = 2"
+    assert lines[2] == "shard 1: 7 gradients applied, but its updates divide by 8 in all"
+    assert len(lines) == 3
+
+
+def test_imbalance_of_clocks(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    path = fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3)
+    (path / "DONE").write_text('{"clock": [3]}')
+    assert books.imbalances(Run(path)) == ["DONE says clocks [3], but the log ends at [2]"]
+    log.updates = log.updates[1:]
+    second = Run(fabricate.write_run(tmp_path / "second", log, BACKUP, learners=3))
+    assert books.imbalances(second) == [
+        "shard 0: 4 gradients applied, but its updates divide by 2 in all",
+        "shard 0: final clock 2, but 1 updates in the log",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- throughput
+
+
+def test_rates(softsync: Run) -> None:
+    (rate,) = throughput.rates(softsync)
+    assert (rate.updates, rate.gradients, rate.samples, rate.seconds, rate.update_seconds) == (4, 8, 32, 8.05, 1.0)
+    assert rate.samples_per_s == 32 / 8.05
+    assert rate.seconds_per_update == 8.05 / 4
+    speeds = (4 / 8.05, 8 / 8.05, 32 / 8.05)
+    assert throughput.rate_table(softsync).rows == ((0, 4, 8, 32, 8.05, *speeds, 1.0, 100 / 8.05, 250.0),)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_learner_time_is_summed_over_the_rows_of_one_shard(tmp_path: Path, shards: int) -> None:
+    log = logs_by_hand.softsync(shards)
+    run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=shards))
+    table = throughput.time_table(run)
+    assert table.cells("learner") == ["mean", 0, 1]
+    assert table.cells("pushes") == [5, 7, 3]
+    assert table.cells("compute") == pytest.approx([4.0, 3.5, 4.5])
+    assert table.cells("injected delay") == pytest.approx([0.625, 0.875, 0.375])
+    assert table.cells("push") == pytest.approx([0.04, 0.06, 0.02])
+    assert table.cells("wait") == pytest.approx([0.1, 0.14, 0.06])
+    assert table.cells("pull") == pytest.approx([0.15, 0.21, 0.09])
+    assert table.cells("elapsed") == [9.5, 9.0, 10.0]
+    assert table.cells("other") == pytest.approx([4.585, 9 - 4.785, 10 - 5.045])
+
+
+# ----------------------------------------------------------------------------------------------------------- arrivals
+
+
+def test_arrivals_of_a_synchronous_run(backup: Run) -> None:
+    # clock 0 starts at 0: 1, 2, 3 (dropped); clock 1 starts at 2.5: 1, 1.5, 3 (late)
+    assert arrivals.times(backup).tolist() == [1, 1, 1.5, 2, 3, 3]
+    assert arrivals.times_to(backup, 2).tolist() == [1.5, 2]
+    assert arrivals.collect_table(backup).rows == (
+        (1, 2, 1.0, 1.0, 1.0),
+        (2, 2, 1.75, 1.75, 2.0),
+        (3, 2, 3.0, 3.0, 3.0),
+    )
+    table = arrivals.arrival_table(backup)
+    assert (table.cells("gradients"), table.cells("mean"), table.cells("median"), table.cells("longest")) == (
+        [6],
+        [11.5 / 6],
+        [1.75],
+        [3.0],
+    )
+
+
+def test_fewer_gradients_of_a_clock_are_not_counted_for_larger_k(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    log.pushes = log.pushes[:-1]
+    run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
+    assert arrivals.collect_table(run).rows[2] == (3, 1, 3.0, 3.0, 3.0)
+
+
+def test_arrivals_of_an_asynchronous_run_are_turnarounds(softsync: Run) -> None:
+    # learner 0 is answered at 1.1 3.1 4.1 5.1 6.1 8.1 and pushes at 3 4 5 6 8 9; learner 1 at 2.1 7.1, pushes at 7 10
+    assert arrivals.times(softsync) == pytest.approx([0.9, 0.9, 0.9, 0.9, 1.9, 1.9, 2.9, 4.9])
+    assert arrivals.collect_table(softsync).rows == ()
+    assert "softsync" in arrivals.collect_table(softsync).note
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+
+def test_training_curves(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    found = [(2, 2.0, 0.5), (0, 0.0, 0.9), (1, 1.0, 0.25)]  # written as the evaluator finished them
+    log.evaluations = fabricate.rows(
+        "evaluations",
+        [evaluation(*row) for row in found] + [evaluation(2, 2.0, 0.2, averaged=True), evaluation(2, 2.0, 0.1, train=True)],
+    )
+    run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3, evaluator=True))
+    curves = training.curves(run)
+    assert [curve.name for curve in curves] == ["theta test", "thetabar test", "theta training"]
+    assert curves[0].error.tolist() == [0.9, 0.25, 0.5]
+    assert curves[0].seconds.tolist() == [0, 10, 20]
+    assert curves[0].final == 0.5
+    assert curves[0].best == 1
+    assert training.final_text(run) == "50.00 % (theta), 20.00 % (thetabar) at epoch 2.00"
+    assert training.summary_table(run).rows[0] == ("theta test", 3, 50.0, 1.0, 2.0, 20.0, 25.0, 1.0)
+    assert training.evaluation_table(run).cells("snapshot") == [0, 1, 2, 2, 2]
+    assert training.evaluation_table(run).cells("error") == [90.0, 25.0, 50.0, 20.0, 10.0]
+
+
+def test_an_error_that_is_nan_is_shown_as_it_is(tmp_path: Path) -> None:
+    log = logs_by_hand.backup()
+    log.evaluations = fabricate.rows("evaluations", [evaluation(0, 0.0, float("nan"))])
+    run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
+    assert training.curves(run)[0].best is None
+    assert training.final_text(run) == "nan % (theta) at epoch 0.00"
+    assert training.summary_table(run).rows[0][6:] == (None, None)
+
+
+# -------------------------------------------------------------------------------------------------------------- about
+
+
+def test_label_and_epochs(softsync: Run, backup: Run, tmp_path: Path) -> None:
+    assert about.label(softsync) == "run\nsoftsync n=1 modulation=inverse · λ=2 · shards=1 · μ=4"
+    assert about.protocol_label(backup) == "backup N=2 b=1"
+    assert about.epochs_reached(softsync) == 32 / 1000
+    environment = {"gradients_per_update": 3}
+    path = fabricate.write_run(tmp_path / "b", logs_by_hand.backup(), {"name": "backup"}, 3, environment=environment)
+    assert about.protocol_label(Run(path)) == "backup N=3 b=0"
+    assert about.hosts(backup) == "n1 (1 rank), n2 (3 ranks)"
+
+
+@pytest.mark.parametrize("how", ["DONE", "summary", "event"])
+def test_diverged(tmp_path: Path, how: str) -> None:
+    log = logs_by_hand.backup()
+    if how == "event":
+        log.events = fabricate.rows("events", [fabricate.row("events", kind=Event.DIVERGED)])
+    path = fabricate.write_run(tmp_path / "run", log, BACKUP, 3, done=how == "DONE", diverged=how != "event")
+    state = about.status(Run(path))
+    assert state.diverged
+    assert "DIVERGED" in state.text

@@ -1,0 +1,246 @@
+"""Reports of runs that ended well, are going on, were killed, are empty, do not balance, or are no runs at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fabricate
+import h5py
+import logs_by_hand
+import pytest
+from fabricate import Log
+from rich.console import Console
+
+from mpisgd.analysis.report import Report, report
+from mpisgd.cli import report as command
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import schema
+
+SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
+BACKUP = {"name": "backup", "N": 2, "b": 1}
+
+
+def quiet(path: Path, **options: Any) -> tuple[Report, str]:
+    """A report, and what it printed."""
+    sink = io.StringIO()
+    return report(path, console=Console(file=sink, width=240), **options), sink.getvalue()
+
+
+def with_evaluations() -> Log:
+    log = logs_by_hand.backup()
+    log.evaluations = fabricate.rows(
+        "evaluations", [logs_by_hand.evaluation(at, float(at), 0.9 / (at + 1)) for at in range(3)]
+    )
+    return log
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", with_evaluations(), BACKUP, learners=3)
+    found, text = quiet(path)
+    assert found.exit_status == 0
+    assert found.problems == ()
+    what = dict(found.table("run").rows)
+    assert what["status"] == "finished"
+    assert what["final test error"] == "30.00 % (theta) at epoch 2.00"
+    assert what["epochs"] == "0.02 of 10.0"
+    for table in found.tables:
+        assert table.title in text
+        with (path / "report" / f"{table.key}.csv").open(encoding="utf-8") as file:
+            assert len(list(csv.reader(file))) == len(table.rows) + 1
+    page = (path / "report" / "report.md").read_text(encoding="utf-8")
+    assert page.startswith("# Report of run\n\nfinished\n")
+    for drawing in found.drawings:
+        assert f"]({drawing.key}.png)" in page
+        assert (path / "report" / f"{drawing.key}.png").read_bytes().startswith(b"\x89PNG")
+    assert set(found.files) == set((path / "report").iterdir())
+
+
+def test_csv_holds_full_precision(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2)
+    quiet(path)
+    with (path / "report" / "throughput.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["updates/s"]) == 4 / 8.05
+    assert float(row["training [s]"]) == 8.05
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_run_under_way(tmp_path: Path, shards: int) -> None:
+    log = logs_by_hand.softsync(shards)
+    log.pushes, log.updates = log.pushes[: 7 * shards], log.updates[: 3 * shards]
+    path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=shards, ended=False)
+    found, text = quiet(path)
+    assert found.exit_status == 0
+    assert "UNFINISHED: no DONE; under way or killed (its log was last written" in text
+    assert dict(found.table("run").rows)["final test error"] == "not evaluated"
+    assert "no figure error_epochs: nothing was evaluated" in text
+    assert not (path / "report" / "error_epochs.png").exists()
+
+
+def test_books_of_a_run_under_way_need_not_balance(tmp_path: Path) -> None:
+    log = logs_by_hand.softsync()
+    log.pushes = log.pushes[1:]
+    path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, ended=False)
+    assert quiet(path)[0].exit_status == 0
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_books_of_an_ended_run_must_balance(tmp_path: Path, done: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2, pushed={0: 12}, done=done)
+    assert command.main([str(path)]) == 1
+    line = "shard 0: pushed 12, but applied 8 + dropped 0 + rejected 0 + in flight 2 = 10"
+    printed = capsys.readouterr().out
+    assert f"books do not balance: {line}" in printed
+    assert line in (path / "report" / "report.md").read_text(encoding="utf-8")
+    assert ("there is no DONE" in printed) == (not done)
+
+
+@pytest.mark.parametrize("protocol", [{"name": "hardsync"}, SOFTSYNC, BACKUP])
+@pytest.mark.parametrize("learners", [1, 3])
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_empty_log(tmp_path: Path, protocol: dict[str, Any], learners: int, ended: bool) -> None:
+    path = fabricate.write_run(tmp_path / "run", Log(), protocol, learners, ended=ended)
+    found, text = quiet(path)
+    assert found.exit_status == 0
+    assert all(drawing.figure is None for drawing in found.drawings)
+    assert "no figure collect: " in text
+    assert not list((path / "report").glob("*.png"))
+    page = (path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "no figure, no gradient was applied." in page
+
+
+def test_pushes_but_no_update_yet(tmp_path: Path) -> None:
+    log = Log(pushes=logs_by_hand.softsync().pushes[:1])
+    path = fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, ended=False)
+    found, _ = quiet(path)
+    assert found.table("books_shards").rows == ((0, 1, 0, 0, 0, 1, True),)
+    assert found.table("throughput").rows[0][5:8] == (None, None, None)
+
+
+def test_one_learner(tmp_path: Path) -> None:
+    log = fabricate.simulated("hardsync", learners=1, wanted=1, updates=3)
+    found, _ = quiet(fabricate.write_run(tmp_path / "run", log, {"name": "hardsync"}, learners=1))
+    assert found.exit_status == 0
+    assert found.table("staleness_histogram").rows == ((0, 3, 100.0, 100.0),)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("hardsync", 5), ("softsync", 2), ("backup", 4)])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_simulated_runs_balance(tmp_path: Path, name: str, wanted: int, shards: int) -> None:
+    log = fabricate.simulated(name, learners=5, wanted=wanted, updates=40, shards=shards)
+    log.evaluations = fabricate.learning(log)
+    environment = {"gradients_per_update": wanted}
+    path = fabricate.write_run(tmp_path / "run", log, {"name": name}, 5, shards=shards, environment=environment)
+    found, _ = quiet(path)
+    assert found.problems == ()
+    assert all(drawing.figure is not None for drawing in found.drawings) == (name != "softsync")
+
+
+def test_little_is_essential_in_the_configuration(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3)
+    (path / schema.CONFIG).write_text("shards = 1\n[environment]\nlearners = 3\n")
+    found, _ = quiet(path)
+    assert dict(found.table("run").rows)["epochs"] == "? of ?"
+
+
+def test_out(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3)
+    quiet(path, out=tmp_path / "elsewhere" / "deep")
+    assert (tmp_path / "elsewhere" / "deep" / "report.md").is_file()
+    assert not (path / "report").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="a folder that can be written"):
+        quiet(path, out=tmp_path / "file" / "below")
+
+
+# ------------------------------------------------------------------------------------------------ what is not a run
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no run directory of mpisgd: it has no config\.toml"):
+        report(tmp_path)
+    with pytest.raises(DataError, match="no run directory"):
+        report(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"shards = [", "damaged"),
+        (b"\xff\xfe\x00", "damaged"),
+        (b"shards = 1\n", "has no \\[environment\\]"),
+        (b"shards = 1\n[environment]\nhosts = []\n", "learners = None, expected a number"),
+        (b"[environment]\nlearners = 2\n", "shards = None, expected a number"),
+    ],
+)
+def test_a_foreign_configuration(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / schema.CONFIG).write_bytes(content)
+    with pytest.raises(DataError, match=why):
+        report(tmp_path)
+
+
+def test_no_log(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(2), SOFTSYNC, learners=2, shards=2)
+    (path / schema.shard_file(1)).unlink()
+    with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5: was the run started without a log"):
+        report(path)
+
+
+def test_another_version(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", Log(), SOFTSYNC, learners=2)
+    fabricate.write_file(path / schema.shard_file(0), {}, (0, -1, 0, 0, 0, 0), 0, version=2)
+    with pytest.raises(DataError, match="has schema version 2, this mpisgd reads 1"):
+        report(path)
+
+
+def test_foreign_files(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", Log(), SOFTSYNC, learners=2)
+    (path / schema.shard_file(0)).write_bytes(b"not HDF5")
+    with pytest.raises(DataError, match="cannot be read as HDF5"):
+        report(path)
+    with h5py.File(path / schema.shard_file(0), "w", libver="latest") as file:
+        file["something"] = 1
+    with pytest.raises(DataError, match="has schema version None"):
+        report(path)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_truncated_log_is_refused(tmp_path: Path, share: float) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2)
+    file = path / schema.shard_file(0)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(DataError, match=r"shard-000\.attempt-0\.h5"):
+        report(path)
+
+
+def test_a_damaged_done(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", Log(), SOFTSYNC, learners=2)
+    (path / schema.DONE).write_text("{")
+    with pytest.raises(DataError, match="DONE is damaged"):
+        report(path)
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--help"])
+    assert stopped.value.code == 0
+    assert "usage: mpisgd report" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        command.main([])
+    assert stopped.value.code == 2
+
+
+def test_analysis_needs_neither_torch_nor_mpi_nor_matplotlib_before_it_draws() -> None:
+    code = (
+        "import sys, mpisgd.analysis.report, mpisgd.analysis.compare\n"
+        "print([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,324 @@
+"""Data files in their authors' formats, small ones made here: read right, or refused with what was found and expected."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpisgd.config import Cifar10Options, FashionMnistOptions, MnistOptions
+from mpisgd.data import cache, cifar10, load
+from mpisgd.data.idx import read_idx
+from mpisgd.errors import DataError
+
+RECORDS = 20
+PARTS = ("train", "t10k")
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPISGD_DATA", raising=False)
+    monkeypatch.setenv("MPISGD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cifar10, "RECORDS_PER_FILE", RECORDS)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def pixels(part: str, samples: int) -> np.ndarray:
+    return np.random.default_rng(PARTS.index(part)).integers(0, 256, (samples, 28, 28))
+
+
+def write_mnist(folder: Path, suffix: str = "") -> None:
+    folder.mkdir(parents=True)
+    for part, samples in zip(PARTS, (30, 10), strict=True):
+        for name, array in (("images-idx3", pixels(part, samples)), ("labels-idx1", np.arange(samples) % 10)):
+            content = idx_bytes(array)
+            (folder / f"{part}-{name}-ubyte{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+
+
+# ------------------------------------------------------------------------------------------------------- MNIST's format
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize(("options", "folder"), [(MnistOptions(), "mnist"), (FashionMnistOptions(), "fashion_mnist")])
+def test_mnist(tmp_path: Path, suffix: str, options: MnistOptions | FashionMnistOptions, folder: str) -> None:
+    write_mnist(tmp_path / folder, suffix)
+    data = load(options, data_dir=str(tmp_path), seed=1)
+    assert (data.name, len(data.train), len(data.test), data.input_shape, data.classes) == (folder, 30, 10, (1, 28, 28), 10)
+    inputs, targets = data.test.batch(np.array([7, 3]))
+    mean = pixels("train", 30).mean(axis=0)
+    np.testing.assert_allclose(inputs[:, 0].numpy(), (pixels("t10k", 10)[[7, 3]] - mean) / 255, atol=1e-6)
+    assert targets.tolist() == [7, 3]
+
+
+def test_without_subtraction_pixels_are_divided_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mnist(tmp_path / "mnist")
+    monkeypatch.setenv("MPISGD_DATA", str(tmp_path))
+    inputs, _ = load(MnistOptions(subtract_mean=False), seed=1).train.batch(np.array([5]))
+    np.testing.assert_allclose(inputs[0, 0].numpy(), pixels("train", 30)[5] / 255, atol=1e-7)
+
+
+def test_a_missing_file_says_where_it_was_looked_for_and_goes(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(MnistOptions(), data_dir=str(tmp_path), seed=1)
+    message = str(caught.value)
+    for part in (
+        "mnist: train-images-idx3-ubyte, plain or .gz, is missing",
+        f"looked at: {tmp_path}/mnist/train-images-idx3-ubyte, {tmp_path}/mnist/train-images-idx3-ubyte.gz",
+        "put it into <data-dir>/mnist; <data-dir> is named by --data-dir or the environment variable MPISGD_DATA",
+        "sha256 440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609 (of train-images-idx3-ubyte.gz)",
+    ):
+        assert part in message
+    write_mnist(tmp_path / "fashion_mnist")
+    (tmp_path / "fashion_mnist" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(DataError, match=r"fashion_mnist: t10k-labels-idx1-ubyte(?s:.*)md5 bb300cfdad3c16e7a12a480ee83cd310"):
+        load(FashionMnistOptions(), data_dir=str(tmp_path), seed=1)
+
+
+def test_no_data_directory_at_all() -> None:
+    with pytest.raises(DataError, match="looked at: nowhere, as neither --data-dir nor MPISGD_DATA is set"):
+        load(MnistOptions(), seed=1)
+
+
+GOOD = idx_bytes(np.zeros((5, 28, 28)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "0 bytes found, expected an IDX header of 16 bytes"),
+        (GOOD[:15], "15 bytes found, expected an IDX header of 16 bytes"),
+        (GOOD[:-1], "3935 bytes found, expected 3936 for 5 items of shape (28, 28)"),
+        (GOOD + b"x", "3937 bytes found, expected 3936 for 5 items of shape (28, 28)"),
+        (b"\x00\x00\x0d\x03" + GOOD[4:], "starts with 0x00000d03, expected 0x00000803 (IDX, unsigned bytes)"),
+        (idx_bytes(np.zeros(20)), "starts with 0x00000801, expected 0x00000803"),
+        (b"<!DOCTYPE html> not found", "starts with 0x3c21444f, expected 0x00000803"),
+        (idx_bytes(np.zeros((5, 8, 8))), "items of shape (8, 8), expected (28, 28)"),
+        (gzip.compress(GOOD)[:-9], "bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD)[:12], "12 bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD)[:-8] + b"12345678", "expected a whole gzip file: CRC check failed"),
+        (gzip.compress(GOOD)[:10] + b"\xff" * 40, "50 bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD) + b"garbage", "expected a whole gzip file: Not a gzipped file"),
+    ],
+)
+def test_a_truncated_or_foreign_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: .*{re.escape(message)}"):
+        read_idx(path, (28, 28))
+
+
+def test_an_idx_file_is_known_by_its_content_not_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    path.write_bytes(GOOD)
+    assert read_idx(path, (28, 28)).shape == (5, 28, 28)
+
+
+def test_a_directory_in_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{tmp_path}: Is a directory"):
+        read_idx(tmp_path, ())
+
+
+def test_labels_that_do_not_go_with_the_images(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "mnist")
+    labels = tmp_path / "mnist" / "train-labels-idx1-ubyte"
+    labels.write_bytes(idx_bytes(np.zeros(29)))
+    with pytest.raises(DataError, match="train-labels-idx1-ubyte: 29 labels, expected 30"):
+        load(MnistOptions(), data_dir=str(tmp_path), seed=1)
+    labels.write_bytes(idx_bytes(np.arange(30)))
+    with pytest.raises(DataError, match="train-labels-idx1-ubyte: label 29 found, expected 0 to 9"):
+        load(MnistOptions(), data_dir=str(tmp_path), seed=1)
+
+
+# ------------------------------------------------------------------------------------------------------------- CIFAR-10
+
+FILES = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+
+
+def batch_file(number: int) -> bytes:
+    generator = np.random.default_rng(number)
+    records = generator.integers(0, 256, (RECORDS, 3073)).astype(np.uint8)
+    records[:, 0] = np.arange(RECORDS) % 10
+    return records.tobytes()
+
+
+def write_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for number, name in enumerate(FILES):
+        (folder / name).write_bytes(batch_file(number))
+    return folder
+
+
+def write_archive(path: Path, contents: dict[str, bytes] | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if contents is None:
+        contents = {name: batch_file(number) for number, name in reversed(list(enumerate(FILES)))}
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name, content in {"readme.html": b"hello", **contents}.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize("below", ["cifar10", ""])
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_cifar10(tmp_path: Path, below: str, form: str) -> None:
+    if form == "folder":
+        write_folder(tmp_path / below / "cifar-10-batches-bin")
+    else:
+        write_archive(tmp_path / below / "cifar-10-binary.tar.gz")
+    data = load(Cifar10Options(subtract_mean=False), data_dir=str(tmp_path), seed=1)
+    assert (len(data.train), len(data.test), data.input_shape, data.classes) == (5 * RECORDS, RECORDS, (3, 32, 32), 10)
+    for split, place, number, row in ((data.train, 2 * RECORDS + 7, 2, 7), (data.test, 4, 5, 4)):
+        record = np.frombuffer(batch_file(number), dtype=np.uint8).reshape(RECORDS, 3073)[row]
+        inputs, targets = split.batch(np.array([place]))
+        np.testing.assert_allclose(inputs[0].numpy(), record[1:].reshape(3, 32, 32) / 255, atol=1e-7)
+        assert targets.tolist() == [record[0]]
+    centred = load(Cifar10Options(), data_dir=str(tmp_path), seed=1).train.batch(np.arange(5 * RECORDS))[0]
+    assert centred.mean(dim=0).abs().max() < 1e-6
+
+
+def test_the_archive_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = write_archive(tmp_path / "cifar-10-binary.tar.gz")
+    reads: list[Path] = []
+    extract = cifar10._extract
+
+    def counting(path: Path) -> Mapping[str, bytes]:
+        reads.append(path)
+        return extract(path)
+
+    monkeypatch.setattr(cifar10, "_extract", counting)
+    for _ in range(3):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert len(reads) == 1
+    kept = list((tmp_path / "cache").glob("*.bin"))
+    assert [path.stat().st_size for path in kept] == [6 * RECORDS * 3073]
+    kept[0].write_bytes(b"cut short")  # a cache file that is not whole is made anew
+    load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert len(reads) == 2
+    write_archive(
+        archive, {name: batch_file(number + 10) for number, name in enumerate(FILES)}
+    )  # and so is that of another archive
+    load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert len(reads) == 3
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix not in (".bin", ".lock")]
+
+
+def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
+    """Real processes, since ranks are: each must see the whole file, whichever of them makes it."""
+    program = (
+        "import pathlib, sys, numpy as np; from mpisgd.data.cache import cached\n"
+        "source, log = map(pathlib.Path, sys.argv[1:])\n"
+        "def build():\n"
+        "    log.open('a').write('built\\n')\n"
+        "    return [np.full(3_000_000, 7, np.uint8), np.full(5, 8, np.uint8)]\n"
+        "content = cached(source, 'x', 3_000_005, build).read_bytes()\n"
+        "sys.exit(content != b'\\x07' * 3_000_000 + b'\\x08' * 5)\n"
+    )
+    source, log = tmp_path / "source", tmp_path / "log"
+    source.write_bytes(b"archive")
+    command = [sys.executable, "-c", program, str(source), str(log)]
+    ranks = [subprocess.Popen(command) for _ in range(4)]
+    assert [rank.wait(timeout=30) for rank in ranks] == [0, 0, 0, 0]
+    assert log.read_text() == "built\n"
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPISGD_CACHE", "/somewhere/fast")
+    assert cache.cache_dir() == Path("/somewhere/fast")
+    monkeypatch.delenv("MPISGD_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache.cache_dir() == Path("/xdg/mpisgd")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert cache.cache_dir() == Path("/home/somebody/.cache/mpisgd")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_archive(tmp_path / "cifar-10-binary.tar.gz")
+    monkeypatch.setenv("MPISGD_CACHE", str(tmp_path / "cifar-10-binary.tar.gz" / "below a file"))
+    with pytest.raises(DataError, match=r"Not a directory; expected to keep 368760 .*: name a writable .* MPISGD_CACHE"):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+
+
+def test_a_cache_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_archive(tmp_path / "cifar-10-binary.tar.gz")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match="No space left on device; expected to keep"):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def without_a_file(path: Path) -> None:
+    write_archive(path, {name: batch_file(number) for number, name in enumerate(FILES[:-1])})
+
+
+def with_a_short_file(path: Path) -> None:
+    write_archive(path, {name: batch_file(number)[: None if number else -5] for number, name in enumerate(FILES)})
+
+
+def with_a_foreign_label(path: Path) -> None:
+    write_archive(path, dict.fromkeys(FILES, b"\x0b" * (RECORDS * 3073)))
+
+
+def page(path: Path) -> None:
+    path.write_bytes(b"<!DOCTYPE html>" * 100)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (cut, r"\d+ bytes found, expected a whole .tar.gz, md5 c32a1d4ab5d03f1284b67883e8d87530: "),
+        (page, "1500 bytes found, expected a whole .tar.gz"),
+        (without_a_file, r"test_batch.bin: 0 bytes found, expected 61460 \(20 records of 3073\)"),
+        (with_a_short_file, "data_batch_1.bin: 61455 bytes found, expected 61460"),
+        (with_a_foreign_label, "data_batch_1.bin: label 11 found, expected 0 to 9"),
+    ],
+)
+def test_a_truncated_or_foreign_archive(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+    path = write_archive(tmp_path / "cifar10" / "cifar-10-binary.tar.gz")
+    spoil(path)
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: {message}"):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert not list((tmp_path / "cache").glob("*.bin"))
+
+
+def test_a_folder_that_is_not_whole(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "cifar-10-batches-bin")
+    (folder / "data_batch_3.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match=f"{folder}: data_batch_3.bin: 5 bytes found, expected 61460"):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    (folder / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=f"cifar10: data_batch_3.bin is missing\n  looked at: {folder}/data_batch_3.bin"):
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+
+
+def test_missing_cifar10(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    message = str(caught.value)
+    for folder in (tmp_path / "cifar10", tmp_path):
+        assert f"{folder}/cifar-10-batches-bin" in message
+        assert f"{folder}/cifar-10-binary.tar.gz" in message
+    assert "put it into <data-dir>/cifar10" in message
+    assert "md5 c32a1d4ab5d03f1284b67883e8d87530" in message
