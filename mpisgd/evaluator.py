@@ -52,13 +52,13 @@ class Evaluator:
         `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
         `torch.load(..., weights_only=True)` reads.
         """
-        index = 0
-        while (snapshot := self._channel.pull(index)) is not None:
+        number = 0
+        while (snapshot := self._channel.pull(number)) is not None:
             self._evaluate(snapshot)
-            index += 1
+            number += 1
         final = self._channel.pull(FINAL)
         if final is not None:
-            states = self._evaluate(Snapshot(index, final.clocks, final.samples, final.taken_s))
+            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
             torch.save(states, weights_file)
         self._channel.goodbye()
 
@@ -71,7 +71,7 @@ class Evaluator:
                 start_s = self._channel.now_s()
                 loss, error = self._measure.of(train=train)
                 self._log.evaluation(
-                    snapshot=snapshot.index,
+                    snapshot=snapshot.number,
                     clock_min=min(snapshot.clocks),
                     clock_max=max(snapshot.clocks),
                     samples=snapshot.samples,

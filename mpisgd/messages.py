@@ -70,7 +70,7 @@ def goodbye_header() -> Header:
 
 
 def snapshot_pull_header() -> Header:
-    return Header("index")
+    return Header("number")
 
 
 def snapshot_answer_header() -> Header:
@@ -118,9 +118,9 @@ class Goodbye(NamedTuple):
 
 
 class SnapshotPull(NamedTuple):
-    """The evaluator wants snapshot `index` (or FINAL), or leaves (NOTHING_MORE)."""
+    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
 
-    index: int
+    number: int
 
 
 Message = Push | Pull | Goodbye | SnapshotPull

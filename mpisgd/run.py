@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import platform
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +76,9 @@ class Outcome:
     samples: tuple[int, ...]
     """Samples applied by each shard."""
     diverged: bool
-    seconds: float
+    """Something was not finite, or the last weights are no better than the initial ones."""
+    training_s: float
+    """From the start barrier to the last update of shard 0."""
 
 
 def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:
@@ -259,9 +263,8 @@ class Rank:
             self._say(f"mpisgd {__version__}: {self._headline()}")
         loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
         account = loop(wire)
-        seconds = wire.now_ns() * 1e-9
         wire.meet()
-        return self._end(account, seconds)
+        return self._end(account)
 
     def _shard(self, wire: Wire) -> np.ndarray:
         config, shard = self.config, self.roles.index(self.rank)
@@ -301,7 +304,7 @@ class Rank:
             progress.close()
             snapshots.close()
         diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-        return np.array([server.clock, update.samples, sum(server.received), sum(server.pushed), diverged], np.int64)
+        return np.array([server.clock, update.samples, diverged, server.updated_s * 1e9], np.int64)
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -319,12 +322,12 @@ class Rank:
         learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id))
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
-        return np.zeros(5, np.int64)
+        return np.zeros(4, np.int64)
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
         wire.start_clock()
         self._evaluate(wire)
-        return np.zeros(5, np.int64)
+        return np.zeros(4, np.int64)
 
     def _evaluate(self, wire: Wire) -> None:
         config, options = self.config, self.config.evaluation
@@ -372,7 +375,7 @@ class Rank:
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def _end(self, account: np.ndarray, seconds: float) -> Outcome:
+    def _end(self, account: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
         accounts = np.zeros((self.world.size, len(account)), np.int64)
         self.comm.Allgather(account, accounts)
@@ -381,26 +384,27 @@ class Rank:
             path=self.path,
             clocks=tuple(int(clock) for clock in of_shards[:, 0]),
             samples=tuple(int(samples) for samples in of_shards[:, 1]),
-            diverged=bool(of_shards[:, 4].any()),
-            seconds=seconds,
+            diverged=bool(of_shards[:, 2].any()),
+            training_s=float(of_shards[0, 3]) * 1e-9,
         )
         if self.rank == 0:
             if self.config.log.enabled:
                 directory.join(self.path, self.config.shards)
-                check_books(Run(self.path), outcome)
+                log = Run(self.path)
+                check_books(log, outcome)
+                outcome = dataclasses.replace(outcome, diverged=outcome.diverged or learned_nothing(log))
             directory.mark_done(
                 self.path,
                 {
                     "clock": list(outcome.clocks),
                     "samples": list(outcome.samples),
                     "diverged": outcome.diverged,
-                    "seconds": seconds,
+                    "seconds": outcome.training_s,
                     "books_balanced": True,
                 },
             )
             self._say(self._farewell(outcome))
-        self.comm.Barrier()
-        return outcome
+        return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
 
     def _headline(self) -> str:
         config, roles = self.config, self.roles
@@ -414,8 +418,8 @@ class Rank:
 
     def _farewell(self, outcome: Outcome) -> str:
         ending = "diverged" if outcome.diverged else "finished"
-        rate = outcome.samples[0] / outcome.seconds
-        text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.seconds:.1f} s, {rate:.0f} samples/s"
+        rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
+        text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
         if self.config.log.enabled:
             log = Run(self.path)
             last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
@@ -434,6 +438,14 @@ def _own(part: torch.Tensor) -> torch.Tensor:
     vector = host_vector(part.numel())
     vector.copy_(part)
     return vector
+
+
+def learned_nothing(log: Run) -> bool:
+    """Whether the last weights, after at least one epoch, have a test loss no better (by 1 %) than the initial ones."""
+    rows = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
+    if len(rows) < 2 or rows["epochs"][-1] < 1:
+        return False
+    return not rows["loss"][-1] < 0.99 * rows["loss"][0]
 
 
 def check_books(log: Run, outcome: Outcome) -> None:

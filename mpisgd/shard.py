@@ -64,6 +64,7 @@ class Shard:
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
         self._losses = 0.0
+        self.updated_s = 0.0
 
     def serve(self) -> None:
         """Serve until every learner and the evaluator have said goodbye."""
@@ -78,8 +79,8 @@ class Shard:
                     self._answer([learner_id])
                 case Goodbye() as goodbye:
                     self._part(goodbye)
-                case SnapshotPull(index=index):
-                    self._snapshot_pull = index
+                case SnapshotPull(number=number):
+                    self._snapshot_pull = number
                     self._answer_snapshot()
         self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
 
@@ -129,10 +130,10 @@ class Shard:
             step = self.update.step()
             self.clock += 1
             self.protocol.on_update()
-            now_s = self.channel.now_s()
+            self.updated_s = now_s = self.channel.now_s()
             mean_loss = self._losses / step.gradients if step.gradients else math.nan
             self._losses = 0.0
-            self.log.update(self.clock, step, self.update.samples, now_s, now_s - start_s, mean_loss)
+            self.log.update(self.clock, step, self.update.samples, now_s=now_s, update_s=now_s - start_s, mean_loss=mean_loss)
             self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
             self.finished = self.update.samples >= self.budget_samples
             if self.finished:
@@ -191,18 +192,18 @@ class Shard:
 
     def _answer_snapshot(self) -> None:
         """Answer the evaluator, if it waits and what it waits for is there or will never be."""
-        index = self._snapshot_pull
-        if index is None:
+        number = self._snapshot_pull
+        if number is None:
             return
-        if index == NOTHING_MORE:
+        if number == NOTHING_MORE:
             self.evaluating = False
-        elif index == FINAL and self.finished:
+        elif number == FINAL and self.finished:
             vectors = [self.update.weights] if self.update.averaged is None else [self.update.weights, self.update.averaged]
             self.channel.answer_snapshot(
                 [host_view(vector) for vector in vectors], self.clock, self.update.samples, self.channel.now_s()
             )
-        elif 0 <= index < self.snapshots.count:
-            taken = self.snapshots.get(index)
+        elif 0 <= number < self.snapshots.count:
+            taken = self.snapshots.get(number)
             self.channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
         elif self.finished:
             self.channel.answer_snapshot(self.snapshots.nothing(), 0, 0, 0.0)

@@ -83,7 +83,9 @@ class SliceUpdate:
 
         The squared norm is ten times as fast as `isfinite` and finite for nearly all finite gradients (TRAPS 9).
         """
-        if math.isfinite(np.dot(self.scratch, self.scratch)):
+        with np.errstate(over="ignore"):
+            squared_norm = np.dot(self.scratch, self.scratch)
+        if math.isfinite(squared_norm):
             return True
         return bool(torch.isfinite(self._scratch).all())
 

@@ -120,13 +120,13 @@ class Wire:
                     return message
             return None
 
-        if len(wanted) == 1 and not self.polite:
-            message = self._comm.Mprobe(*wanted[0], status)
-        elif self.polite:
+        message: MPI.Message | None = None
+        if self.polite:
             message = _politely(ready)
-        else:
-            while (message := ready()) is None:
-                pass
+        elif len(wanted) == 1:
+            message = self._comm.Mprobe(*wanted[0], status)
+        while message is None:
+            message = ready()
         return Envelope(status.source, status.tag, status.Get_count(MPI.BYTE), message)
 
     def accept(self, envelope: Envelope, array: np.ndarray) -> None:

@@ -86,9 +86,7 @@ def arrival_table(run: Run) -> Table:
     )
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
     if not synchronous(run):
-        note = (
-            "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0, first pushes left out."
-        )
+        note = "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0, first pushes left out."
     return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)
 
 

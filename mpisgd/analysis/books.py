@@ -114,9 +114,7 @@ def imbalances(run: Run) -> list[str]:
     divisors = np.zeros(run.shards, np.int64)
     np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
     for shard in np.flatnonzero(applied != divisors).tolist():
-        lines.append(
-            f"shard {shard}: {applied[shard]} gradients applied, but its updates divide by {divisors[shard]} in all"
-        )
+        lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates divide by {divisors[shard]} in all")
     updates = np.bincount(run.updates["shard"], minlength=run.shards)
     for shard, clock in enumerate(final_clocks(run).tolist()):
         if updates[shard] != clock:

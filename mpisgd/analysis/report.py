@@ -118,9 +118,7 @@ def draw(run: Run) -> tuple[Drawing, ...]:
 
 def arrival_axis(run: Run) -> str:
     """The x-axis of arrival times, which synchronous and other protocols count from different starts."""
-    return (
-        "time since the clock's start" if arrivals.synchronous(run) else "turnaround: weights answered to gradient arrived"
-    )
+    return "time since the clock's start" if arrivals.synchronous(run) else "turnaround: weights answered to gradient arrived"
 
 
 def _error_figures(run: Run, title: str) -> Sequence[Drawing]:

@@ -114,7 +114,7 @@ def _bandwidth(size: int) -> float:
     for kernel, passes in ((lambda: a.copy_(b), 2), (lambda: a.add_(b, alpha=1.0), 3)):
         for _ in range(2 + max(3, 40_000_000 // size)):
             start_s = time.perf_counter()
-            kernel()
+            kernel()  # type: ignore[no-untyped-call]
             best = max(best, passes * 4 * size / (time.perf_counter() - start_s))
     return best
 

@@ -2,27 +2,108 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import tyro
 
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
 from mpisgd.guard import failing_fast, launched_rank
 
-BENCHES = {"wire": "the push+pull cycle with the update, over raw Send+Recv and the update's least memory traffic (2 ranks)"}
+BENCHES = {
+    "wire": (2, "push+pull cycle with the update, over raw Send+Recv and the update's least memory traffic"),
+    "train": (3, "images/s of hardsync, over PyTorch DDP with gloo and over loops that do not communicate"),
+    "log": (3, "images/s of hardsync with the run log, over without"),
+}
 
 
 @dataclass(frozen=True)
-class WireOptions:
-    """The push+pull cycle, with the update, against raw Send+Recv of the same bytes: mpirun -n 2 mpisgd bench wire."""
+class Options:
+    """What all benches take."""
 
-    sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
-    """Bytes of the gradient."""
     repetitions: int = 5
     """Interleaved repetitions; median and range are told."""
+    sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
+    """wire: bytes of the gradient."""
     out: str = "results/bench"
-    """Where the JSON file goes."""
+    """Directory for the JSON file, <out>/<what>.json."""
+
+
+def usage() -> str:
+    lines = [f"  mpirun -n {ranks} mpisgd bench {name:<6} {text}" for name, (ranks, text) in BENCHES.items()]
+    return "\n".join(["usage: mpirun -n RANKS mpisgd bench WHAT [options]", "", *lines])
+
+
+def main(argv: list[str]) -> int:
+    """Run one bench on the ranks of this job; rank 0 prints and writes.
+
+    Raises ConfigError where there are too few ranks or no such bench.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        if launched_rank() == 0:
+            print(usage(), file=sys.stdout if argv else sys.stderr)
+        return EXIT_OK if argv else EXIT_USAGE
+    what, *rest = argv
+    if what not in BENCHES:
+        raise ConfigError(f"bench {what!r} is unknown{nearest(what, BENCHES)}")
+    options = tyro.cli(Options, args=rest, prog=f"mpisgd bench {what}", console_outputs=launched_rank() == 0)
+    from mpisgd.mpi import MPI
+
+    comm = MPI.COMM_WORLD
+    needed = BENCHES[what][0]
+    if comm.Get_size() != needed:
+        raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), expected {needed}: mpirun -n {needed} ...")
+    with failing_fast(comm, lambda: f"bench {what}"):
+        rows, lines = _MEASURES[what](options)
+    if comm.Get_rank() == 0:
+        from mpisgd.bench.machine import describe, write
+
+        print("\n".join(lines))
+        write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(needed), "rows": rows})
+    return EXIT_OK
+
+
+def _told(value: dict[str, float], digits: int = 2) -> str:
+    return f"{value['median']:.{digits}f} ({value['min']:.{digits}f} to {value['max']:.{digits}f})"
+
+
+Measured = tuple[list[dict[str, Any]], list[str]]
+
+
+def _wire(options: Options) -> Measured:
+    from mpisgd.bench import wire
+    from mpisgd.mpi import MPI
+
+    rows = wire.measure(MPI.COMM_WORLD, options.sizes, options.repetitions)
+    lines = [f"{'bytes':>12} {'raw':>10} {'update':>10} {'cycle':>10}   cycle / (raw + update), median (range)"]
+    for row in rows:
+        ms = [f"{1e3 * row[key]['median']:7.3f} ms" for key in ("raw_s", "update_floor_s", "cycle_s")]
+        lines.append(f"{row['nbytes']:12,} {ms[0]} {ms[1]} {ms[2]}   {_told(row['ratio'])}")
+    return rows, lines
+
+
+def _train(options: Options) -> Measured:
+    from mpisgd.bench import train
+    from mpisgd.mpi import MPI
+
+    rows = train.measure(MPI.COMM_WORLD, options.repetitions)
+    lines = []
+    for row in rows:
+        rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
+        lines.append(f"{row['case']}: images/s {rates}")
+        lines.append(f"  hardsync / best DDP {_told(row['hardsync_over_ddp'])}, / loops {_told(row['hardsync_over_loops'])}")
+    return rows, lines
+
+
+def _log(options: Options) -> Measured:
+    from mpisgd.bench import train
+    from mpisgd.mpi import MPI
+
+    rows = train.measure_log(MPI.COMM_WORLD, options.repetitions)
+    return rows, [f"{row['case']}: log on / off {_told(row['on_over_off'], 3)}" for row in rows]
+
+
+_MEASURES: dict[str, Callable[[Options], Measured]] = {"wire": _wire, "train": _train, "log": _log}

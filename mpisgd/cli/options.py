@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 
 import tyro
@@ -33,15 +35,17 @@ def parse(words: list[str], prog: str) -> tuple[Config, bool]:
     words = [word for word in words if word != "--print-config"]
     base, words = _choose_kinds(base, words)
     kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
-    config = tyro.cli(
-        Config,
-        prog=prog,
-        description=_DESCRIPTION.format(kinds=kinds),
-        default=base,
-        args=words,
-        config=(tyro.conf.AvoidSubcommands,),
-        console_outputs=launched_rank() == 0,
-    )
+    first = launched_rank() == 0
+    with nullcontext() if first else redirect_stderr(io.StringIO()):  # console_outputs does not cover ill-typed values
+        config = tyro.cli(
+            Config,
+            prog=prog,
+            description=_DESCRIPTION.format(kinds=kinds),
+            default=base,
+            args=words,
+            config=(tyro.conf.AvoidSubcommands,),
+            console_outputs=first,
+        )
     return config, print_config
 
 

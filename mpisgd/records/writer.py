@@ -142,7 +142,7 @@ class ShardLog:
         if number is not None:
             self._file.amend("pushes", number, "answer_s", now_s)
 
-    def update(self, clock: int, step: Step, samples: int, now_s: float, update_s: float, mean_loss: float) -> None:
+    def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         row = (self._shard, clock, step.gradients, samples, step.learning_rate, now_s, update_s, mean_loss)
         self._file.append("updates", row)
 

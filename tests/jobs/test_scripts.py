@@ -335,12 +335,17 @@ def test_says_how_ranks_become_roles(submit, script):
     assert sums[script] in submit(script).stdout
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_too_few_ranks_are_refused_before_the_launch(submit, script):
-    shards = "1" if "cpu" in script else "2"
-    outcome = submit(script, edits=[(f"\nSHARDS={shards}", "\nSHARDS=18")])
+    edits = {
+        "cpu": ("\nSHARDS=1", "\nSHARDS=17"),
+        "gpu": ("\nSHARDS=2", "\nSHARDS=10"),
+        "jsrun": ("\nGPUS_PER_NODE=6", "\nGPUS_PER_NODE=0"),
+    }
+    kind = script.split("-")[1].split(".")[0]
+    outcome = submit(script, edits=[edits[kind]])
     assert outcome.status == 2
-    assert "learners: ask for more" in outcome.stderr
+    assert "leave 0 learners: ask for more" in outcome.stderr
     assert outcome.argv == []
 
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from mpisgd.errors import ConfigError
+from mpisgd.launch import environment, mpirun
+
 DRIVE = Path(__file__).parent / "drive.py"
-
-
-@cache
-def launcher() -> list[str]:
-    """`mpirun` beside this Python (the wheel's), else the one on the PATH; with leave to start more ranks than cores."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        return []
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
-    return [mpirun, "--oversubscribe"] if "Open MPI" in version or "PRRTE" in version else [mpirun]
 
 
 @dataclass(frozen=True)
@@ -43,11 +33,15 @@ class Launched:
 
 def launch(ranks: int, *words: str, timeout_s: float = 120, cwd: Path | None = None, **env: str) -> Launched:
     """`mpirun -n ranks python words...`; the whole process group is killed, and the test fails, after `timeout_s`."""
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-    environment |= env
-    command = [*launcher(), "-n", str(ranks), sys.executable, *words]
+    command = [*mpirun(ranks), sys.executable, *words]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        env=environment() | env,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -60,8 +54,10 @@ def launch(ranks: int, *words: str, timeout_s: float = 120, cwd: Path | None = N
 
 @pytest.fixture(autouse=True)
 def _needs_mpirun() -> None:
-    if not launcher():
-        pytest.skip("no mpirun on the PATH nor beside this Python")
+    try:
+        mpirun(1)
+    except ConfigError as error:
+        pytest.skip(str(error))
 
 
 def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300, **env: str) -> None:

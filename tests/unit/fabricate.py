@@ -49,6 +49,7 @@ def write_run(
     log: Log,
     protocol: Mapping[str, Any],
     learners: int,
+    *,
     shards: int = 1,
     ended: bool = True,
     done: bool = True,
@@ -140,7 +141,7 @@ class _Learner:
 
 
 def simulated(
-    name: str, learners: int = 30, updates: int = 300, wanted: int = 1, shards: int = 1, seed: int = 1, mu: int = 4
+    name: str, *, learners: int = 30, updates: int = 300, wanted: int = 1, shards: int = 1, seed: int = 1, mu: int = 4
 ) -> Log:
     """A log as a run of so many updates of `wanted` gradients would leave: uneven learners, some mini-batches delayed."""
     random = np.random.default_rng(seed)

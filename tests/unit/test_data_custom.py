@@ -49,7 +49,7 @@ def test_a_batch_is_a_pair_of_new_tensors() -> None:
     assert data.train.batch(PICK)[0].tolist() == INPUTS[PICK].tolist()
 
 
-@pytest.mark.parametrize("test", [None, (INPUTS[:0], TARGETS[:0])])
+@pytest.mark.parametrize("test", [None, (INPUTS[:0], TARGETS[:0]), (np.zeros(0), np.zeros(0))])
 def test_the_test_split_may_be_missing(test: Any) -> None:
     data = as_dataset(((INPUTS, TARGETS), test))
     assert len(data.test) == 0
@@ -116,6 +116,7 @@ def test_a_map_style_dataset_may_tell_its_classes_and_targets() -> None:
 def test_torchs_own_datasets() -> None:
     whole = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     data = as_dataset((whole, Subset(whole, [1, 2])))
+    assert type(data.train) is Split  # taken whole, since it lies in memory
     assert data.train.inputs.shape == (6, 2, 2)
     assert data.test.batch(np.array([1]))[1].tolist() == [2]
     assert data.test.targets.tolist() == [1, 2]

@@ -206,6 +206,10 @@ def test_the_archive_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(reads) == 1
     kept = list((tmp_path / "cache").glob("*.bin"))
     assert [path.stat().st_size for path in kept] == [6 * RECORDS * 3073]
+    lock = kept[0].with_suffix(".lock")
+    lock.unlink()
+    load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    assert not lock.exists()  # a whole cache is read only, so it may lie in a directory that is
     kept[0].write_bytes(b"cut short")  # a cache file that is not whole is made anew
     load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
     assert len(reads) == 2

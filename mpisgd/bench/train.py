@@ -1,0 +1,207 @@
+"""`bench train`: images/s of hardsync against PyTorch DDP and against loops that do not communicate.
+
+One shard and two learners train on synthetic data; beside them, in the same job and interleaved, two of the same ranks run
+DDP over gloo, and two loops with no communication at all: the compute floor. The same model, memory format, mini-batches,
+optimiser (SGD with momentum) and one thread each. DDP is tried with and without gradients as views of its buckets, and the
+better one counts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpisgd import models
+from mpisgd.bench.machine import spread
+from mpisgd.config import Cifar10FullOptions, Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SyntheticOptions
+from mpisgd.data import load, sampling
+from mpisgd.flat import FlatModel
+from mpisgd.gradient import Gradient
+from mpisgd.messages import Tag
+from mpisgd.mpi import MPI
+from mpisgd.records.reader import Run
+from mpisgd.run import run
+from mpisgd.wire import Wire
+
+LEARNERS = 2
+SAMPLES = 2048
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and a mini-batch size; `updates` make one repetition."""
+
+    name: str
+    model: ModelOptions
+    mu: int
+    updates: int
+
+
+CASES = (
+    Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
+    Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
+    Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 40),
+)
+
+_DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=SAMPLES, test_samples=10)
+
+
+def measure(comm: MPI.Intracomm, repetitions: int = 4, log: bool = True) -> list[dict[str, Any]]:
+    """Every case on the first three ranks of `comm`; the rows are the same on every rank."""
+    wire = Wire(comm, polite=True, tags=Tag)
+    _join_gloo(comm)
+    rows = []
+    for case in CASES:
+        ways: dict[str, Callable[[], float]] = {
+            "loops": lambda case=case: _loops(comm, wire, case),  # type: ignore[misc]
+            "ddp": lambda case=case: _ddp(comm, wire, case, views=False),  # type: ignore[misc]
+            "ddp_views": lambda case=case: _ddp(comm, wire, case, views=True),  # type: ignore[misc]
+            "hardsync": lambda case=case: _hardsync(comm, case, log=log),  # type: ignore[misc]
+        }
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repetitions):
+            for name, way in ways.items():
+                rates[name].append(way())
+        best_ddp = [max(pair) for pair in zip(rates["ddp"], rates["ddp_views"], strict=True)]
+        rows.append(
+            {
+                "case": case.name,
+                "images_per_s": {name: spread(values) for name, values in rates.items()},
+                "hardsync_over_ddp": spread([h / d for h, d in zip(rates["hardsync"], best_ddp, strict=True)]),
+                "hardsync_over_loops": spread([h / f for h, f in zip(rates["hardsync"], rates["loops"], strict=True)]),
+            }
+        )
+    if comm.Get_rank() in (1, 2):
+        torch.distributed.destroy_process_group()
+    return rows
+
+
+def measure_log(comm: MPI.Intracomm, repetitions: int = 6) -> list[dict[str, Any]]:
+    """Throughput of hardsync with the run log over without, interleaved."""
+    rows = []
+    for case in CASES:
+        on, off = [], []
+        for _ in range(repetitions):
+            off.append(_hardsync(comm, case, log=False))
+            on.append(_hardsync(comm, case, log=True))
+        rows.append(
+            {
+                "case": case.name,
+                "images_per_s": {"on": spread(on), "off": spread(off)},
+                "on_over_off": spread([a / b for a, b in zip(on, off, strict=True)]),
+            }
+        )
+    return rows
+
+
+def _hardsync(comm: MPI.Intracomm, case: Case, *, log: bool) -> float:
+    """Images/s of a whole run, from the start barrier to the last update."""
+    directory = comm.bcast(tempfile.mkdtemp() if comm.Get_rank() == 0 else None)
+    config = Config(
+        model=case.model,
+        data=_DATA,
+        evaluation=EvaluationOptions(every_epochs=0, batch=10),
+        log=LogOptions(enabled=log, progress="off"),
+        out=str(Path(directory) / "run"),
+        mu=case.mu,
+        alpha0=0.001,
+        epochs=case.updates * LEARNERS * case.mu / SAMPLES,
+        threads=1,
+    )
+    outcome = run(config, comm)
+    if log and comm.Get_rank() == 0:
+        assert len(Run(outcome.path).pushes) == LEARNERS * case.updates
+    return outcome.samples[0] / outcome.training_s
+
+
+def _gradient(case: Case, learner_id: int) -> tuple[FlatModel, Gradient]:
+    data = load(_DATA, seed=_SEED)
+    module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=_SEED)
+    flat = FlatModel(module, "channels_last")
+    dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=_SEED)
+    return flat, Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=_SEED, learner_id=learner_id)
+
+
+def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], Callable[[int], object]]) -> float:
+    """Images/s of `updates` mini-batches on each of ranks 1 and 2; rank 0 waits without using a core."""
+    torch.set_num_threads(1)
+    learner_id = comm.Get_rank() - 1
+    step = make(learner_id) if 0 <= learner_id < LEARNERS else None
+    wire.meet()
+    start_s = time.perf_counter()
+    if step is not None:
+        for seq in range(case.updates):
+            step(seq)
+    own = np.array([time.perf_counter() - start_s if step is not None else 0.0])
+    wire.meet()
+    slowest = np.zeros(1)
+    comm.Allreduce(own, slowest, MPI.MAX)
+    return LEARNERS * case.updates * case.mu / float(slowest[0])
+
+
+def _loops(comm: MPI.Intracomm, wire: Wire, case: Case) -> float:
+    """Each learner on its own: gradient and update, nothing sent."""
+
+    def make(learner_id: int) -> Callable[[int], object]:
+        flat, gradient = _gradient(case, learner_id)
+        weights = nn.Parameter(flat.weights)
+        weights.grad = flat.gradients
+        optimizer = torch.optim.SGD([weights], lr=0.001, momentum=0.9, fused=True)
+
+        def step(seq: int) -> None:
+            gradient.compute(seq)
+            optimizer.step()
+
+        return step
+
+    return _timed(comm, wire, case, make)
+
+
+def _ddp(comm: MPI.Intracomm, wire: Wire, case: Case, *, views: bool) -> float:
+    """DistributedDataParallel over gloo."""
+
+    def make(learner_id: int) -> Callable[[int], object]:
+        data = load(_DATA, seed=_SEED)
+        module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=_SEED)
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parallel = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=views)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.001, momentum=0.9, fused=True)
+        dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=_SEED)
+
+        def step(seq: int) -> None:
+            inputs, targets = data.train.batch(dealt.indices(learner_id, seq))
+            optimizer.zero_grad(set_to_none=not views)
+            loss = nn.functional.cross_entropy(parallel(inputs.contiguous(memory_format=torch.channels_last)), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            loss.item()
+            optimizer.step()
+
+        return step
+
+    return _timed(comm, wire, case, make)
+
+
+def _join_gloo(comm: MPI.Intracomm) -> None:
+    """Ranks 1 and 2 form a process group of torch.distributed on this host."""
+    port = 0
+    if comm.Get_rank() == 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    port = comm.bcast(port, root=1)
+    if comm.Get_rank() in (1, 2):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=comm.Get_rank() - 1, world_size=LEARNERS
+        )

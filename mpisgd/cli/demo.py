@@ -1,0 +1,53 @@
+"""`mpisgd demo`: the paper's claim in small. Three runs on real ranks, the same but for the protocol, side by side."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mpisgd.cli import compare
+from mpisgd.errors import EXIT_FAILED, EXIT_OK
+from mpisgd.launch import environment, mpirun
+
+LEARNERS = 8
+_COMMON = "--model small_cnn --data digits --mu 4 --alpha0 0.03 --epochs 8 --nonfinite continue --overwrite"
+
+#: Directory -> the protocol's options, and what to expect of it.
+RUNS = {
+    "hardsync": ("--protocol hardsync", "staleness 0: learns"),
+    "softsync-plain": (f"--protocol softsync --protocol.n {LEARNERS} --protocol.modulation none", "stale, alpha0: degrades"),
+    "softsync-modulated": (f"--protocol softsync --protocol.n {LEARNERS}", "as stale, alpha0/tau: learns"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a small CNN on 1,437 handwritten digits with 8 learners and one shard, three times."""
+
+    out: str = "results/demo"
+    """Directory of the three runs and their comparison."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the three jobs, print the comparison; returns nonzero where a job failed."""
+    out = Path(tyro.cli(Options, args=argv, prog="mpisgd demo").out)
+    start_s = time.monotonic()
+    for name, (protocol, expectation) in RUNS.items():
+        words = [*shlex.split(protocol), *shlex.split(_COMMON), "--out", str(out / name)]
+        command = [*mpirun(LEARNERS + 1), sys.executable, "-m", "mpisgd", "train", *words]
+        print(f"\n{name} ({expectation})\n$ mpirun -n {LEARNERS + 1} mpisgd train {shlex.join(words)}", flush=True)
+        if subprocess.run(command, env=environment(), check=False).returncode != EXIT_OK:
+            print(f"mpisgd demo: {name} failed", file=sys.stderr)
+            return EXIT_FAILED
+    print()
+    status = compare.main([*(str(out / name) for name in RUNS), "--out", str(out / "compare")])
+    print(
+        f"\nThe demo took {time.monotonic() - start_s:.0f} s. Figures: {out / 'compare'}. Next: mpisgd report {out / 'hardsync'}"
+    )
+    return status

@@ -1,0 +1,161 @@
+"""What a user may choose: every bound is refused with the field, the value and what was expected (DESIGN 8)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from mpisgd import config
+from mpisgd.config import (
+    KINDS,
+    AdagradOptions,
+    AdamOptions,
+    BackupOptions,
+    Config,
+    ConstantOptions,
+    CustomDataOptions,
+    CustomModelOptions,
+    EvaluationOptions,
+    ExponentialOptions,
+    HardsyncOptions,
+    LinearOptions,
+    LogOptions,
+    MlpOptions,
+    RmspropOptions,
+    SgdOptions,
+    SmallCnnOptions,
+    SoftsyncOptions,
+    StepOptions,
+    StragglerOptions,
+    SyntheticOptions,
+    kind_of,
+    make_options,
+)
+from mpisgd.errors import ConfigError, nearest
+
+#: (class, prefix, field, a value that is refused, what the message expects)
+BOUNDS: list[tuple[type, str, str, Any, str]] = [
+    *(
+        (cls, prefix, name, least - 1, f"a finite number >= {least}")
+        for cls, prefix, names in [
+            (SoftsyncOptions, "protocol.", {"n": 1}),
+            (BackupOptions, "protocol.", {"N": 1, "b": 0}),
+            (SyntheticOptions, "data.", {"classes": 2, "samples": 1, "test_samples": 0}),
+            (SgdOptions, "optimizer.", {"momentum": 0, "weight_decay": 0}),
+            (AdagradOptions, "optimizer.", {"weight_decay": 0, "eps": 0}),
+            (RmspropOptions, "optimizer.", {"smoothing": 0, "momentum": 0, "eps": 0, "weight_decay": 0}),
+            (AdamOptions, "optimizer.", {"beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0}),
+            (ConstantOptions, "schedule.", {"warmup_epochs": 0}),
+            (StepOptions, "schedule.", {"factor": 0, "warmup_epochs": 0}),
+            (ExponentialOptions, "schedule.", {"beta": 0, "every_epochs": 1e-9, "warmup_epochs": 0}),
+            (LinearOptions, "schedule.", {"end": 0, "warmup_epochs": 0}),
+            (
+                StragglerOptions,
+                "straggler.",
+                {"delay_mean_s": 0, "delay_spread": 0, "delay_probability": 0, "pause_every": 1, "pause_s": 0},
+            ),
+            (EvaluationOptions, "evaluation.", {"every_epochs": 0, "batch": 1, "recalibrate_batches": 1}),
+            (LogOptions, "log.", {"flush_rows": 1, "flush_s": 0, "progress_s": 0}),
+            (
+                Config,
+                "",
+                {
+                    "shards": 1, "seed": 0, "epochs": 0, "mu": 1, "alpha0": 0, "averaging": 0, "clip_norm": 0, "threads": 0,
+                },
+            ),
+        ]
+        for name, least in names.items()
+    ),
+    (MlpOptions, "model.", "hidden", (8, 0), "positive numbers of units"),
+    (SmallCnnOptions, "model.", "channels", (0, 8), "positive numbers"),
+    (SyntheticOptions, "data.", "shape", (3, 0), "positive sizes"),
+    (RmspropOptions, "optimizer.", "smoothing", 1.0, "a number below 1"),
+    (AdamOptions, "optimizer.", "beta1", 1.0, "a number below 1"),
+    (AdamOptions, "optimizer.", "beta2", 1.5, "a number below 1"),
+    (StragglerOptions, "straggler.", "delay_probability", 1.01, "at most 1"),
+    (Config, "", "averaging", 1.0, "a number below 1"),
+    (Config, "", "epochs", 0.0, "a number above 0"),
+    (Config, "", "out", "", "the path of a directory"),
+    (Config, "", "seed", 2**64, "a number below 2^64"),
+    (Config, "", "alpha0", math.nan, "a finite number >= 0"),
+    (Config, "", "clip_norm", math.inf, "a finite number >= 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "prefix", "name", "value", "expected"), BOUNDS)
+def test_every_bound(cls: type, prefix: str, name: str, value: Any, expected: str) -> None:
+    message = re.escape(f"{prefix}{name} = {value!r}: expected {expected}")
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        cls(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "message"),
+    [
+        (SgdOptions, {"nesterov": True, "momentum": 0.0}, r"optimizer\.nesterov = True: expected momentum > 0 beside it"),
+        (StragglerOptions, {"delay": "pareto"}, r"straggler\.delay_spread = 1\.0: expected a shape above 1 for pareto"),
+        (StragglerOptions, {"slowdown": {0: 2.0, 3: 0.5}}, r"straggler\.slowdown\[3\] = 0\.5: expected a factor >= 1"),
+        (StragglerOptions, {"slowdown": {1: math.inf}}, r"straggler\.slowdown\[1\] = inf: expected a factor >= 1"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other(cls: type, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cls(**fields)
+
+
+def test_replace_checks_again() -> None:
+    assert config.replace(Config(), mu=4).mu == 4
+    with pytest.raises(ConfigError, match="mu = 0"):
+        config.replace(Config(), mu=0)
+
+
+@pytest.mark.parametrize(("component", "kind"), [(component, kind) for component, kinds in KINDS.items() for kind in kinds])
+def test_every_kind_is_found_by_its_name_and_fits_the_config(component: str, kind: str) -> None:
+    options = make_options(component, kind)
+    assert kind_of(options) == kind
+    assert getattr(Config(**{component: options}), component) is options
+    assert options.__doc__
+
+
+def test_no_dataclass_stands_under_two_names() -> None:
+    classes = [cls for kinds in KINDS.values() for cls in kinds.values()]
+    assert len(set(classes)) == len(classes)
+
+
+def test_unknown_kinds_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="protocol = 'softsink' is unknown; did you mean 'softsync'"):
+        make_options("protocol", "softsink")
+    with pytest.raises(ConfigError, match="schedule = 'cosine' is unknown; expected one of: constant, exponential, linear"):
+        make_options("schedule", "cosine")
+    with pytest.raises(ConfigError, match="protocol = 'mine:make' is unknown"):
+        make_options("protocol", "mine:make")
+    with pytest.raises(TypeError, match="LogOptions is no component"):
+        kind_of(LogOptions())
+
+
+def test_a_factory_is_a_kind_of_model_and_of_data() -> None:
+    assert make_options("model", "my.models:make") == CustomModelOptions(factory="my.models:make")
+    assert make_options("data", "mine:data", kwargs={"a": 1}) == CustomDataOptions(factory="mine:data", kwargs={"a": 1})
+
+
+def test_defaults_are_what_the_papers_say() -> None:
+    assert isinstance(Config().protocol, HardsyncOptions)
+    assert SgdOptions().momentum == 0.9  # [Zhang16 4.1]
+    assert (RmspropOptions().smoothing, RmspropOptions().momentum, RmspropOptions().eps) == (0.9, 0.9, 1.0)  # [Chen16 A.3]
+    assert (StepOptions().epochs, StepOptions().factor) == ((120.0, 130.0), 0.1)  # [Zhang16 4.1]
+    assert (ExponentialOptions().beta, ExponentialOptions().every_epochs) == (0.94, 2.0)  # [Chen16 4.1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "active"), [({}, False), ({"slowdown": {0: 2.0}}, True), ({"delay": "normal"}, True), ({"pause_learner": 0}, True)]
+)
+def test_stragglers_are_active_when_anything_is_put_in(fields: dict[str, Any], active: bool) -> None:
+    assert StragglerOptions(**fields).active is active
+
+
+def test_nearest() -> None:
+    assert nearest("mus", ["mu", "alpha0"]) == "; did you mean 'mu'?"
+    assert nearest("xyz", ["mu", "alpha0"]) == "; expected one of: alpha0, mu"

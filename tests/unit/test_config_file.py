@@ -1,0 +1,147 @@
+"""TOML and back: strict in reading, complete in writing, so that a run's config.toml repeats the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from mpisgd import config_file
+from mpisgd.config import KINDS, Config, CustomModelOptions, MlpOptions, SoftsyncOptions, StepOptions
+from mpisgd.errors import ConfigError
+
+
+def changed(cls: type) -> Any:
+    """An instance of which no field has its default; so a field that is not written or not read is seen."""
+    hints = typing.get_type_hints(cls)
+    return cls(**{item.name: _changed(hints[item.name], item) for item in dataclasses.fields(cls)})
+
+
+def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return changed(typing.cast(type, hint))
+    if isinstance(hint, types.UnionType) and all(dataclasses.is_dataclass(each) for each in typing.get_args(hint)):
+        return changed(typing.get_args(hint)[1])
+    if typing.get_origin(hint) is Literal:
+        return next(choice for choice in typing.get_args(hint) if choice != item.default)
+    if typing.get_origin(hint) is dict:
+        return {3: 2.5} if typing.get_args(hint)[0] is int else {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}
+    if typing.get_origin(hint) is tuple:
+        return tuple(value + 1 for value in item.default)
+    if isinstance(hint, types.UnionType):
+        return 2
+    if hint is bool:
+        return not item.default
+    if hint is str:
+        return f"{item.default}x"
+    return item.default / 2 or 0.25 if hint is float else item.default + 1
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "job.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("component", "cls"), [(component, cls) for component, kinds in KINDS.items() for cls in kinds.values()]
+)
+def test_every_kind_round_trips(component: str, cls: type, tmp_path: Path) -> None:
+    for options in (cls(), changed(cls)):
+        config = Config(**{component: options})
+        assert config_file.read(write(tmp_path, config_file.dumps(config))) == config
+        assert config_file.from_mapping(config_file.to_mapping(config)) == config
+
+
+def test_everything_at_once_round_trips() -> None:
+    config = changed(Config)
+    assert not [item.name for item in dataclasses.fields(Config) if getattr(config, item.name) == getattr(Config(), item.name)]
+    assert config_file.from_mapping(tomllib.loads(config_file.dumps(config))) == config
+
+
+def test_the_environment_is_written_and_passed_over() -> None:
+    text = config_file.dumps(Config(), {"learners": 4, "hosts": ["a", "b"], "versions": {"torch": "2"}})
+    assert tomllib.loads(text)["environment"]["versions"] == {"torch": "2"}
+    assert config_file.from_mapping(tomllib.loads(text)) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("", Config()),
+        ('protocol = "softsync"', Config(protocol=SoftsyncOptions())),
+        ('[protocol]\nname = "softsync"\nn = 4', Config(protocol=SoftsyncOptions(n=4))),
+        ("alpha0 = 1\nepochs = 3", Config(alpha0=1.0, epochs=3.0)),
+        ('[schedule]\nname = "step"\nepochs = [1, 2.5]', Config(schedule=StepOptions(epochs=(1.0, 2.5)))),
+        ('[model]\nname = "mlp"\nhidden = []', Config(model=MlpOptions(hidden=()))),
+        ('model = "my.nets:make"', Config(model=CustomModelOptions(factory="my.nets:make"))),
+        (
+            '[model]\nname = "my.nets:make"\nkwargs = {depth = 2}',
+            Config(model=CustomModelOptions(factory="my.nets:make", kwargs={"depth": 2})),
+        ),
+        (
+            '[model]\nname = "custom"\nfactory = "my.nets:make"',
+            Config(model=CustomModelOptions(factory="my.nets:make")),
+        ),
+    ],
+)
+def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
+    read = config_file.read(write(tmp_path, text))
+    assert read == config
+    assert isinstance(read.alpha0, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mus = 4", r"unknown key 'mus'; did you mean 'mu'\?"),
+        ("xyzzy = 4", r"unknown key 'xyzzy'; expected one of: alpha0, averaging"),
+        ("[evaluation]\nbach = 4", r"unknown key 'evaluation\.bach'; did you mean 'batch'\?"),
+        ('[protocol]\nname = "softsync"\nN = 4', r"unknown key 'protocol\.N'; expected one of: modulation, n"),
+        ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),
+        ('[optimizer]\nname = "sgd"\nmomentun = 0.5', r"unknown key 'optimizer\.momentun'; did you mean 'momentum'\?"),
+        ('protocol = "softsink"', r"protocol = 'softsink' is unknown; did you mean 'softsync'\?"),
+        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown; expected one of: constant"),
+        ("[protocol]\nn = 4", r"protocol = \{'n': 4\}: expected a table with the key 'name', one of hardsync, softsync"),
+        ("[protocol]\nname = 4", r"expected a table with the key 'name'"),
+        ("protocol = 4", r"protocol = 4: expected a table with the key 'name'"),
+        ("evaluation = 4", r"evaluation = 4: expected a table \[evaluation\]"),
+        ("mu = 4.0", r"mu = 4\.0: expected `int`, got `float`"),
+        ("mu = true", r"mu = True: expected `int`, got `bool`"),
+        ('mu = "4"', r"mu = '4': expected `int`, got `str`"),
+        ('alpha0 = "0.1"', r"alpha0 = '0\.1': expected `float`, got `str`"),
+        ("alpha0 = true", r"alpha0 = True: expected `float`, got `bool`"),
+        ("evaluator = 1", r"evaluator = 1: expected `bool`, got `int`"),
+        ("out = 3", r"out = 3: expected `str`, got `int`"),
+        ('device = "gpu"', r"device = 'gpu': invalid enum value 'gpu'"),
+        ('[model]\nname = "mlp"\nhidden = [1, "2"]', r"model\.hidden = \[1, '2'\]: expected `int`, got `str`"),
+        ('[model]\nname = "mlp"\nhidden = 8', r"model\.hidden = 8: expected `array`, got `int`"),
+        ('[model]\nname = "small_cnn"\nchannels = [8]', r"model\.channels = \[8\]: expected `array` of length 2"),
+        ("[straggler]\nslowdown = {one = 2.0}", r"straggler\.slowdown = \{'one': 2\.0\}: expected `int`"),
+        ("mu = 0", r"mu = 0: expected a finite number >= 1"),
+        ("alpha0 = nan", r"alpha0 = nan: expected a finite number >= 0"),
+        ('[protocol]\nname = "softsync"\nn = 0', r"protocol\.n = 0: expected a finite number >= 1"),
+        ("mu = ", r"is not TOML"),
+        ("mu = 4\nmu = 5", r"is not TOML"),
+    ],
+)
+def test_what_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """With the file and the field: the user sees where to look."""
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"job.toml.*{message}"):
+        config_file.read(file)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"configuration file '.*nowhere\.toml' cannot be read: .*No such file"):
+        config_file.read(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match=r"cannot be read: .*directory"):
+        config_file.read(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'out = "\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml' cannot be read: .*codec"):
+        config_file.read(tmp_path / "latin.toml")

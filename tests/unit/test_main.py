@@ -1,0 +1,104 @@
+"""`mpisgd COMMAND`: what the shell sees, the exit status, and that 65 ranks do not say everything 65 times."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+import mpisgd
+from mpisgd.__main__ import COMMANDS, main
+from mpisgd.errors import ConfigError, DataError, MpisgdError, PeerError
+from mpisgd.guard import AgreedError
+
+
+@pytest.fixture(params=[0, 3])
+def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(request.param))
+    return int(request.param)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "out", "err"),
+    [
+        ([], 2, "usage: mpisgd COMMAND", ""),
+        (["--help"], 0, "usage: mpisgd COMMAND", ""),
+        (["-h"], 0, "usage: mpisgd COMMAND", ""),
+        (["--version"], 0, mpisgd.__version__, ""),
+        (["trian"], 2, "", "mpisgd: unknown command 'trian'; did you mean 'train'?"),
+        (["xyzzy", "--mu", "4"], 2, "", "mpisgd: unknown command 'xyzzy'; expected one of: bench, compare"),
+        (["train", "--protocol", "x"], 2, "", "mpisgd train: ConfigError: protocol = 'x' is unknown; expected one of: backup"),
+    ],
+)
+def test_what_is_said_is_said_once(
+    words: list[str], status: int, out: str, err: str, rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == status
+    told = capsys.readouterr()
+    if rank:
+        assert told == ("", "")
+    else:
+        assert told.out.startswith(out)
+        assert bool(told.out) is bool(out)
+        assert told.err.startswith(err)
+        assert bool(told.err) is bool(err)
+
+
+def test_the_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    told = capsys.readouterr().out
+    assert all(f"  {command} " in told for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_there(command: str) -> None:
+    assert importlib.util.find_spec(f"mpisgd.cli.{command}") is not None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ConfigError("mu = 0"), 2, "mpisgd report: ConfigError: mu = 0\n"),
+        (DataError("no file"), 2, "mpisgd report: DataError: no file\n"),
+        (PeerError("rank 3"), 1, "mpisgd report: PeerError: rank 3\n"),
+        (AgreedError("rank 1: DataError: no file", 2), 2, "mpisgd report: rank 1: DataError: no file\n"),
+    ],
+)
+def test_errors_become_one_line_and_an_exit_status(
+    error: MpisgdError, status: int, text: str, rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        assert words == ["--a", "b"]
+        raise error
+
+    stub(monkeypatch, fail)
+    assert main(["report", "--a", "b"]) == status
+    assert capsys.readouterr().err == ("" if rank else text)
+
+
+def test_a_commands_own_status_is_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, lambda words: 7)
+    assert main(["report"]) == 7
+
+
+def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, lambda words: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["report"])
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, action: Callable[[list[str]], int]) -> None:
+    module = types.ModuleType("mpisgd.cli.report")
+    module.main = action  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpisgd.cli.report", module)
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    command = [sys.executable, "-m", "mpisgd", "trian"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "mpisgd: unknown command 'trian'; did you mean 'train'?\n"

@@ -1,0 +1,124 @@
+"""The command line of a run: a file, then overrides, then nothing but a configuration that can be printed and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpisgd import config_file
+from mpisgd.cli import train
+from mpisgd.cli.options import parse
+from mpisgd.config import (
+    AdamOptions,
+    BackupOptions,
+    Config,
+    CustomModelOptions,
+    DigitsOptions,
+    MlpOptions,
+    SoftsyncOptions,
+    StragglerOptions,
+    replace,
+)
+from mpisgd.errors import ConfigError
+
+
+def configured(words: str) -> Config:
+    return parse(words.split(), "mpisgd train")[0]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    text = 'mu = 4\nalpha0 = 0.5\n[protocol]\nname = "softsync"\nn = 3\n[model]\nname = "my.nets:make"\nkwargs = {depth = 2}\n'
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        ("", Config()),
+        ("--mu 4 --alpha0=1", Config(mu=4, alpha0=1.0)),
+        ("--protocol softsync --protocol.n 3", Config(protocol=SoftsyncOptions(n=3))),
+        ("--protocol.n 3 --protocol=softsync", Config(protocol=SoftsyncOptions(n=3))),
+        ("--protocol backup --protocol.b 2", Config(protocol=BackupOptions(b=2))),
+        ("--optimizer adam --optimizer.beta1 0.5", Config(optimizer=AdamOptions(beta1=0.5))),
+        ("--model.hidden 3 4", Config(model=MlpOptions(hidden=(3, 4)))),
+        ("--model.batch-norm --evaluator", Config(model=MlpOptions(batch_norm=True), evaluator=True)),
+        ("--data.no-subtract-mean", Config(data=DigitsOptions(subtract_mean=False))),
+        ("--straggler.slowdown 0 2.0 3 4", Config(straggler=StragglerOptions(slowdown={0: 2.0, 3: 4.0}))),
+        ("--model my.nets:make", Config(model=CustomModelOptions(factory="my.nets:make"))),
+    ],
+)
+def test_words_become_a_configuration(words: str, config: Config) -> None:
+    assert configured(words) == config
+
+
+def test_words_override_the_file(job: Path) -> None:
+    base = config_file.read(job)
+    assert configured(str(job)) == base
+    assert configured(f"{job} --mu 8 --protocol.n 2") == replace(base, mu=8, protocol=SoftsyncOptions(n=2))
+
+
+def test_a_kind_that_the_file_has_keeps_the_files_options_and_another_starts_anew(job: Path) -> None:
+    base = config_file.read(job)
+    assert configured(f"{job} --protocol softsync") == base
+    assert configured(f"{job} --model my.nets:make") == base
+    assert configured(f"{job} --protocol backup") == replace(base, protocol=BackupOptions())
+    assert configured(f"{job} --model other:make").model == CustomModelOptions(factory="other:make")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--mus 4", "--mu INT"),
+        ("--evaluation.bach 4", "--evaluation.batch INT"),
+        ("--protocol.n 4", "--protocol.n"),
+        ("--mu four", "invalid literal for int() with base 10: 'four'"),
+        ("--mu", "--mu"),
+        ("--device gpu", "cuda"),
+        ("--mu 4 job.toml", "job.toml"),
+    ],
+)
+def test_a_misspelt_option_exits_with_2_and_names_the_nearest(
+    words: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        configured(words)
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert shown in told.out + told.err
+    monkeypatch.setenv("PMI_RANK", "3")
+    with pytest.raises(SystemExit) as ended:
+        configured(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", "")  # 64 learners do not say it again
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
+        ("--protocol", "--protocol: expected one of hardsync, softsync, backup after it"),
+        ("--mu 0", "mu = 0: expected a finite number >= 1"),
+        ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),
+        ("nowhere.toml --mu 4", "'nowhere.toml' cannot be read"),
+    ],
+)
+def test_values_that_cannot_be(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(words)
+
+
+def test_print_config_round_trips_and_runs_nothing(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [str(job), "--seed", "7", "--print-config"]
+    assert train.main(words) == 0
+    printed = tmp_path / "printed.toml"
+    printed.write_text(capsys.readouterr().out)
+    assert config_file.read(printed) == configured(f"{job} --seed 7")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert train.main(words) == 0
+    assert capsys.readouterr() == ("", "")

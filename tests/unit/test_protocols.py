@@ -1,0 +1,280 @@
+"""The protocols as pure functions, and under random schedules of pushes, departures and discards (DESIGN 4)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisgd import protocols
+from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.errors import ConfigError, ProtocolError
+from mpisgd.protocols import Protocol
+from mpisgd.protocols.verdict import APPLY, DROP_STALE, Kind
+
+OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
+    "hardsync": lambda _: HardsyncOptions(),
+    "softsync n=1": lambda _: SoftsyncOptions(n=1),
+    "softsync n=2": lambda lambda_: SoftsyncOptions(n=min(2, lambda_)),
+    "softsync n=lambda": lambda lambda_: SoftsyncOptions(n=lambda_, modulation="none"),
+    "backup b=0": lambda _: BackupOptions(b=0),
+    "backup b=1": lambda lambda_: BackupOptions(b=min(1, lambda_ - 1)),
+    "backup N=1": lambda _: BackupOptions(N=1),
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- one by one
+
+
+def test_hardsync_takes_all_in_the_order_of_learner_id() -> None:
+    protocol = protocols.make(HardsyncOptions(), 3)
+    assert protocol.gradients_per_update == 3
+    for clock in range(2):
+        for learner_id in range(3):
+            assert protocol.expects() == learner_id
+            assert not protocol.update_due()
+            assert protocol.on_push(learner_id, clock, clock) == APPLY
+        assert protocol.expects() is None
+        assert protocol.update_due()
+        protocol.on_update()
+    assert protocol.next_clock(4) == 5
+
+
+def test_hardsync_counts_a_discard_as_heard_and_a_departure_as_absent() -> None:
+    protocol = protocols.make(HardsyncOptions(), 4)
+    protocol.on_push(0, 0, 0)
+    protocol.on_discard(1, 0, 0)
+    assert protocol.expects() == 2
+    protocol.on_departure(2)
+    assert protocol.expects() == 3
+    assert not protocol.update_due()
+    protocol.on_departure(3)
+    assert protocol.expects() is None
+    assert protocol.update_due()
+    protocol.on_update()
+    protocol.on_departure(0)
+    assert (protocol.expects(), protocol.update_due()) == (1, False)
+    protocol.on_departure(1)
+    assert (protocol.expects(), protocol.update_due()) == (None, False)
+
+
+def test_hardsync_refuses_what_its_own_law_excludes() -> None:
+    with pytest.raises(ProtocolError, match="hardsync: learner 1 pushed timestamp 2 at clock 3"):
+        protocols.make(HardsyncOptions(), 2).on_push(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("lambda_", "n", "c"), [(30, 1, 30), (30, 2, 15), (30, 30, 1), (30, 4, 7), (30, 16, 1), (5, 3, 1), (7, 2, 3), (1, 1, 1)]
+)
+def test_softsync_updates_at_the_floor_of_lambda_over_n(lambda_: int, n: int, c: int) -> None:
+    protocol = protocols.make(SoftsyncOptions(n=n), lambda_)
+    assert protocol.gradients_per_update == c
+    for _ in range(2):
+        for count in range(1, c + 1):
+            assert protocol.expects() is None
+            protocol.on_push(0, 0, 0)
+            assert protocol.update_due() is (count == c)
+        protocol.on_update()
+    assert protocol.may_pull(0, 0)
+    assert protocol.next_clock(4) == 4
+
+
+@pytest.mark.parametrize(("staleness", "weight"), [(0, 1.0), (1, 1.0), (2, 0.5), (3, 1 / 3), (30, 1 / 30)])
+def test_softsync_weighs_by_one_over_tau(staleness: int, weight: float) -> None:
+    """tau = 0 has weight 1 [Zhang16 eq. 3 leaves it open; DESIGN 5]."""
+    modulated = protocols.make(SoftsyncOptions(n=1), 4).on_push(0, 7, 7 + staleness)
+    assert (modulated.kind, modulated.weight) == (Kind.APPLY, weight)
+    assert protocols.make(SoftsyncOptions(n=1, modulation="none"), 4).on_push(0, 7, 7 + staleness) == APPLY
+
+
+def test_softsync_needs_fewer_when_learners_leave() -> None:
+    protocol = protocols.make(SoftsyncOptions(n=2), 6)
+    protocol.on_push(0, 0, 0)
+    protocol.on_push(1, 0, 0)
+    assert not protocol.update_due()
+    protocol.on_departure(5)
+    assert (protocol.gradients_per_update, protocol.update_due()) == (2, True)
+    for learner_id in range(5):
+        protocol.on_departure(learner_id)
+    assert protocol.gradients_per_update == 1
+
+
+def test_a_discarded_gradient_does_not_count_in_softsync() -> None:
+    protocol = protocols.make(SoftsyncOptions(n=1), 2)
+    protocol.on_discard(0, 0, 0)
+    protocol.on_push(1, 0, 0)
+    assert not protocol.update_due()
+
+
+def test_backup_takes_the_first_n_and_drops_the_late() -> None:
+    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    assert protocol.expects() is None
+    assert protocol.on_push(2, 0, 0) == APPLY
+    assert not protocol.update_due()
+    assert protocol.on_push(0, 0, 0) == APPLY
+    assert protocol.update_due()
+    protocol.on_update()
+    assert protocol.on_push(1, 0, 1) == DROP_STALE
+    assert not protocol.update_due()
+    assert protocol.next_clock(0) == 1
+
+
+def test_backup_goes_on_with_those_who_are_left() -> None:
+    protocol = protocols.make(BackupOptions(N=3, b=1), 4)
+    protocol.on_push(0, 0, 0)
+    protocol.on_discard(1, 0, 0)
+    protocol.on_departure(2)
+    assert not protocol.update_due()
+    protocol.on_departure(3)
+    assert protocol.update_due()
+    protocol.on_update()
+    assert not protocol.update_due()
+
+
+def test_backup_updates_when_all_are_heard_though_too_few_gradients_were_usable() -> None:
+    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    protocol.on_discard(0, 0, 0)
+    protocol.on_discard(1, 0, 0)
+    assert not protocol.update_due()
+    protocol.on_push(2, 0, 0)
+    assert protocol.update_due()
+
+
+def test_backup_still_waits_for_a_learner_whose_stale_gradient_was_not_finite() -> None:
+    """Its gradient for this update is still to come: else N gradients are at hand and one makes the update."""
+    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    protocol.on_discard(2, 0, 1)
+    protocol.on_push(0, 1, 1)
+    protocol.on_discard(1, 1, 1)
+    assert not protocol.update_due()
+    protocol.on_push(2, 1, 1)
+    assert protocol.update_due()
+
+
+@pytest.mark.parametrize(
+    ("options", "lambda_", "wanted"),
+    [
+        (BackupOptions(), 5, 4),
+        (BackupOptions(b=0), 5, 5),
+        (BackupOptions(b=4), 5, 1),
+        (BackupOptions(N=3), 5, 3),
+        (BackupOptions(N=3, b=2), 5, 3),
+        (BackupOptions(N=1), 1, 1),
+    ],
+)
+def test_wanted(options: BackupOptions, lambda_: int, wanted: int) -> None:
+    assert protocols.wanted(options, lambda_) == protocols.make(options, lambda_).gradients_per_update == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "lambda_", "message"),
+    [
+        (SoftsyncOptions(n=5), 4, r"protocol\.n = 5: expected 1 <= n <= lambda = 4 learners, so that c = floor"),
+        (BackupOptions(N=5), 4, r"protocol\.N = 5: expected at most lambda = 4 learners"),
+        (BackupOptions(N=3, b=2), 4, r"protocol\.N \+ protocol\.b = 3 \+ 2 = 5: expected lambda = 4 learners"),
+        (BackupOptions(N=1, b=2), 4, r"protocol\.N \+ protocol\.b = 1 \+ 2 = 3: expected lambda = 4 learners"),
+        (BackupOptions(b=4), 4, r"protocol\.b = 4: expected N = lambda - b = 4 - 4 >= 1"),
+        (BackupOptions(), 1, r"protocol\.b = 1: expected N = lambda - b = 1 - 1 >= 1"),
+    ],
+)
+def test_contradictions_are_refused_with_their_numbers(options: ProtocolOptions, lambda_: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        protocols.make(options, lambda_)
+
+
+# ------------------------------------------------------------------------------------------------- under random schedules
+
+
+@dataclass
+class OneShard:
+    """A shard and its learners, in a few lines: what `shard.py` asks, in its order, about gradients that are only counted.
+
+    `next_of[l]` is the message that learner l is blocked in: a push of a timestamp, or a pull of a least clock.
+    """
+
+    protocol: Protocol
+    lambda_: int
+    clock: int = 0
+    next_of: dict[int, tuple[str, int]] = field(default_factory=dict)
+    pulls: dict[int, int] = field(default_factory=dict)
+    summed: list[int] = field(default_factory=list)
+    updates: list[list[int]] = field(default_factory=list)
+    applied: list[tuple[int, int, float]] = field(default_factory=list)
+    dropped: int = 0
+    pushes: int = 0
+
+    def __post_init__(self) -> None:
+        self.next_of = {learner_id: ("pull", 0) for learner_id in range(self.lambda_)}
+
+    def enabled(self) -> list[int]:
+        expected = self.protocol.expects()
+        return [who for who, (what, _) in self.next_of.items() if what == "pull" or expected in (None, who)]
+
+    def take(self, learner_id: int, *, leaves: bool, finite: bool) -> None:
+        what, value = self.next_of.pop(learner_id)
+        if what == "pull":
+            self.pulls[learner_id] = value
+        elif leaves:
+            self.protocol.on_departure(learner_id)
+        else:
+            self.next_of[learner_id] = ("pull", self.protocol.next_clock(value))
+            self.judge(learner_id, value, finite)
+        while self.protocol.update_due():
+            self.clock += 1
+            self.updates.append(self.summed)
+            self.summed = []
+            self.protocol.on_update()
+        for who, least in list(self.pulls.items()):
+            if least <= self.clock and self.protocol.may_pull(who, self.clock):
+                del self.pulls[who]
+                self.next_of[who] = ("push", self.clock)
+
+    def judge(self, learner_id: int, timestamp: int, finite: bool) -> None:
+        self.pushes += 1
+        assert 0 <= timestamp <= self.clock, "staleness is never negative"
+        if not finite:
+            self.dropped += 1
+            self.protocol.on_discard(learner_id, timestamp, self.clock)
+            return
+        verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
+        if verdict.kind is Kind.APPLY:
+            self.summed.append(learner_id)
+            self.applied.append((timestamp, self.clock, verdict.weight))
+        else:
+            self.dropped += 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(OPTIONS)),
+    lambda_=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+    leaving=st.sampled_from([0.0, 0.02, 0.1]),
+    nonfinite=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_any_schedule_keeps_the_laws(kind: str, lambda_: int, seed: int, leaving: float, nonfinite: float) -> None:
+    chance = random.Random(seed)
+    protocol = protocols.make(OPTIONS[kind](lambda_), lambda_)
+    shard = OneShard(protocol, lambda_)
+    for _ in range(150):
+        enabled = shard.enabled()
+        if not shard.next_of and not shard.pulls:
+            break  # all have left
+        assert enabled, f"nobody can go on: {shard}"
+        shard.take(chance.choice(enabled), leaves=chance.random() < leaving, finite=chance.random() >= nonfinite)
+    assert shard.pushes == len(shard.applied) + shard.dropped
+    assert sum(len(update) for update in shard.updates) + len(shard.summed) == len(shard.applied)
+    assert len(shard.updates) == shard.clock
+    if not kind.startswith("softsync"):
+        assert all(timestamp == clock and weight == 1.0 for timestamp, clock, weight in shard.applied)
+        assert all(len(set(update)) == len(update) for update in shard.updates)
+    if kind == "hardsync":
+        assert all(update == sorted(update) for update in shard.updates)
+    if not leaving and not nonfinite:
+        assert all(len(update) == protocol.gradients_per_update for update in shard.updates)
+    if kind == "softsync n=2":
+        assert all(weight == 1 / max(1, clock - timestamp) for timestamp, clock, weight in shard.applied)

@@ -1,0 +1,408 @@
+"""A shard's loop before scripted and well-behaved learners: verdicts, answers, the end, and every row of the log (DESIGN 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import Crew, ScriptedChannel, Stuck, push, tensor
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpisgd import protocols
+from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SgdOptions, SoftsyncOptions
+from mpisgd.errors import DivergenceError, PeerError, ProtocolError
+from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, SnapshotPull
+from mpisgd.records import schema
+from mpisgd.records.progress import Progress
+from mpisgd.records.reader import read_summary, read_table
+from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.writer import ShardLog, TableFile
+from mpisgd.shard import Shard
+from mpisgd.update import SliceUpdate
+
+LEAVE = SnapshotPull(NOTHING_MORE)
+EVERYBODY = (0, 1, 2)
+
+
+@dataclass
+class Served:
+    """What was left when everybody had gone."""
+
+    shard: Shard
+    answers: list[tuple[Any, ...]]
+    path: Path
+
+    def rows(self, table: str, *columns: str) -> list[Any]:
+        return read_table(self.path, table)[list(columns)].tolist()
+
+    @property
+    def weights(self) -> list[float]:
+        return self.shard.update.weights.tolist()
+
+    @property
+    def summary(self) -> tuple[Any, ...]:
+        return tuple(read_summary(self.path)[0].tolist())
+
+
+def make(
+    path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_: int, **fields: Any
+) -> tuple[Shard, Snapshots]:
+    """A shard of one weight that begins at 0, plain SGD of rate 1, two samples in a push, four in an epoch."""
+    given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, **fields}
+    update = SliceUpdate(
+        tensor(0.0),
+        SgdOptions(momentum=0.0),
+        learning_rate=1.0,
+        schedule=lambda _: 1.0,
+        train_samples=4,
+        averaging=given["averaging"],
+    )
+    snapshots = Snapshots(
+        path.with_suffix(".snapshots"), every_epochs=given["every_epochs"], vectors=1 + (given["averaging"] > 0), size=1
+    )
+    shard = Shard(
+        channel,  # type: ignore[arg-type]
+        protocols.make(options, lambda_),
+        update,
+        lambda_=lambda_,
+        budget_samples=given["budget"],
+        nonfinite=given["nonfinite"],
+        snapshots=snapshots,
+        log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
+        progress=Progress("off", 1.0, 1.0),
+    )
+    return shard, snapshots
+
+
+def serve(path: Path, script: Sequence[Any] | Crew, options: ProtocolOptions, lambda_: int, **fields: Any) -> Served:
+    channel = script if isinstance(script, ScriptedChannel) else ScriptedChannel(script)
+    shard, snapshots = make(path, channel, options, lambda_, **fields)
+    shard.serve()
+    snapshots.close()
+    return Served(shard, channel.answers, path)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "log.h5"
+
+
+def pulls(*learner_ids: int, clock: int = 0) -> list[Pull]:
+    return [Pull(learner_id, clock) for learner_id in learner_ids]
+
+
+def byes(pushed: dict[int, int], finished: bool = True) -> list[Any]:
+    return [*(Goodbye(learner_id, count, finished) for learner_id, count in pushed.items()), LEAVE]
+
+
+# -------------------------------------------------------------------------------------------------------------- protocols
+
+
+def test_hardsync_takes_gradients_in_learner_order_whoever_came_first(log: Path) -> None:
+    """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which."""
+    script = [
+        *pulls(*EVERYBODY), (push(2), -1e8), (push(1), 1.0), *pulls(2, 1, clock=1), (push(0), 1e8), *pulls(0, clock=1),
+        *byes({0: 1, 1: 1, 2: 1}),
+    ]  # fmt: skip
+    done = serve(log, script, HardsyncOptions(), 3, budget=6)
+    assert done.rows("pushes", "learner_id", "clock", "staleness", "weight") == [(who, 0, 0, 1.0) for who in EVERYBODY]
+    assert done.weights == [0.0]
+    assert done.rows("updates", "clock", "gradients", "samples") == [(1, 3, 6)]
+    assert done.answers == [*(("weights", who, 0, [0.0]) for who in EVERYBODY), *(("stop", who, 1) for who in (2, 1, 0))]
+    assert done.summary == (0, 1, 6, 3, 3, 0)
+
+
+def test_softsync_measures_staleness_when_the_gradient_is_added(log: Path) -> None:
+    """Three gradients of one timestamp: each of the first two makes an update before the next is added."""
+    script = [*pulls(*EVERYBODY), *((push(who), 6.0) for who in EVERYBODY), *pulls(*EVERYBODY), *byes({0: 1, 1: 1, 2: 1})]
+    done = serve(log, script, SoftsyncOptions(n=3), 3, budget=6)
+    assert done.rows("pushes", "clock", "timestamp", "staleness", "weight") == [
+        (0, 0, 0, 1.0), (1, 0, 1, 1.0), (2, 0, 2, 0.5)
+    ]  # fmt: skip
+    assert done.weights == [-6.0 - 6.0 - 3.0]
+    assert [answer[:3] for answer in done.answers[3:]] == [("stop", who, 3) for who in EVERYBODY]
+
+
+def test_softsync_answers_at_once_with_the_clock_it_has(log: Path) -> None:
+    script = [
+        *pulls(0, 1), (push(0), 2.0), *pulls(0), (push(0, seq=1), 4.0), *pulls(0), (push(1), 6.0), *pulls(1),
+        Goodbye(0, 2, False), *byes({1: 1}, finished=False),
+    ]  # fmt: skip
+    done = serve(log, script, SoftsyncOptions(n=1), 2)
+    assert done.answers == [
+        ("weights", 0, 0, [0.0]), ("weights", 1, 0, [0.0]), ("weights", 0, 0, [0.0]), ("weights", 0, 1, [-3.0]),
+        ("weights", 1, 1, [-3.0]),
+    ]  # fmt: skip
+    # the last gradient made the update when learner 0's leaving made one enough; it was one update old
+    assert done.rows("pushes", "learner_id", "seq", "clock", "staleness") == [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 1, 1)]
+    assert done.rows("updates", "clock", "gradients") == [(1, 2), (2, 1)]
+    assert done.weights == [-9.0]
+
+
+def test_backup_drops_who_is_late_and_gives_him_the_new_weights_at_once(log: Path) -> None:
+    script = [
+        *pulls(*EVERYBODY), (push(2), 2.0), *pulls(2, clock=1), (push(0), 4.0), (push(1), 1000.0), *pulls(1, clock=1),
+        *pulls(0, clock=1), (push(1, 1, 1), 1.0), (push(0, 1, 1), 1.0), *pulls(0, 1, clock=2), (push(2, 1, 1), 1000.0),
+        *pulls(2, clock=2), *byes({0: 2, 1: 2, 2: 2}),
+    ]  # fmt: skip
+    done = serve(log, script, BackupOptions(N=2), 3, budget=8)
+    assert done.rows("pushes", "learner_id", "clock", "staleness", "verdict", "reason", "weight") == [
+        (2, 0, 0, Verdict.APPLY, Reason.NONE, 1.0),
+        (0, 0, 0, Verdict.APPLY, Reason.NONE, 1.0),
+        (1, 1, 1, Verdict.DROP, Reason.STALE, 0.0),
+        (1, 1, 0, Verdict.APPLY, Reason.NONE, 1.0),
+        (0, 1, 0, Verdict.APPLY, Reason.NONE, 1.0),
+        (2, 2, 1, Verdict.LATE, Reason.FINISHED, 0.0),
+    ]
+    assert done.weights == [-3.0 - 1.0]
+    assert done.answers[3:] == [
+        ("weights", 2, 1, [-3.0]), ("weights", 1, 1, [-3.0]), ("weights", 0, 1, [-3.0]), ("stop", 0, 2), ("stop", 1, 2),
+        ("stop", 2, 2),
+    ]  # fmt: skip
+    assert done.summary == (0, 2, 8, 6, 6, 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- nonfinite
+
+
+@pytest.mark.parametrize(("gradient", "loss"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
+def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss: float, log: Path) -> None:
+    script = [*pulls(0, 1), (push(1, seq=7, loss=loss), gradient)]
+    message = rf"gradient of learner 1, mini-batch 7, clock 0, loss {loss}: not finite; lower alpha0 = 1, or set nonfinite"
+    with pytest.raises(DivergenceError, match=message):
+        serve(log, script, SoftsyncOptions(), 2)
+
+
+def test_drop_leaves_it_out_and_counts_it_out(log: Path) -> None:
+    script = [
+        *pulls(*EVERYBODY), (push(0), 2.0), (push(1), math.nan), (push(2), 4.0), *pulls(*EVERYBODY, clock=1),
+        *byes({0: 1, 1: 1, 2: 1}),
+    ]  # fmt: skip
+    done = serve(log, script, HardsyncOptions(), 3, budget=4, nonfinite="drop")
+    assert done.rows("pushes", "verdict", "reason", "weight") == [
+        (Verdict.APPLY, Reason.NONE, 1.0), (Verdict.DROP, Reason.NONFINITE, 0.0), (Verdict.APPLY, Reason.NONE, 1.0)
+    ]  # fmt: skip
+    assert done.rows("updates", "gradients", "samples") == [(2, 4)]
+    assert done.weights == [-3.0]
+    assert (int(Event.NONFINITE), 1) in done.rows("events", "kind", "learner_id")
+    assert done.summary == (0, 1, 4, 3, 3, 0)
+
+
+def test_an_update_of_which_all_was_dropped_goes_by_without_weights(log: Path) -> None:
+    script = [
+        *pulls(0, 1), (push(0), math.nan), (push(1), math.inf), *pulls(0, 1, clock=1), *byes({0: 1, 1: 1}, finished=False)
+    ]  # fmt: skip
+    done = serve(log, script, HardsyncOptions(), 2, nonfinite="drop")
+    assert done.rows("updates", "clock", "gradients", "samples") == [(1, 0, 0)]
+    assert math.isnan(read_table(log, "updates")["mean_loss"][0])
+    assert [answer for answer in done.answers if answer[2] == 1] == [("weights", 0, 1, [0.0]), ("weights", 1, 1, [0.0])]
+
+
+def test_continue_applies_it_and_reports_the_run_as_diverged(log: Path) -> None:
+    script = [*pulls(0), (push(0), math.inf), *pulls(0), *byes({0: 1})]
+    done = serve(log, script, SoftsyncOptions(), 1, budget=2, nonfinite="continue")
+    assert done.weights == [-math.inf]
+    assert done.rows("pushes", "verdict") == [(Verdict.APPLY,)]
+    assert done.summary == (0, 1, 2, 1, 1, 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the end
+
+
+def test_late_pushes_are_drained_and_logged_but_not_applied(log: Path) -> None:
+    script = [*pulls(0, 1), (push(0), 2.0), (push(1), 1000.0), (push(1, 1, 1), math.nan), *pulls(0, 1), *byes({0: 1, 1: 2})]
+    done = serve(log, script, SoftsyncOptions(n=2), 2, budget=2)
+    assert done.rows("pushes", "verdict", "reason") == [
+        (Verdict.APPLY, Reason.NONE), (Verdict.LATE, Reason.FINISHED), (Verdict.LATE, Reason.FINISHED)
+    ]  # fmt: skip
+    assert (done.weights, done.summary) == ([-2.0], (0, 1, 2, 3, 3, 0))
+
+
+def test_a_pull_that_waited_is_stopped_when_the_run_ends(log: Path) -> None:
+    script = [*pulls(0, 1), (push(0), 2.0), Pull(0, 1), (push(1), 2.0), Pull(1, 1), *byes({0: 1, 1: 1})]
+    done = serve(log, script, HardsyncOptions(), 2, budget=4)
+    assert done.answers[2:] == [("stop", 0, 1), ("stop", 1, 1)]
+
+
+def test_books_that_do_not_balance_fail_the_run(log: Path) -> None:
+    script = [*pulls(0), (push(0), 2.0), *byes({0: 2})]
+    with pytest.raises(ProtocolError, match="learner 0 says it pushed 2 gradients to this shard, which received 1"):
+        serve(log, script, SoftsyncOptions(), 1)
+
+
+@pytest.mark.parametrize("timestamp", [-1, 1, 2**40])
+def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(timestamp: int, log: Path) -> None:
+    channel = ScriptedChannel([*pulls(0), (push(0, timestamp), 2.0)])
+    shard, _ = make(log, channel, SoftsyncOptions(), 1)
+    message = f"learner 0 pushed timestamp {timestamp}: expected 0 ... 0, the shard's clock"
+    with pytest.raises(PeerError, match=message):
+        shard.serve()
+    assert (shard.update.weights.item(), shard.update.gradients, shard.received, shard.clock) == (0.0, 0, [0], 0)
+
+
+@pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=3, b=0), SoftsyncOptions(n=1)])
+def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: Path) -> None:
+    """Two have pushed and wait for the third, who leaves instead (TRAPS 1: 3 against 2 batches)."""
+    clock = protocols.make(options, 3).next_clock(0)
+    script = [
+        *pulls(*EVERYBODY), (push(0), 2.0), Pull(0, clock), (push(1), 4.0), Pull(1, clock), Goodbye(2, 0, False),
+        *pulls(), *byes({0: 1, 1: 1}, finished=False),
+    ]  # fmt: skip
+    done = serve(log, script, options, 3)
+    assert done.rows("updates", "clock", "gradients") == [(1, 2)]
+    assert done.weights == [-3.0]
+    if clock:
+        assert done.answers[3:] == [("weights", 0, 1, [-3.0]), ("weights", 1, 1, [-3.0])]
+    assert [row for row in done.rows("events", "kind", "learner_id") if row[0] == Event.DEPARTED] == [
+        (Event.DEPARTED, who) for who in (2, 0, 1)
+    ]
+
+
+@pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=2, b=0), SoftsyncOptions(n=2)])
+def test_a_learner_that_another_shard_stopped_may_go_while_this_one_still_works(options: ProtocolOptions, log: Path) -> None:
+    """This shard has dropped a slice more than the other and would go on; it must end with its learners, not wait for them."""
+    clock = protocols.make(options, 2).next_clock(0)
+    script = [
+        *pulls(0, 1), (push(0), math.nan), (push(1), 2.0), Pull(0, clock), Pull(1, clock), Goodbye(0, 1, True),
+        *byes({1: 1}),
+    ]  # fmt: skip
+    done = serve(log, script, options, 2, budget=4, nonfinite="drop")
+    assert done.summary == (0, 1, 2, 2, 2, 0)
+    assert done.weights == [-2.0]
+
+
+def test_a_shard_waits_for_every_goodbye_and_for_the_evaluators(log: Path) -> None:
+    script = [*pulls(0), (push(0), 2.0), *pulls(0)]
+    for last in ([], [LEAVE], [Goodbye(0, 1, True)]):
+        with pytest.raises(Stuck):
+            serve(log.with_suffix(f".{len(last)}{last and type(last[0]).__name__}"), [*script, *last], SoftsyncOptions(), 1)
+
+
+# -------------------------------------------------------------------------------------------------------------- snapshots
+
+
+def test_snapshots_are_given_in_order_when_they_are_there_and_nothing_after_the_end(log: Path) -> None:
+    """One per epoch of 4 samples; the pull of a snapshot to come is answered when it is taken, FINAL after the end."""
+    script = [
+        SnapshotPull(0), SnapshotPull(1), *pulls(0), (push(0), 1.0), *pulls(0), (push(0, 1, 1), 1.0), SnapshotPull(2), *pulls(0),
+        (push(0, 2, 2), 1.0), *pulls(0), SnapshotPull(FINAL), (push(0, 3, 3), 1.0), *pulls(0), SnapshotPull(2), SnapshotPull(3),
+        SnapshotPull(FINAL), *byes({0: 4}),
+    ]  # fmt: skip
+    done = serve(log, script, SoftsyncOptions(), 1, budget=8, every_epochs=1.0, averaging=0.5)
+    assert [answer for answer in done.answers if answer[0] == "snapshot"] == [
+        ("snapshot", 0, 0, [[0.0], [0.0]]),
+        ("snapshot", 2, 4, [[-2.0], [-1.25]]),
+        ("snapshot", 4, 8, [[-4.0], [-3.0625]]),
+        ("snapshot", 0, 0, [[], []]),
+        ("snapshot", 0, 0, [[], []]),
+        ("snapshot", 4, 8, [[-4.0], [-3.0625]]),
+    ]
+    assert [row[1] for row in done.rows("events", "kind", "clock") if row[0] == Event.SNAPSHOT] == [0, 2]
+
+
+def test_a_snapshot_that_is_waited_for_ends_with_the_learners(log: Path) -> None:
+    script = [*pulls(0), SnapshotPull(5), Goodbye(0, 0, False), SnapshotPull(FINAL), LEAVE]
+    done = serve(log, script, SoftsyncOptions(), 1)
+    assert done.answers[1:] == [("snapshot", 0, 0, [[]]), ("snapshot", 0, 0, [[0.0]])]
+
+
+# ---------------------------------------------------------------------------------------------------------------- the log
+
+
+def test_every_row_of_a_short_run(log: Path) -> None:
+    """Column by column; the channel's clock ticks one second whenever it is asked."""
+    details = {"compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "arrival_s": 0.6}
+    script = [
+        *pulls(0, 1), (push(1, 0, 0, loss=2.0, samples=2, **details), 4.0), *pulls(1), (push(0, 0, 0, loss=3.0), 1.0), *pulls(0),
+        *byes({0: 1, 1: 1}),
+    ]  # fmt: skip
+    serve(log, script, SoftsyncOptions(n=2), 2, budget=4)
+    rows = read_table(log, "pushes")
+    names = schema.PUSHES.names or ()
+    first = dict(zip(names, rows[0].tolist(), strict=True))
+    assert first == {
+        "shard": 0, "clock": 0, "timestamp": 0, "staleness": 0, "learner_id": 1, "seq": 0, "samples": 2,
+        "verdict": Verdict.APPLY, "reason": Reason.NONE, "weight": 1.0, "learning_rate": 1.0, "arrival_s": 0.6, "answer_s": 7.0,
+        "compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "loss": 2.0,
+    }  # fmt: skip
+    assert rows[["clock", "staleness", "learner_id", "loss"]][1].tolist() == (1, 1, 0, 3.0)
+    assert math.isnan(rows["answer_s"][1])  # its pull was stopped, not answered
+    assert read_table(log, "updates").tolist() == [
+        (0, 1, 1, 2, 1.0, 6.0, 1.0, 2.0),
+        (0, 2, 1, 4, 1.0, 9.0, 1.0, 3.0),
+    ]
+    events = read_table(log, "events")
+    assert np.isnan(events["value"]).all()
+    assert events[["shard", "clock", "kind", "learner_id", "time_s"]].tolist() == [
+        (0, 0, Event.STARTED, -1, 1.0), (0, 0, Event.SNAPSHOT, -1, 2.0), (0, 2, Event.STOPPED, -1, 9.0)
+    ]  # fmt: skip
+    assert read_summary(log).tolist() == [(0, 2, 4, 2, 2, 0)]
+
+
+# ------------------------------------------------------------------------------------------------------- random schedules
+
+PROTOCOLS: dict[str, ProtocolOptions] = {
+    "hardsync": HardsyncOptions(),
+    "softsync n=1": SoftsyncOptions(n=1),
+    "softsync n=3": SoftsyncOptions(n=3),
+    "backup N=2": BackupOptions(N=2),
+}
+
+
+def gradient_of(learner_id: int, seq: int) -> float:
+    return float(np.float32(math.sin(1 + 7 * learner_id + 31 * seq)))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(sorted(PROTOCOLS)),
+    seed=st.integers(0, 2**32),
+    bad=st.sampled_from([0, 3, 7]),
+    leave=st.dictionaries(st.integers(0, 3), st.integers(1, 4), max_size=4),
+)
+def test_any_schedule_ends_with_balanced_books(
+    name: str, seed: int, bad: int, leave: dict[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whoever comes first, whoever leaves, whatever is dropped: nobody waits for ever, and every gradient is accounted for."""
+
+    def gradient(learner_id: int, seq: int) -> float:
+        return math.nan if bad and (learner_id + 5 * seq) % bad == 1 else gradient_of(learner_id, seq)
+
+    options = PROTOCOLS[name]
+    path = tmp_path_factory.mktemp("any") / "log.h5"
+    crew = Crew(4, protocols.make(options, 4).next_clock, gradient, seed=seed, leave=leave)
+    crew.waiting.append(LEAVE)
+    done = serve(path, crew, options, 4, budget=40, nonfinite="drop")
+    pushes, updates = read_table(path, "pushes"), read_table(path, "updates")
+    _, clock, samples, received, pushed, _ = done.summary
+    assert received == pushed == len(pushes)
+    assert len(updates) == clock
+    applied = pushes[(pushes["verdict"] == Verdict.APPLY) & (pushes["clock"] < clock)]
+    assert samples == applied["samples"].sum() == (updates["samples"].max() if clock else 0)
+    assert updates["gradients"].sum() == len(applied)
+    assert (pushes["staleness"] >= 0).all()
+    assert samples >= 40 or not crew.waiting
+    for row in updates:
+        assert row["gradients"] == np.count_nonzero(applied["clock"] == row["clock"] - 1)
+    expected = -sum(
+        np.mean([row["weight"] * gradient_of(row["learner_id"], row["seq"]) for row in rows])
+        for each in range(clock)
+        if len(rows := applied[applied["clock"] == each])
+    )
+    assert done.weights == pytest.approx([expected], abs=1e-4)
+
+
+def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path) -> None:
+    ends = set()
+    for seed in range(20):
+        crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
+        crew.waiting.append(LEAVE)
+        ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())
+    assert len(ends) == 1

@@ -1,0 +1,202 @@
+"""Gradients into an optimiser step: against torch.optim itself, by hand, and under random orders of what arrives."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fakes import tensor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
+from mpisgd.flat import host_view
+from mpisgd.schedule import make as make_schedule
+from mpisgd.update import SliceUpdate, Step
+
+SIZE = 37
+PLAIN = SgdOptions(momentum=0.0)
+
+
+def updater(weights: torch.Tensor, options: OptimizerOptions = PLAIN, **fields: Any) -> SliceUpdate:
+    given = {"learning_rate": 1.0, "schedule": lambda _: 1.0, "train_samples": 10, **fields}
+    return SliceUpdate(weights, options, **given)
+
+
+def add(update: SliceUpdate, gradient: Any, weight: float = 1.0, samples: int = 1) -> None:
+    """As the shard does: receive into scratch, then accumulate."""
+    update.scratch[:] = gradient
+    update.accumulate(weight, samples)
+
+
+@pytest.mark.parametrize(
+    ("options", "reference", "fused"),
+    [
+        (SgdOptions(momentum=0.0), lambda p, **k: torch.optim.SGD(p, 0.1, **k), True),
+        (SgdOptions(momentum=0.9), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, **k), True),
+        (SgdOptions(0.9, True, 0.01), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, 0, 0.01, nesterov=True, **k), True),
+        (SgdOptions(0.0, weight_decay=0.01), lambda p, **k: torch.optim.SGD(p, 0.1, weight_decay=0.01, **k), True),
+        (AdagradOptions(0.01, 1e-8), lambda p, **k: torch.optim.Adagrad(p, 0.1, 0, 0.01, eps=1e-8, **k), True),
+        (AdamOptions(0.8, 0.99, 1e-6, 0.01), lambda p, **k: torch.optim.Adam(p, 0.1, (0.8, 0.99), 1e-6, 0.01, **k), True),
+        (RmspropOptions(0.8, 0.5, 0.1, 0.01), lambda p, **k: torch.optim.RMSprop(p, 0.1, 0.8, 0.1, 0.01, 0.5, **k), False),
+    ],
+)
+def test_a_step_is_torchs(options: OptimizerOptions, reference: Callable[..., Any], fused: bool) -> None:
+    """Bit for bit with the kernel that is used, and near the textbook one; over updates of several weighted gradients."""
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(SIZE, generator=generator)
+    update = updater(start.clone(), options, learning_rate=0.1)
+    same, textbook = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    optimisers = [reference([same], **({"fused": True} if fused else {})), reference([textbook], foreach=False)]
+    for count in (1, 3, 2, 1, 4):
+        gradients = torch.randn(count, SIZE, generator=generator)
+        mean = torch.zeros(SIZE)
+        for place, gradient in enumerate(gradients):
+            add(update, gradient.numpy(), weight=1 / (place + 1))
+            mean = gradient.clone() if place == 0 else mean.add_(gradient, alpha=1 / (place + 1))
+        step = update.step()
+        assert step == Step(gradients=count, learning_rate=0.1)
+        same.grad = mean.div_(count) if count > 1 else mean
+        textbook.grad = same.grad.clone()
+        for optimiser in optimisers:
+            optimiser.step()
+        assert torch.equal(update.weights, same.detach())
+        torch.testing.assert_close(update.weights, textbook.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_go_into_the_gradient_before_momentum() -> None:
+    """v <- m v + w g; a weight on the step would scale what old gradients left in v as well."""
+    update = updater(tensor(0.0), SgdOptions(momentum=0.5))
+    add(update, 1.0)
+    update.step()
+    add(update, 1.0, weight=0.25)
+    update.step()
+    assert update.weights.item() == -1.0 - (0.5 * 1.0 + 0.25)
+
+
+def test_the_divisor_is_counted() -> None:
+    update = updater(tensor(0.0))
+    for gradient in (1.0, 2.0, 6.0):
+        add(update, gradient)
+    assert update.step().gradients == 3
+    assert update.weights.item() == -3.0
+    add(update, 4.0, weight=0.5)
+    add(update, 4.0, weight=0.5)
+    update.step()
+    assert update.weights.item() == -3.0 - 2.0  # 1/c and not 1 / (sum of weights) [Zhang16 eq. 2]
+
+
+rounds = st.lists(
+    st.lists(st.tuples(st.integers(-8, 8), st.sampled_from([1.0, 0.5, 0.25]), st.booleans()), max_size=4), max_size=8
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds=rounds)
+def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tuple[int, float, bool]]]) -> None:
+    """Scratch and sum change places: what was received and dropped, or summed before, must not come back."""
+    update = updater(torch.zeros(3))
+    expected, samples = np.zeros(3), 0
+    for gradients in rounds:
+        applied = []
+        for value, weight, dropped in gradients:
+            gradient = value * np.array([1.0, -2.0, 4.0])
+            update.scratch[:] = gradient
+            if not dropped:
+                update.accumulate(weight, samples=3)
+                applied.append(weight * gradient)
+        assert update.step().gradients == len(applied)
+        samples += 3 * len(applied)
+        if applied:
+            expected -= np.mean(applied, axis=0)
+        assert update.samples == samples
+        np.testing.assert_allclose(update.weights.numpy(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(update.served, update.weights.numpy())
+
+
+def test_what_is_served_is_the_weights_themselves() -> None:
+    weights = torch.zeros(3)
+    update = updater(weights)
+    add(update, [1.0, 2.0, 3.0])
+    update.step()
+    assert update.served.tolist() == [-1.0, -2.0, -3.0]
+    assert update.served.__array_interface__["data"] == host_view(weights).__array_interface__["data"]
+
+
+def test_averaged_weights_follow_the_papers_formula() -> None:
+    """thetabar <- a thetabar + (1 - a) theta after each update [Chen16 Alg. 2, 4], from the initial weights."""
+    update = updater(tensor(1.0, -2.0), averaging=0.75)
+    expected = np.array([1.0, -2.0])
+    assert update.averaged is not None
+    for gradient in (1.0, 0.5, -3.0):
+        add(update, gradient)
+        update.step()
+        expected = 0.75 * expected + 0.25 * update.weights.numpy()
+        np.testing.assert_allclose(update.averaged.numpy(), expected, rtol=1e-6)
+    assert updater(tensor(1.0)).averaged is None
+
+
+def test_an_update_of_nothing_leaves_everything() -> None:
+    """All gradients of an update were dropped: no step on old momentum, no decay, no average, no samples."""
+    update = updater(tensor(1.0), SgdOptions(momentum=0.9, weight_decay=0.1), averaging=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert update.step().gradients == 0
+        add(update, 1.0)
+        update.step()
+    before, averaged = update.weights.clone(), update.averaged.clone()
+    update.scratch[:] = math.nan
+    assert update.step().gradients == 0
+    assert torch.equal(update.weights, before)
+    assert torch.equal(update.averaged, averaged)
+    assert update.samples == 1
+
+
+@pytest.mark.parametrize(
+    ("gradient", "finite"),
+    [
+        ([0.0, 1.0, -2.0], True),
+        ([math.nan, 1.0, 1.0], False),
+        ([1.0, 1.0, math.inf], False),
+        ([1.0, -math.inf, 1.0], False),
+        ([math.inf, -math.inf, math.nan], False),
+        ([3e38, 3e38, -3e38], True),  # its squared norm is not finite
+        ([1e20, 0.0, 0.0], True),
+        ([3e38, math.nan, 0.0], False),
+        ([1e-45, 0.0, 0.0], True),
+    ],
+)
+def test_only_what_is_not_finite_is_called_so(gradient: list[float], finite: bool) -> None:
+    update = updater(torch.zeros(3))
+    update.scratch[:] = gradient
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a run in which thousands of gradients are huge prints nothing either
+        assert update.scratch_is_finite() is finite
+
+
+def test_the_learning_rate_follows_samples_not_updates() -> None:
+    """10 training samples; divided by 10 after epoch 1, whatever number of updates that took."""
+    schedule = make_schedule(StepOptions(epochs=(1.0, 2.0)), 3.0)
+    few, many = (updater(tensor(0.0), learning_rate=2.0, schedule=schedule) for _ in range(2))
+    for samples, update, expected in [
+        (4, many, 2.0), (4, many, 2.0), (1, many, 2.0), (1, many, 0.2), (9, many, 0.2), (1, many, 0.02), (30, many, 0.02),
+        (10, few, 0.2), (10, few, 0.02),
+    ]:  # fmt: skip
+        add(update, 0.0, samples=samples)
+        used = update.learning_rate
+        assert update.step().learning_rate == used
+        assert update.learning_rate == pytest.approx(expected)
+    assert (few.samples, few.epochs) == (20, 2.0)
+
+
+def test_the_rate_of_the_schedule_is_the_rate_of_the_step() -> None:
+    update = updater(tensor(0.0), learning_rate=2.0, schedule=make_schedule(StepOptions(epochs=(1.0,)), 3.0))
+    for _ in range(2):
+        add(update, 1.0, samples=10)
+        update.step()
+    assert update.weights.item() == pytest.approx(-2.0 - 0.2)
