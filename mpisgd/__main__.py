@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, MpisgdError, nearest
-from mpisgd.guard import launched_rank
+from mpisgd.guard import launched_rank, launched_size
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
@@ -27,7 +27,17 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    command, rest = (words[0], words[1:]) if words else ("", [])
+    try:
+        status = run(*words)
+    except SystemExit as leaving:  # tyro's --help and its refusals
+        status = leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
+    if status != EXIT_OK and launched_size() > 1:
+        leave_together()
+    return status
+
+
+def run(command: str = "", *rest: str) -> int:
+    """Run one command on this rank; what is refused is told by the first rank alone."""
     first = launched_rank() == 0
     if command in ("", "-h", "--help"):
         if first:
@@ -36,21 +46,28 @@ def main(argv: list[str] | None = None) -> int:
     if command == "--version":
         from mpisgd import __version__
 
-        if first:
-            print(__version__)
+        print(__version__)
         return EXIT_OK
     if command not in COMMANDS:
         if first:
             print(f"mpisgd: unknown command {command!r}{nearest(command, COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     try:
-        status: int = importlib.import_module(f"mpisgd.cli.{command}").main(rest)
+        status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
     except MpisgdError as error:
         if first:
             kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
             print(f"mpisgd {command}: {kind}{error}", file=sys.stderr, flush=True)
         return error.exit_status
     return status
+
+
+def leave_together() -> None:
+    """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong."""
+    sys.stderr.flush()
+    from mpisgd.mpi import MPI
+
+    MPI.COMM_WORLD.Barrier()
 
 
 if __name__ == "__main__":

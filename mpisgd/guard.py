@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "MV2_COMM_WORLD_SIZE")
 
 
 def launched_rank() -> int:
     """The rank that the launcher gave this process, without initialising MPI; 0 where there is no launcher."""
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+def launched_size() -> int:
+    """How many ranks the launcher started, without initialising MPI; 1 where there is no launcher."""
+    return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
 
 
 class AgreedError(MpisgdError):

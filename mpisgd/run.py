@@ -148,7 +148,7 @@ class Rank:
 
     def _meta(self) -> Meta | None:
         data = self.data
-        if data is None:
+        if data is None or self.rank != self.roles.learner_ranks[0]:
             return None
         return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpisgd.errors import ConfigError
+from mpisgd.guard import SIZE_VARIABLES
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def refuse_singletons(world: World) -> None:
 
     Raises ConfigError.
     """
-    for name in _SIZE_VARIABLES:
+    for name in SIZE_VARIABLES:
         launched = os.environ.get(name, "")
         if world.size == 1 and launched.isdigit() and int(launched) > 1:
             raise ConfigError(

@@ -12,7 +12,7 @@ import h5py
 
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records import schema
-from mpisgd.records.reader import read_table
+from mpisgd.records.reader import Run, read_table
 
 
 def claim(path: Path, *, overwrite: bool) -> None:
@@ -24,12 +24,21 @@ def claim(path: Path, *, overwrite: bool) -> None:
         if path.exists():
             if not overwrite:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
-            if not (path / schema.CONFIG).is_file():
+            if not _is_run(path):
                 raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
             shutil.rmtree(path)
         path.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be made: {error}") from error
+
+
+def _is_run(path: Path) -> bool:
+    """Whether it was made by a run; a folder with some config.toml of the user's is not to be removed."""
+    try:
+        Run(path)
+    except DataError:
+        return False
+    return True
 
 
 def write_config(path: Path, text: str) -> None:

@@ -155,8 +155,10 @@ class Run:
 
 
 def _open(path: Path) -> h5py.File:
+    """Of what a truncated file lacks, HDF5's SWMR mode tries to read for hours; so SWMR is for files left open, whole ones."""
     try:
-        file = h5py.File(path, "r", libver="latest", swmr=True, locking=False)
+        swmr = _left_open(path)
+        file = h5py.File(path, "r", libver="latest", swmr=swmr, locking=False)
     except OSError as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     version = file.attrs.get("schema_version")
@@ -164,6 +166,21 @@ def _open(path: Path) -> h5py.File:
         file.close()
         raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
     return file
+
+
+def _left_open(path: Path) -> bool:
+    """Whether a writer has the file open, or was killed: a flag in HDF5's superblock (version 3, which SWMR implies).
+
+    Raises DataError where the file is shorter than its superblock says.
+    """
+    with path.open("rb") as file:
+        superblock = file.read(36)
+    if not superblock.startswith(b"\x89HDF\r\n\x1a\n\x03") or len(superblock) < 36:
+        return False
+    length, actual = int.from_bytes(superblock[28:], "little"), path.stat().st_size
+    if actual < length:
+        raise DataError(f"{path} is truncated: it has {actual} bytes, and says {length}")
+    return superblock[11] != 0
 
 
 def read_table(path: Path, name: str) -> np.ndarray:

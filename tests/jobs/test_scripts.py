@@ -121,12 +121,8 @@ def test_the_scripts_share_their_last_part_to_the_letter():
 
 def test_the_example_configuration_loads():
     config = config_file.read(JOBS / "job.toml")
-    assert config.protocol == SoftsyncOptions(n=4, modulation="inverse")
+    assert config.protocol == SoftsyncOptions(n=1, modulation="inverse")
     assert (config.shards, config.evaluator, config.device) == (1, False, "cpu"), "the scripts give these"
-
-
-def test_the_example_protocol_suits_the_learners_of_every_script():
-    assert config_file.read(JOBS / "job.toml").protocol.n <= min(16, 8, 12)
 
 
 # ------------------------------------------------------------------------------------------------------ fake systems
@@ -193,15 +189,16 @@ ENVIRONMENTS = {
     },
 }
 
+BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
 #: (script, MPI) -> what the script must start ranks with.
 LAUNCHES = {
-    ("slurm-cpu.sbatch", "openmpi"): "mpirun -n 18 -x OMP_NUM_THREADS",
+    ("slurm-cpu.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
     ("slurm-cpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
-    ("slurm-gpu.sbatch", "openmpi"): "mpirun -n 10 -x OMP_NUM_THREADS",
+    ("slurm-gpu.sbatch", "openmpi"): "mpirun -n 10 --bind-to none -x OMP_NUM_THREADS",
     ("slurm-gpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=10 --cpus-per-task=4",
-    ("lsf-cpu.bsub", "openmpi"): "mpirun -n 18 --hostfile HOSTFILE --prtemca plm_ssh_agent blaunch -x OMP_NUM_THREADS",
+    ("lsf-cpu.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
     ("lsf-cpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
-    ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 --hostfile HOSTFILE --prtemca plm_ssh_agent blaunch -x OMP_NUM_THREADS",
+    ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 " + BLAUNCH,
     ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
     ("lsf-jsrun.bsub", ""): (
         "jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 7 --cpu_per_rs 42 --gpu_per_rs 6 --launch_distribution packed"

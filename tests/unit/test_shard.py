@@ -388,7 +388,7 @@ def test_any_schedule_ends_with_balanced_books(
     assert samples == applied["samples"].sum() == (updates["samples"].max() if clock else 0)
     assert updates["gradients"].sum() == len(applied)
     assert (pushes["staleness"] >= 0).all()
-    assert samples >= 40 or not crew.waiting
+    assert samples >= 40 or len(leave) == 4
     for row in updates:
         assert row["gradients"] == np.count_nonzero(applied["clock"] == row["clock"] - 1)
     expected = -sum(

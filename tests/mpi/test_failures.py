@@ -1,0 +1,210 @@
+"""Bad input and failures in mid-run: a clear one-screen error, a nonzero status in seconds, no rank left behind."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+from .conftest import Launched, launch
+
+# A user's module with everything that can go wrong.
+USER = '''
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def wrong_shape():
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))
+
+def no_module():
+    return 42
+
+class Failing(nn.Module):
+    """Fails in the 20th forward pass of learner 1."""
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = model(), 0
+    def forward(self, x):
+        self.calls += 1
+        from mpisgd.mpi import MPI
+        if self.calls == 20 and MPI.COMM_WORLD.rank == 2:
+            raise RuntimeError("the user's own mistake")
+        return self.inner(x)
+
+def infinite_loss(output, target):
+    return nn.functional.cross_entropy(output, target) * float("inf")
+
+calls = 0
+def nan_at_20(output, target):
+    global calls
+    calls += torch.is_grad_enabled()
+    loss = nn.functional.cross_entropy(output, target)
+    from mpisgd.mpi import MPI
+    return loss * float("nan") if calls == 20 and MPI.COMM_WORLD.rank == 1 else loss
+
+def vector_loss(output, target):
+    return nn.functional.cross_entropy(output, target, reduction="none")
+'''
+
+
+def train(ranks: int, directory: Path, *words: str, **env: str) -> Launched:
+    (directory / "user.py").write_text(USER)
+    command = ("-m", "mpisgd", "train", "--epochs", "2", "--log.progress", "off", *words)
+    return launch(ranks, *command, cwd=directory, timeout_s=60, **env)
+
+
+def idx(path: Path, shape: tuple[int, ...], cut: int = 0, magic: int | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = (magic or 0x0800 + len(shape)).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in shape)
+    body = header + bytes(int(np.prod(shape)))
+    path.write_bytes(gzip.compress(body[: len(body) - cut]))
+
+
+BAD_INPUT = {
+    "too few ranks": (2, ["--shards", "2"], ["too few ranks", "found 2", "needed at least 3"]),
+    "too few ranks for an evaluator": (2, ["--evaluator"], ["too few ranks", "1 evaluator"]),
+    "lambda < n": (3, ["--protocol", "softsync", "--protocol.n", "3"], ["protocol.n = 3", "lambda = 2"]),
+    "N > learners": (3, ["--protocol", "backup", "--protocol.N", "3"], ["protocol.N = 3", "lambda = 2"]),
+    "N + b": (3, ["--protocol", "backup", "--protocol.N", "1", "--protocol.b", "2"], ["1 + 2 = 3", "lambda = 2"]),
+    "b >= learners": (3, ["--protocol", "backup", "--protocol.b", "2"], ["protocol.b = 2", "2 - 2"]),
+    "unknown option": (2, ["--epoch", "3"], ["--epoch", "--epochs"]),
+    "option of another protocol": (2, ["--protocol", "hardsync", "--protocol.n", "3"], ["--protocol.n"]),
+    "unknown protocol": (2, ["--protocol", "sofsync"], ["'sofsync'", "did you mean 'softsync'"]),
+    "wrong type": (2, ["--mu", "many"], ["--mu", "many"]),
+    "out of bounds": (2, ["--mu", "0"], ["mu = 0", ">= 1"]),
+    "missing file": (2, ["--data", "mnist", "--data-dir", "nowhere"], ["train-images-idx3-ubyte", "MPISGD_DATA", "sha256"]),
+    "missing model module": (2, ["--model", "nothere:factory"], ["nothere", "model"]),
+    "missing model attribute": (2, ["--model", "user:modell"], ["modell", "did you mean 'model'"]),
+    "no module": (2, ["--model", "user:no_module"], ["int", "torch.nn.Module"]),
+    "wrong shape": (2, ["--model", "user:wrong_shape"], ["first mini-batch", "RuntimeError"]),
+    "infinite loss": (2, ["--loss", "user:infinite_loss"], ["loss = inf at the first mini-batch"]),
+    "loss is no scalar": (2, ["--loss", "user:vector_loss"], ["expected a scalar"]),
+    "unknown loss": (2, ["--loss", "cross_entropi"], ["loss = 'cross_entropi'"]),
+    "negative seed": (2, ["--seed", "-1"], ["seed = -1"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_refused_by_name_before_the_start(tmp_path: Path, name: str) -> None:
+    ranks, words, expected = BAD_INPUT[name]
+    start_s = time.monotonic()
+    done = train(ranks, tmp_path, *words)
+    assert done.status != 0
+    for text in expected:
+        assert text in done.text, done.text
+    assert "Traceback" not in done.text
+    assert len(done.err.splitlines()) < 40, "one screen"
+    assert not (tmp_path / "results").exists(), "refused before anything was made"
+    assert time.monotonic() - start_s < 30
+
+
+@pytest.mark.parametrize("kind", ["truncated", "foreign", "foreign HDF5"])
+def test_damaged_data_files(tmp_path: Path, kind: str) -> None:
+    if kind == "foreign HDF5":
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            file["something"] = np.zeros(3)
+        done = train(2, tmp_path, "--data", "hdf5", "--data.path", "data.h5")
+        expected = ["data.h5", "train/inputs"]
+    else:
+        for part, n in (("train", 20), ("t10k", 10)):
+            damaged = part == "train"
+            idx(
+                tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz",
+                (n, 28, 28),
+                cut=100 if damaged and kind == "truncated" else 0,
+                magic=0x12345678 if damaged and kind == "foreign" else None,
+            )
+            idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", (n,))
+        done = train(2, tmp_path, "--data", "mnist", "--data-dir", ".")
+        expected = ["train-images-idx3-ubyte"]
+    assert done.status == 2, done.text
+    assert "DataError" in done.text
+    assert all(text in done.text for text in expected), done.text
+    assert "Traceback" not in done.text
+
+
+def test_toml_files_with_unknown_keys_and_wrong_types(tmp_path: Path) -> None:
+    for text, expected in (
+        ("epoch = 3", "did you mean 'epochs'"),
+        ('[protocol]\nname = "softsync"\nm = 3', "protocol.m"),
+        ('mu = "16"', "mu = '16'"),
+        ("mu = ", "is not TOML"),
+    ):
+        (tmp_path / "job.toml").write_text(text)
+        done = launch(2, "-m", "mpisgd", "train", "job.toml", cwd=tmp_path, timeout_s=60)
+        assert done.status == 2
+        assert "job.toml" in done.text
+        assert expected in done.text
+
+
+def test_run_directories_are_never_overwritten_unless_asked(tmp_path: Path) -> None:
+    assert train(2, tmp_path).status == 0
+    again = train(2, tmp_path)
+    assert again.status == 2
+    assert "results/run' exists" in again.text
+    assert "--overwrite" in again.text
+    assert train(2, tmp_path, "--overwrite").status == 0
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("")
+    other = train(2, tmp_path, "--overwrite", "--out", "precious")
+    assert other.status == 2
+    assert "is no run directory" in other.text
+    assert (tmp_path / "precious" / "thesis.tex").exists()
+    blocked = train(2, tmp_path, "--out", "user.py/run")
+    assert blocked.status == 2
+    assert "cannot be made" in blocked.text
+
+
+def test_nan_in_mid_run_stops(tmp_path: Path) -> None:
+    done = train(3, tmp_path, "--loss", "user:nan_at_20")
+    assert done.status != 0
+    assert "DivergenceError" in done.text
+    assert "learner 0, mini-batch 19" in done.text
+    assert "rank 0 (shard 0) on" in done.text
+    assert not (tmp_path / "results" / "run" / "DONE").exists()
+
+
+@pytest.mark.parametrize("protocol", [("hardsync",), ("backup",), ("softsync", "--protocol.n", "2")], ids=lambda p: p[0])
+def test_nan_in_mid_run_is_dropped_and_logged(tmp_path: Path, protocol: tuple[str, ...]) -> None:
+    done = train(3, tmp_path, "--loss", "user:nan_at_20", "--nonfinite", "drop", "--protocol", *protocol)
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "results" / "run")
+    dropped = run.pushes[(run.pushes["verdict"] == Verdict.DROP) & np.isnan(run.pushes["loss"])]
+    assert [(int(row["learner_id"]), int(row["seq"])) for row in dropped] == [(0, 19)]
+    assert run.books()[0].balanced
+    assert run.evaluations["error"][-1] < 0.5
+
+
+def test_an_experiment_may_run_on_and_is_reported_as_diverged(tmp_path: Path) -> None:
+    done = train(3, tmp_path, "--loss", "user:nan_at_20", "--nonfinite", "continue")
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "results" / "run")
+    assert run.done is not None
+    assert run.done["diverged"]
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path, ranks: int) -> None:
+    start_s = time.monotonic()
+    done = train(ranks, tmp_path, "--model", "user:Failing")
+    assert done.status != 0
+    assert "the user's own mistake" in done.text
+    assert "rank 2 (learner 1) on" in done.text
+    assert "user.py" in done.text, "the traceback shows where"
+    assert time.monotonic() - start_s < 45
+
+
+def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:
+    done = train(1, tmp_path, SLURM_NTASKS="4")
+    assert done.status == 2
+    assert "SLURM_NTASKS = 4" in done.text

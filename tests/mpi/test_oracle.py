@@ -1,0 +1,107 @@
+"""Real ranks against serial SGD by torch.optim on the whole model, which nobody tuned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import data, models
+from mpisgd.config import DigitsOptions, MlpOptions
+from mpisgd.data.sampling import EpochSampling
+
+from .conftest import drive
+
+MU, SEED, ALPHA0 = 8, 3, 0.02
+EPOCHS = 0.4
+
+OPTIMIZERS = {
+    "sgd": ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=ALPHA0, momentum=0.9)),
+    "nesterov": (
+        {"name": "sgd", "momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
+        lambda p: torch.optim.SGD(p, lr=ALPHA0, momentum=0.8, nesterov=True, weight_decay=0.01),
+    ),
+    "plain": ({"name": "sgd", "momentum": 0.0}, lambda p: torch.optim.SGD(p, lr=ALPHA0)),
+    "adagrad": ({"name": "adagrad", "eps": 1e-3}, lambda p: torch.optim.Adagrad(p, lr=ALPHA0, eps=1e-3)),
+    "rmsprop": (
+        {"name": "rmsprop", "eps": 1.0, "momentum": 0.9},
+        lambda p: torch.optim.RMSprop(p, lr=ALPHA0, alpha=0.9, eps=1.0, momentum=0.9),
+    ),
+    "adam": ({"name": "adam", "eps": 1e-3}, lambda p: torch.optim.Adam(p, lr=ALPHA0, eps=1e-3)),
+}
+
+#: name -> (learners, shards, optimiser, protocol)
+RUNS = {
+    **{f"hardsync-{name}": (2, 1, name, {"name": "hardsync"}) for name in OPTIMIZERS},
+    "hardsync-S2": (2, 2, "sgd", {"name": "hardsync"}),
+    "hardsync-S3": (2, 3, "adam", {"name": "hardsync"}),
+    "hardsync-4": (4, 1, "sgd", {"name": "hardsync"}),
+    "hardsync-4-again": (4, 1, "sgd", {"name": "hardsync"}),
+    "lambda1-hardsync": (1, 1, "sgd", {"name": "hardsync"}),
+    "lambda1-softsync": (1, 2, "sgd", {"name": "softsync", "n": 1}),
+    "lambda1-backup": (1, 1, "sgd", {"name": "backup", "N": 1}),
+}
+
+
+def config(directory: Path, name: str) -> dict:
+    _, shards, optimizer, protocol = RUNS[name]
+    return {
+        "out": str(directory / name),
+        "protocol": protocol,
+        "shards": shards,
+        "optimizer": OPTIMIZERS[optimizer][0],
+        "model": {"name": "mlp", "hidden": [24]},
+        "alpha0": ALPHA0,
+        "mu": MU,
+        "seed": SEED,
+        "epochs": EPOCHS,
+        "memory_format": "contiguous",
+        "log": {"progress": "off"},
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("oracle")
+    jobs = [
+        {"ranks": learners + shards, "config": config(directory, name), "record": str(directory / f"{name}.npy")}
+        for name, (learners, shards, _, _) in RUNS.items()
+    ]
+    drive(directory, jobs, ranks=5)
+    return directory
+
+
+def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
+    """Weights before each update, (updates, parameters), of SGD with mini-batches of `batch` samples."""
+    digits = data.load(DigitsOptions(), seed=SEED)
+    model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
+    steps = OPTIMIZERS[optimizer][1](model.parameters())
+    sampling = EpochSampling(len(digits.train), batch, 1, SEED)
+    seen = []
+    for seq in range(updates):
+        seen.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().copy())
+        inputs, targets = digits.train.batch(sampling.indices(0, seq))
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        steps.step()
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_equals_serial_sgd_at_every_update(runs: Path, name: str) -> None:
+    learners, _, optimizer, _ = RUNS[name]
+    recorded = np.load(runs / f"{name}.npy")
+    expected = serial(learners * MU, len(recorded), optimizer)
+    assert len(recorded) == -(-int(EPOCHS * 1437 + 0.999) // (learners * MU))
+    moved = np.abs(expected[-1] - expected[0]).max()
+    assert moved > 0.01, "the serial run must have gone somewhere"
+    assert np.abs(recorded - expected).max() < 2e-4 * moved
+
+
+def test_same_seed_same_bits(runs: Path) -> None:
+    first, second = (np.load(runs / f"{name}.npy") for name in ("hardsync-4", "hardsync-4-again"))
+    assert first.tobytes() == second.tobytes()
+    states = [torch.load(runs / name / "weights.pt", weights_only=True)["theta"] for name in ("hardsync-4", "hardsync-4-again")]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

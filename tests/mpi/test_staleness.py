@@ -1,0 +1,107 @@
+"""Staleness on 31 ranks [Zhang16 2.4, Fig. 1], and backup learners against stragglers [Chen16 3.1]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+from .conftest import drive
+
+LAMBDA = 30
+
+# The learners sleep for most of a mini-batch, so that two cores can stand for thirty.
+SCENE = {
+    "model": "softmax",
+    "mu": 1,
+    "alpha0": 0.001,
+    "straggler": {"delay": "normal", "delay_mean_s": 0.15, "delay_spread": 0.1},
+    "evaluation": {"every_epochs": 0},
+    "log": {"progress": "off"},
+}
+
+
+@pytest.fixture(scope="module")
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    directory = tmp_path_factory.mktemp("staleness")
+    jobs = [
+        {
+            "ranks": LAMBDA + 1,
+            "config": {
+                **SCENE,
+                "protocol": {"name": "softsync", "n": n},
+                "epochs": pushes / 1437,
+                "out": str(directory / str(n)),
+            },
+        }
+        for n, pushes in ((1, 1200), (15, 2400), (30, 2400))
+    ]
+    drive(directory, jobs, ranks=LAMBDA + 1, timeout_s=400)
+    return {n: Run(directory / str(n)) for n in (1, 15, 30)}
+
+
+@pytest.mark.parametrize("n", [15, 30])
+def test_mean_staleness_is_n_and_hardly_any_exceeds_twice_n(thirty: dict[int, Run], n: int) -> None:
+    staleness = thirty[n].pushes["staleness"][thirty[n].pushes["verdict"] == Verdict.APPLY]
+    settled = staleness[LAMBDA * 2 :]  # the first gradients of all learners come from clock 0
+    assert settled.mean() == pytest.approx(n, rel=0.1)
+    assert (staleness > 2 * n).mean() < 0.001
+
+
+def test_1_softsync_has_staleness_0_1_2(thirty: dict[int, Run]) -> None:
+    applied = thirty[1].pushes[thirty[1].pushes["verdict"] == Verdict.APPLY]
+    assert set(applied["staleness"]) <= {0, 1, 2}
+    assert 0.5 < applied["staleness"].mean() < 1.5
+
+
+# ------------------------------------------------------------------------------------------------------------- stragglers
+
+STRAGGLERS = {
+    "model": "softmax",
+    "mu": 4,
+    "epochs": 0.5,
+    "shards": 2,
+    "straggler": {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"3": 8.0}},
+    "evaluation": {"every_epochs": 0},
+    "log": {"progress": "off"},
+}
+
+
+@pytest.fixture(scope="module")
+def backup_and_hardsync(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    directory = tmp_path_factory.mktemp("stragglers")
+    jobs = [
+        {"ranks": 6, "config": {**STRAGGLERS, "protocol": protocol, "out": str(directory / protocol["name"])}}
+        for protocol in ({"name": "backup", "b": 1}, {"name": "hardsync"})
+    ]
+    drive(directory, jobs, ranks=6)
+    return Run(directory / "backup"), Run(directory / "hardsync")
+
+
+def test_backup_drops_what_the_straggler_sends_late(backup_and_hardsync: tuple[Run, Run]) -> None:
+    pushes = backup_and_hardsync[0].pushes
+    assert (pushes["staleness"][pushes["verdict"] == Verdict.APPLY] == 0).all()
+    dropped = pushes[pushes["verdict"] == Verdict.DROP]
+    assert len(dropped) > 0
+    assert (dropped["staleness"] > 0).all()
+    slow = pushes["learner_id"] == 3
+    assert (pushes["verdict"][slow] == Verdict.DROP).mean() > 0.5
+    assert all(books.balanced and books.dropped > 0 for books in backup_and_hardsync[0].books())
+
+
+def test_backup_is_faster_per_update_than_hardsync(backup_and_hardsync: tuple[Run, Run]) -> None:
+    backup, hardsync = (
+        np.median(np.diff(run.updates["time_s"][run.updates["shard"] == 0])) for run in backup_and_hardsync
+    )
+    assert backup < 0.5 * hardsync, "three learners take 10 ms, the fourth 80 ms"
+
+
+def test_injected_delays_are_in_the_log(backup_and_hardsync: tuple[Run, Run]) -> None:
+    pushes = backup_and_hardsync[1].pushes
+    others = pushes["delay_s"][pushes["learner_id"] != 3]
+    assert np.allclose(others, 0.01)
+    assert (pushes["delay_s"][pushes["learner_id"] == 3] >= 0.08 - 1e-9).all()

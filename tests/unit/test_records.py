@@ -1,0 +1,360 @@
+"""The run log: what is written is read, also while the run goes on and after it was killed (DESIGN 6; TRAPS 8)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import directory, schema
+from mpisgd.records.reader import Run, read_summary, read_table
+from mpisgd.records.writer import EvaluatorLog, TableFile
+
+EVENT = (0, 1, schema.Event.STOPPED, -1, 0.5, 2.0)
+
+
+def random_rows(table: str, count: int, seed: int = 0) -> np.ndarray:
+    """Rows of which every byte matters; floats are finite, so that they compare equal."""
+    random = np.random.default_rng(seed)
+    rows = np.zeros(count, schema.TABLES[table])
+    for name in schema.TABLES[table].names or ():
+        whole = rows.dtype[name].kind != "f"
+        rows[name] = random.integers(0, 100, count) if whole else random.normal(size=count)
+    return rows
+
+
+def table_file(path: Path | None, *, flush_rows: int = 1000, flush_s: float = 1e9, shard: int = 0) -> TableFile:
+    return TableFile(path, shard=shard, flush_rows=flush_rows, flush_s=flush_s)
+
+
+def seqs(path: Path) -> list[int]:
+    return [int(seq) for seq in read_table(path, "pushes")["seq"]]
+
+
+def append(file: TableFile, seq: int) -> int:
+    row = np.zeros(1, schema.PUSHES)
+    row["seq"] = seq
+    return file.append("pushes", tuple(row[0].tolist()))
+
+
+# ------------------------------------------------------------------------------------------------------------ the writer
+
+
+@pytest.mark.parametrize("flush_rows", [1, 7, 1024, 5000])
+def test_every_table_is_read_back_as_it_was_written(flush_rows: int, tmp_path: Path) -> None:
+    """Across flushes and across HDF5's chunks of 1024 rows, tables in turn."""
+    path = tmp_path / "shard.h5"
+    written = {table: random_rows(table, count) for table, count in zip(schema.TABLES, (1500, 40, 0, 3), strict=True)}
+    file = table_file(path, flush_rows=flush_rows, shard=3)
+    for number in range(1500):
+        for table, rows in written.items():
+            if number < len(rows):
+                assert file.append(table, tuple(rows[number].tolist())) == number
+    file.close((3, 40, 160, 1500, 1500, 0))
+    for table, rows in written.items():
+        np.testing.assert_array_equal(read_table(path, table), rows)
+    assert read_summary(path).tolist() == [(3, 40, 160, 1500, 1500, 0)]
+    with h5py.File(path) as plain:  # without mpisgd
+        assert plain["pushes"].shape == (1500,)
+        assert plain.attrs["shard"] == 3
+
+
+def test_rows_are_in_memory_only_until_the_flush(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    file = table_file(path, flush_rows=3)
+    for seq in range(2):
+        append(file, seq)
+    assert seqs(path) == []
+    append(file, 2)
+    assert seqs(path) == [0, 1, 2]
+    append(file, 3)
+    file.append("events", EVENT)
+    assert (seqs(path), len(read_table(path, "events"))) == ([0, 1, 2], 0)
+    file.flush()
+    assert (seqs(path), len(read_table(path, "events"))) == ([0, 1, 2, 3], 1)
+    assert read_summary(path)["final_clock"].tolist() == [-1]
+    file.close()
+
+
+def test_a_flush_comes_after_some_seconds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("mpisgd.records.writer.time.monotonic", lambda: now_s[0])
+    path = tmp_path / "shard.h5"
+    file = table_file(path, flush_s=2.0)
+    for seq, second, flushed in [(0, 100.0, []), (1, 102.0, []), (2, 102.1, [0, 1, 2]), (3, 104.0, [0, 1, 2]), (4, 105.0, 5)]:
+        now_s[0] = second
+        append(file, seq)
+        assert seqs(path) == (flushed if isinstance(flushed, list) else list(range(flushed)))
+    file.close()
+
+
+def test_a_row_is_amended_before_and_after_its_flush(tmp_path: Path) -> None:
+    """The answer of a pull becomes known after its push was logged, and perhaps flushed."""
+    path = tmp_path / "shard.h5"
+    file = table_file(path, flush_rows=3)
+    numbers = [append(file, seq) for seq in range(4)]
+    assert numbers == [0, 1, 2, 3]
+    for number in numbers:
+        file.amend("pushes", number, "answer_s", number + 0.5)
+    file.close()
+    rows = read_table(path, "pushes")
+    assert rows["answer_s"].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert rows["seq"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_log_that_is_off_keeps_nothing() -> None:
+    file = table_file(None)
+    assert append(file, 0) == 0
+    file.amend("pushes", 0, "answer_s", 1.0)
+    file.flush()
+    file.close((0, 0, 0, 0, 0, 0))
+
+
+def test_an_existing_file_is_never_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    table_file(path).close()
+    with pytest.raises(FileExistsError):
+        table_file(path)
+
+
+def test_an_evaluation_is_flushed_at_once_and_has_no_summary(tmp_path: Path) -> None:
+    path = tmp_path / schema.evaluator_file()
+    log = EvaluatorLog(table_file(path, shard=-1))
+    row = random_rows("evaluations", 1)[0]
+    log.evaluation(**dict(zip(schema.EVALUATIONS.names or (), row.tolist(), strict=True)))
+    assert read_table(path, "evaluations")[0] == row
+    log.close()
+    assert len(read_summary(path)) == 0
+
+
+# ---------------------------------------------------------------------------------------------- other processes, and kills
+
+
+def test_another_process_reads_while_the_writer_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    file = table_file(path, flush_rows=5)
+    for seq in range(13):
+        append(file, seq)
+    code = f"from pathlib import Path; from mpisgd.records.reader import *; print(read_table(Path({str(path)!r}), 'pushes')['seq'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == "[0 1 2 3 4 5 6 7 8 9]".split(), done.stderr
+    for seq in range(13, 20):
+        append(file, seq)
+    assert seqs(path) == list(range(20))
+    file.close()
+
+
+def write_for_ever(path: Path, told: Any) -> None:
+    file = table_file(path, flush_rows=64)
+    seq = 0
+    while True:
+        append(file, seq)
+        seq += 1
+        if seq % 64 == 0:
+            told.send(seq)
+
+
+@pytest.mark.parametrize("flushes", [1, 5, 30])
+def test_a_killed_writers_rows_are_there_up_to_the_last_flush(flushes: int, tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
+    writer = multiprocessing.get_context("fork").Process(target=write_for_ever, args=(path, sender), daemon=True)
+    writer.start()
+    flushed = 0
+    for _ in range(flushes):
+        assert receiver.poll(20)
+        flushed = receiver.recv()
+    os.kill(writer.pid or 0, signal.SIGKILL)
+    writer.join(20)
+    found = seqs(path)
+    assert len(found) >= flushed
+    assert found == list(range(len(found)))
+    assert read_summary(path)["final_clock"].tolist() == [-1]
+
+
+# -------------------------------------------------------------------------------------------------------------- a whole run
+
+
+def run_of(path: Path, shards: int = 2) -> dict[str, list[np.ndarray]]:
+    """A directory as a run leaves it, but for log.h5; returns its tables, file by file."""
+    directory.claim(path, overwrite=False)
+    directory.write_config(path, f"shards = {shards}\n[environment]\nlearners = 2\n")
+    tables: dict[str, list[np.ndarray]] = {table: [] for table in schema.TABLES}
+    for place, name in enumerate([*map(schema.shard_file, range(shards)), schema.evaluator_file()]):
+        last = place == shards
+        file = table_file(path / name, shard=-1 if last else place)
+        for table in schema.TABLES:
+            count = (table == "evaluations") is last and (3 + place) * 10 or 0
+            rows = random_rows(table, count, seed=place)
+            rows[(rows.dtype.names or ("shard",))[0]] = place
+            for row in rows:
+                file.append(table, tuple(row.tolist()))
+            tables[table].append(rows)
+        file.close(None if last else (place, 30, 120, 30, 30, 0))
+    return tables
+
+
+def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) -> None:
+    tables = run_of(tmp_path / "run")
+    directory.join(tmp_path / "run", 2)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with h5py.File(tmp_path / "moved" / schema.LOG, "r") as log:
+        assert log.attrs["schema_version"] == schema.SCHEMA_VERSION
+        for table, parts in tables.items():
+            np.testing.assert_array_equal(log[table][:], np.concatenate(parts))
+            assert log[table].attrs["rows"] == sum(map(len, parts))
+    run = Run(tmp_path / "moved")
+    for table in ("pushes", "updates", "events"):
+        np.testing.assert_array_equal(run.table(table), np.concatenate(tables[table]))
+    np.testing.assert_array_equal(run.evaluations, tables["evaluations"][-1])
+    assert (run.shards, run.lambda_, run.name) == (2, 2, "moved")
+    assert run.summaries["shard"].tolist() == [0, 1]
+
+
+def test_a_missing_file_is_missed(tmp_path: Path) -> None:
+    """HDF5 itself would show it as no rows."""
+    run_of(tmp_path / "run")
+    (tmp_path / "run" / schema.shard_file(1)).unlink()
+    with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5"):
+        directory.join(tmp_path / "run", 2)
+    with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5: was the run started without a log"):
+        _ = Run(tmp_path / "run").pushes
+
+
+def test_a_truncated_file_is_refused_or_whole(tmp_path: Path) -> None:
+    """At whatever length; never fewer rows without a word."""
+    path = tmp_path / "shard.h5"
+    rows = random_rows("pushes", 2000)
+    file = table_file(path, flush_rows=256)
+    for row in rows:
+        file.append("pushes", tuple(row.tolist()))
+    file.close((0, 1, 2, 3, 4, 0))
+    whole = path.read_bytes()
+    refused = 0
+    for length in [0, 1, 100, *range(500, len(whole), len(whole) // 40), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        try:
+            np.testing.assert_array_equal(read_table(path, "pushes"), rows)
+        except DataError as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 30
+
+
+def foreign(path: Path, kind: str) -> None:
+    if kind == "text":
+        path.write_text("clock,timestamp\n")
+        return
+    table_file(path).close()
+    with h5py.File(path, "r+") as file:
+        if kind == "no version":
+            del file.attrs["schema_version"]
+        elif kind == "version 2":
+            file.attrs["schema_version"] = 2
+        elif kind == "no table":
+            del file["pushes"]
+        elif kind == "no count":
+            del file["committed"]
+        elif kind == "other layout":
+            del file["pushes"]
+            file["pushes"] = np.zeros(3, [("shard", np.int64)])
+        elif kind == "fewer rows":
+            file["committed"][0] = 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("text", "cannot be read as HDF5"),
+        ("no version", "has schema version None, this mpisgd reads 1"),
+        ("version 2", "has schema version 2, this mpisgd reads 1"),
+        ("no table", "table pushes cannot be read"),
+        ("no count", "table pushes cannot be read"),
+        ("other layout", "table pushes has another layout than this mpisgd writes"),
+        ("fewer rows", "table pushes has 0 rows, but 5 were committed"),
+    ],
+)
+def test_a_foreign_file_is_refused_and_named(kind: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    foreign(path, kind)
+    with pytest.raises(DataError, match=f"{path}.*{message}"):
+        read_table(path, "pushes")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    for read in (read_summary, lambda path: read_table(path, "pushes")):
+        with pytest.raises(DataError, match="cannot be read as HDF5"):
+            read(tmp_path / "nowhere.h5")
+
+
+# ------------------------------------------------------------------------------------------------------------- the directory
+
+
+def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    run_of(tmp_path / "run")
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr("mpisgd.records.directory.os.fsync", full)
+        directory.mark_done(run.path, {"clock": [30]})
+    assert run.done is None
+    directory.mark_done(run.path, {"clock": [30], "diverged": False})
+    assert run.done == {"clock": [30], "diverged": False}
+    assert json.loads((run.path / schema.DONE).read_text()) == run.done
+    assert not list(run.path.glob(".DONE*"))
+    (run.path / schema.DONE).write_text('{"clock": [30')
+    with pytest.raises(DataError, match="DONE is damaged"):
+        _ = run.done
+
+
+def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    directory.claim(path, overwrite=False)
+    assert path.is_dir()
+    with pytest.raises(ConfigError, match=r"out = '.*/a/b' exists: choose another, or say --overwrite"):
+        directory.claim(path, overwrite=False)
+
+
+def test_only_a_run_is_overwritten(tmp_path: Path) -> None:
+    run_of(tmp_path / "run")
+    directory.claim(tmp_path / "run", overwrite=True)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("config", [None, "", "mu = 4\nshards = 2\n", "not TOML"])
+def test_a_folder_that_is_no_run_is_never_removed(config: str | None, tmp_path: Path) -> None:
+    """Also not one in which the user keeps a job file that happens to be called config.toml."""
+    path = tmp_path / "experiments"
+    path.mkdir()
+    (path / "thesis.tex").write_text("years of work")
+    if config is not None:
+        (path / schema.CONFIG).write_text(config)
+    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
+        directory.claim(path, overwrite=True)
+    assert (path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_in_the_way(place: str, overwrite: bool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=f"out = '{tmp_path}/{place}'"):
+        directory.claim(tmp_path / place, overwrite=overwrite)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_configuration_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"out = '.*nowhere' cannot be written: .*No such file"):
+        directory.write_config(tmp_path / "nowhere", "mu = 4\n")

@@ -1,0 +1,64 @@
+"""Snapshots are copies: the evaluator must see the weights of their moment, whatever the shard has done since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpisgd.config import SgdOptions
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.update import SliceUpdate
+
+SIZE = 1000
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.5])
+def test_what_was_taken_is_given_in_any_order(averaging: float, tmp_path: Path) -> None:
+    update = SliceUpdate(
+        torch.zeros(SIZE), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=8, averaging=averaging
+    )
+    vectors = 2 if averaging else 1
+    snapshots = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=vectors, size=SIZE)
+    expected = []
+    for clock in range(5):
+        update.weights.add_(torch.arange(SIZE) + clock)
+        update.samples = 16 * clock
+        if update.averaged is not None:
+            update.averaged.fill_(-clock)
+        snapshots.take(update, clock, clock / 2)
+        expected.append([update.served.copy(), np.full(SIZE, -clock, np.float32)][:vectors])
+        if clock == 2:
+            assert snapshots.get(0).clock == 0  # reading in between must not spoil where the next one goes
+    update.weights.zero_()
+    assert snapshots.count == 5
+    for index in (4, 0, 2, 1, 3, 3):
+        taken = snapshots.get(index)
+        assert (taken.clock, taken.samples, taken.taken_s) == (index, 16 * index, index / 2)
+        np.testing.assert_array_equal(taken.vectors, expected[index])
+    assert [len(vector) for vector in snapshots.nothing()] == [0] * vectors
+    snapshots.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(every=st.sampled_from([0.25, 1.0, 2.5]), steps=st.lists(st.integers(1, 40), max_size=30))
+def test_one_is_due_whenever_a_multiple_was_passed(
+    every: float, steps: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Also where an update takes the run past several of them: one snapshot, not several of the same weights."""
+    snapshots = Snapshots(tmp_path_factory.mktemp("s") / "spool", every_epochs=every, vectors=1, size=1)
+    edges = np.cumsum([0, *steps]) / 16
+    due = [snapshots.due(before, after) for before, after in zip(edges[:-1], edges[1:], strict=True)]
+    multiples = [int(edge // every) for edge in edges]
+    assert due == [a < b for a, b in zip(multiples[:-1], multiples[1:], strict=True)]
+    snapshots.close()
+
+
+def test_only_the_first_and_last_weights_are_kept_where_nothing_is_due(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path / "spool", every_epochs=0.0, vectors=1, size=1)
+    assert not snapshots.due(0.0, 1000.0)
+    snapshots.close()
