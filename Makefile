@@ -32,7 +32,7 @@ help:  ## this list
 	@echo
 	@echo "  PYTHON=python3.12   the Python that .venv is made from (>= 3.11; default: python3)"
 	@echo "  MPI=mpich           use MPICH (in .venv-mpich) in place of Open MPI (in .venv)"
-	@echo "  ARGS='-k doctor'    more arguments for pytest"
+	@echo "  ARGS='-k doctor'    more arguments for pytest (or for mpisgd bench)"
 	@echo "  The smaller CPU build of PyTorch: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"
 
 demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
@@ -56,13 +56,13 @@ test-unit: $(READY)  ## the tests that need no MPI
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich)
 	$(IN_VENV) python -m pytest tests/mpi $(ARGS)
 
-bench: $(READY)  ## what a push and a pull cost on this machine
-	$(IN_VENV) mpirun -n 2 mpisgd bench wire
+bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
+	$(IN_VENV) mpirun -n 2 mpisgd bench wire $(ARGS)
+	$(IN_VENV) mpirun -n 3 mpisgd bench train $(ARGS)
+	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
 
-docs-check: $(READY)  ## execute the ```sh blocks of README.md, in order, in one shell
-	@awk '/^```sh$$/ { on = 1; next } /^```/ { on = 0 } on' README.md > $(VENV)/readme.sh
-	@test -s $(VENV)/readme.sh || { echo "error: README.md has no \`\`\`sh block" >&2; exit 1; }
-	$(IN_VENV) bash -euxo pipefail $(VENV)/readme.sh
+docs-check: $(READY)  ## execute the commands of README.md
+	$(IN_VENV) python -m pytest tests/mpi/test_readme.py $(ARGS)
 
 clean:  ## remove the virtual environments and caches; results/ stays
 	rm -rf .venv .venv-mpich build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,8 +69,8 @@ class ShardChannel:
     def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
-        Pulls go before pushes: a learner that waits for weights computes nothing, and weights that wait behind a queue of pushes
-        are given to all who queue at once, which then compute, push and queue in step.
+        Pulls go before pushes: a learner that waits for weights computes nothing; and where pulls wait behind a queue of pushes,
+        all who queue are given the same weights, and then compute, push and queue in step.
 
         Pulls are taken from anybody at any time: a learner whose turn to push has not come must be given weights to compute.
 

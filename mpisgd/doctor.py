@@ -79,17 +79,14 @@ def check_ranks(survey: Survey) -> Finding:
 
 def check_batch_system(survey: Survey) -> Finding:
     environment, size = survey.ranks[0].environment, len(survey.ranks)
-    for system, job, tasks in (("SLURM", "SLURM_JOB_ID", "SLURM_NTASKS"), ("LSF", "LSB_JOBID", "LSB_DJOB_NUMPROC")):
-        if job not in environment:
-            continue
-        text, granted = f"{system} job {environment[job]}", environment.get(tasks, "")
-        # Under jsrun the slots are cores, and the first is the batch host's.
-        if granted.isdigit() and size > 1 and int(granted) != size and "JSM_NAMESPACE_SIZE" not in environment:
-            return Finding(
-                "batch system", "warning", f"{text}: {granted} tasks granted, {size} ranks started", f"mpirun -n {granted}"
-            )
-        return Finding("batch system", "ok", text)
-    return Finding("batch system", "ok", f"PBS job {environment['PBS_JOBID']}" if "PBS_JOBID" in environment else "none")
+    systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID"}
+    found = [f"{system} job {environment[name]}" for system, name in systems.items() if name in environment]
+    granted = environment.get("LSB_DJOB_NUMPROC", "") if "LSB_JOBID" in environment else ""
+    # Not SLURM_NTASKS: below mpirun it counts its daemons. Under jsrun a slot is a core, and the batch host has one.
+    if granted.isdigit() and size > 1 and int(granted) != size and "JSM_NAMESPACE_SIZE" not in environment:
+        text = f"{found[0]}: {granted} slots granted, {size} ranks started"
+        return Finding("batch system", "warning", text, f"start as many ranks as there are slots: mpirun -n {granted}")
+    return Finding("batch system", "ok", ", ".join(found) or "none")
 
 
 def check_thread_level(survey: Survey) -> Finding:
@@ -158,7 +155,7 @@ def check_cores(survey: Survey) -> Finding:
     if cores < machine:
         mend = "ask for a core per rank (--cpus-per-task), or undo the binding: mpirun --bind-to none, srun --cpu-bind=none"
         return Finding("cores", "warning", f"{text}, which has {machine}{more}", mend)
-    mend = "start fewer ranks per host; idle ranks make way, but what is timed is not a cluster"
+    mend = "start fewer ranks per host; mpisgd train waits politely here, but what is timed is not a cluster"
     return Finding("cores", "warning", f"{text}{more}", mend)
 
 

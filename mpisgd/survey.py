@@ -37,7 +37,7 @@ _FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _VARIABLES = (
     *SIZE_VARIABLES,
-    *("SLURM_JOB_ID", "SLURM_NTASKS", "LSB_JOBID", "LSB_DJOB_NUMPROC", "PBS_JOBID"),
+    *("SLURM_JOB_ID", "LSB_JOBID", "LSB_DJOB_NUMPROC", "PBS_JOBID"),
     *("OMP_NUM_THREADS", "HDF5_USE_FILE_LOCKING", "MPICH_GPU_SUPPORT_ENABLED"),
 )
 #: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
 
-
 @dataclass(frozen=True)
 class World:
     """What all ranks know of each other."""

@@ -99,7 +99,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
-        ("git commit", str(environment.get("git_commit", "?"))),
+        ("git commit", str(environment.get("git_commit") or "?")),
         ("final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))

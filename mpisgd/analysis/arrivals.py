@@ -1,10 +1,11 @@
 """When gradients arrive, and how long it takes to collect k of λ [Chen16 Fig. 3, 4].
 
-Synchronous protocols (hardsync, backup): the gradients of one clock value are those computed from its weights, the dropped ones
-too. Their time runs from the update that made these weights (from the start barrier for clock 0) until they arrive on shard 0.
+Synchronous protocols (hardsync, backup): the gradients of one clock value are those computed from its weights, dropped ones
+included. Their time runs from the update that made the weights (clock 0: the start barrier) to their arrival on shard 0.
 
 Other protocols have no common start. There a gradient's time is its learner's turnaround: from the answer to the learner's
-previous pull, which gave it the weights, until its push arrives on shard 0. First pushes have no such answer and are left out.
+previous pull, which gave it the weights, to the arrival of its push on shard 0. First pushes have no such answer and are
+left out.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def arrival_table(run: Run) -> Table:
     )
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
     if not synchronous(run):
-        note = "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0, first pushes left out."
+        note = "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0; no first pushes."
     return Table("arrivals", "Arrival of gradients [Chen16 Fig. 3]", columns, tuple(rows), note)
 
 

@@ -1,8 +1,8 @@
 """The account of every gradient: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4).
 
 Each shard keeps its own books, of its own slices of the gradients. What a shard's `pushed` says comes from the learners'
-goodbyes. What learner l pushed to shard s is counted by `seq`, which runs 0, 1, 2 ... without gaps: as many mini-batches as its
-largest `seq` on any shard says, and once more for each rejection.
+goodbyes. What learner l pushed to shard s is counted by `seq`, which runs 0, 1, 2 ... without gaps: as many mini-batches as
+its largest `seq` on any shard says, and once more for each rejection.
 """
 
 from __future__ import annotations
@@ -106,15 +106,13 @@ def imbalances(run: Run) -> list[str]:
     """One line, with the numbers, for each shard and learner whose books do not balance; meaningful on ended runs only."""
     lines = [f"shard {book.shard}: {_equation(book)}" for book in run.books() if not book.balanced]
     lines += [
-        f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}"
-        for book in learner_books(run)
-        if not book.balanced
+        f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}" for book in learner_books(run) if not book.balanced
     ]
     applied = np.bincount(run.pushes["shard"][applied_rows(run)], minlength=run.shards)
     divisors = np.zeros(run.shards, np.int64)
     np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
     for shard in np.flatnonzero(applied != divisors).tolist():
-        lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates divide by {divisors[shard]} in all")
+        lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates sum {divisors[shard]}")
     updates = np.bincount(run.updates["shard"], minlength=run.shards)
     for shard, clock in enumerate(final_clocks(run).tolist()):
         if updates[shard] != clock:
@@ -127,8 +125,7 @@ def imbalances(run: Run) -> list[str]:
 
 def shard_table(run: Run) -> Table:
     rows = [
-        (book.shard, book.pushed, book.applied, book.dropped, book.rejected, book.in_flight, book.balanced)
-        for book in run.books()
+        (book.shard, book.pushed, book.applied, book.dropped, book.rejected, book.in_flight, book.balanced) for book in run.books()
     ]
     return Table("books_shards", "Books of the shards", (Column("shard"), *_ACCOUNT), tuple(rows), _EQUATION)
 

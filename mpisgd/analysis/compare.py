@@ -46,7 +46,7 @@ class Comparison:
 def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None) -> Comparison:
     """Print one row per run; write the table and the overlaid figures to `out`.
 
-    Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing, foreign or damaged).
+    Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
     """
     if not run_paths:
         raise ConfigError("compare: 0 runs given, expected the directory of at least one")

@@ -45,6 +45,7 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
     tables = _tables(run, state)
     for table in tables:
         table.print_to(console)
+        say(console, "")
     drawings = draw(run)
     folder = out or run.path / "report"
     lines = [state.text, *(f"**Books do not balance**: {problem}" for problem in problems)]
@@ -103,9 +104,7 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
             figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
-            "no gradient arrived"
-            if arrivals.synchronous(run)
-            else f"gradients of {about.protocol_name(run)} have no common start",
+            "no gradient arrived" if arrivals.synchronous(run) else f"gradients of {about.protocol_name(run)} have no common start",
         ),
         Drawing(
             "learner_time",
@@ -118,7 +117,9 @@ def draw(run: Run) -> tuple[Drawing, ...]:
 
 def arrival_axis(run: Run) -> str:
     """The x-axis of arrival times, which synchronous and other protocols count from different starts."""
-    return "time since the clock's start" if arrivals.synchronous(run) else "turnaround: weights answered to gradient arrived"
+    if arrivals.synchronous(run):
+        return "time since the clock's start"
+    return "turnaround: weights answered to gradient arrived"
 
 
 def _error_figures(run: Run, title: str) -> Sequence[Drawing]:

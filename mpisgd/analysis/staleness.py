@@ -67,7 +67,7 @@ def histogram(run: Run) -> np.ndarray:
 
 @dataclass(frozen=True)
 class OverClock:
-    """Staleness of the gradients of each update: clock after the update, then mean, least and largest τ; shapes (updates,)."""
+    """Of each update: its clock, and mean, least and largest τ of its gradients; arrays, shape (updates,)."""
 
     clock: np.ndarray
     mean: np.ndarray

@@ -88,7 +88,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def plain(text: str) -> str:
-    """A label that matplotlib shows as it is written: no mathematics between dollars, not hidden for a leading underscore."""
+    """A label that matplotlib shows as written: no mathematics between dollars, not hidden for a leading underscore."""
     shown = text if len(text) <= 90 else f"{text[:44]} … {text[-43:]}"
     escaped = shown.replace("$", r"\$")
     return f" {escaped}" if escaped.startswith("_") else escaped

@@ -81,9 +81,7 @@ class Table:
         headings = [_escaped(column.heading) for column in self.columns]
         rows = [[_escaped(cell) for cell in cells] for cells in self._shortened(limit)]
         widths = [max(3, *(len(row[at]) for row in [headings, *rows])) for at in range(len(headings))]
-        rule = [
-            "-" * (width - 1) + ":" if numeric else "-" * width for width, numeric in zip(widths, self._numeric, strict=True)
-        ]
+        rule = ["-" * (width - 1) + ":" if numeric else "-" * width for width, numeric in zip(widths, self._numeric, strict=True)]
         lines = [_pipes(headings, widths, self._numeric), _pipes(rule, widths, self._numeric)]
         lines += [_pipes(row, widths, self._numeric) for row in rows]
         return "\n".join([f"## {self.title}", "", *lines, *(f"\n{_escaped(line)}" for line in self._remarks()), ""])
@@ -138,9 +136,7 @@ def show(cell: Cell, spec: str = "") -> str:
 
 
 def _pipes(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = (
-        cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(cells, widths, right, strict=True)
-    )
+    padded = (cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in zip(cells, widths, right, strict=True))
     return f"| {' | '.join(padded)} |"
 
 

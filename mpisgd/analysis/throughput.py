@@ -1,8 +1,8 @@
 """How fast a run was, and where its learners' and shards' time went.
 
-Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since its
-previous push: it ended that push (push_s), waited (wait_s), pulled (pull_s), was delayed on purpose (delay_s) and computed
-(compute_s). Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row.
+Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since
+its previous push began: push (push_s), wait (wait_s), pull (pull_s), be delayed on purpose (delay_s), compute (compute_s).
+Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row.
 """
 
 from __future__ import annotations

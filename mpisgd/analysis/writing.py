@@ -38,9 +38,7 @@ def say(console: Console, line: str, style_: str = "") -> None:
     console.print(Text(line, style=style_), soft_wrap=True)
 
 
-def write(
-    page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Table], drawings: Sequence[Drawing]
-) -> list[Path]:
+def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Table], drawings: Sequence[Drawing]) -> list[Path]:
     """Write the Markdown page, which begins with `lines`, and beside it CSV and PNG; makes the folder; returns the files.
 
     Raises ConfigError where the folder cannot be written.

@@ -47,7 +47,6 @@ def main(argv: list[str]) -> int:
             return EXIT_FAILED
     print()
     status = compare.main([*(str(out / name) for name in RUNS), "--out", str(out / "compare")])
-    print(
-        f"\nThe demo took {time.monotonic() - start_s:.0f} s. Figures: {out / 'compare'}. Next: mpisgd report {out / 'hardsync'}"
-    )
+    took_s = time.monotonic() - start_s
+    print(f"\nThe demo took {took_s:.0f} s. Figures: {out / 'compare'}. Next: mpisgd report {out / 'hardsync'}")
     return status

@@ -155,7 +155,7 @@ class Run:
 
 
 def _open(path: Path) -> h5py.File:
-    """Of what a truncated file lacks, HDF5's SWMR mode tries to read for hours; so SWMR is for files left open, whole ones."""
+    """For minutes and more, HDF5's SWMR mode retries to read what a damaged file lacks; so it is for files left open."""
     try:
         swmr = _left_open(path)
         file = h5py.File(path, "r", libver="latest", swmr=swmr, locking=False)

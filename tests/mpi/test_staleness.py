@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -94,9 +92,7 @@ def test_backup_drops_what_the_straggler_sends_late(backup_and_hardsync: tuple[R
 
 
 def test_backup_is_faster_per_update_than_hardsync(backup_and_hardsync: tuple[Run, Run]) -> None:
-    backup, hardsync = (
-        np.median(np.diff(run.updates["time_s"][run.updates["shard"] == 0])) for run in backup_and_hardsync
-    )
+    backup, hardsync = (np.median(np.diff(run.updates["time_s"][run.updates["shard"] == 0])) for run in backup_and_hardsync)
     assert backup < 0.5 * hardsync, "three learners take 10 ms, the fourth 80 ms"
 
 

@@ -151,7 +151,8 @@ def simulated(
     done: list[dict[str, Any]] = []
     arrivals: list[tuple[float, int]] = []
     waiting: list[int] = []
-    clock, summed, losses, samples, free_s = 0, 0, [], 0, 0.0
+    losses: list[float] = []
+    clock, summed, samples, free_s = 0, 0, 0, 0.0
 
     def answer(learner_id: int, asked_s: float, now_s: float) -> None:
         me = crew[learner_id]

@@ -248,13 +248,13 @@ class Threads:
         self._local = threading.local()
         self.aborted: list[int] = []
 
-    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
+    def Get_rank(self) -> int:
         return int(getattr(self._local, "rank", 0))
 
-    def Get_size(self) -> int:  # noqa: N802
+    def Get_size(self) -> int:
         return self.size
 
-    def Abort(self, status: int) -> None:  # noqa: N802
+    def Abort(self, status: int) -> None:
         self.aborted.append(status)
 
     def allgather(self, value: Any) -> list[Any]:

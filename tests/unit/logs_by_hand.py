@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from fabricate import Log, row, rows
 
 from mpisgd.records.schema import Reason, Verdict
+from tests.unit.fabricate import Log, row, rows
 
 #: n = 1, λ = 2, c = 2: (learner_id, seq, timestamp, clock, arrival_s); all applied but the last two.
 SOFTSYNC = [
@@ -48,9 +48,7 @@ def softsync(shards: int = 1) -> Log:
                 )
             )
         for clock, time_s in enumerate((2.05, 4.05, 6.05, 8.05), start=1):
-            updates.append(
-                row("updates", shard=shard, clock=clock, gradients=2, samples=8 * clock, time_s=time_s, update_s=0.25)
-            )
+            updates.append(row("updates", shard=shard, clock=clock, gradients=2, samples=8 * clock, time_s=time_s, update_s=0.25))
     return Log(pushes=rows("pushes", pushes), updates=rows("updates", updates))
 
 

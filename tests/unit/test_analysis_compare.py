@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import fabricate
-import logs_by_hand
 import pytest
 from rich.console import Console
 
 from mpisgd.analysis.compare import compare, distinct_names
 from mpisgd.cli import compare as command
 from mpisgd.errors import ConfigError, DataError
+from tests.unit import fabricate, logs_by_hand
 
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
 BACKUP = {"name": "backup", "N": 2, "b": 1}

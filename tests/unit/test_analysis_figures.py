@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-import fabricate
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from mpisgd.analysis import arrivals, figures, figures_time, staleness, style, throughput, training
 from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.report import draw
 from mpisgd.analysis.training import Curve
 from mpisgd.records.reader import Run
+from tests.unit import fabricate
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def curve(error: list[float], averaged: bool = False) -> Curve:
     at = np.arange(len(error), dtype=float)
     return Curve(averaged, False, at, 10 * at, np.array(error), np.array(error))
+
+
+def xs(line: Line2D) -> np.ndarray:
+    return np.asarray(line.get_xdata())
+
+
+def ys(line: Line2D) -> np.ndarray:
+    return np.asarray(line.get_ydata())
+
+
+def bars(figure: Figure) -> list[Rectangle]:
+    return [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
 
 
 def texts(figure: Figure | None) -> list[str]:
@@ -68,7 +83,7 @@ def test_nothing_is_cut_or_overlaps_the_axes(run: Run) -> None:
         drawing.figure.draw_without_rendering()
         whole = drawing.figure.bbox
         (axes,) = drawing.figure.axes
-        tight = axes.get_tightbbox()
+        tight, below = axes.get_tightbbox(), axes.xaxis.get_tightbbox()
         assert tight is not None
         for box in [tight, *(legend.get_window_extent() for legend in drawing.figure.legends)]:
             assert box.x0 >= whole.x0 - 1, drawing.key
@@ -76,22 +91,22 @@ def test_nothing_is_cut_or_overlaps_the_axes(run: Run) -> None:
             assert box.x1 <= whole.x1 + 1, drawing.key
             assert box.y1 <= whole.y1 + 1, drawing.key
         for legend in drawing.figure.legends:
-            assert legend.get_window_extent().y1 <= axes.xaxis.get_tightbbox().y0 + 1, drawing.key
+            assert below is not None
+            assert legend.get_window_extent().y1 <= below.y0 + 1, drawing.key
 
 
 def test_distribution_bars_are_shares() -> None:
     figure = figures.staleness_distribution("run", [("run", np.array([1, 2, 0, 1]))], 1)
     assert figure is not None
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [25, 50, 0, 25]
+    assert [bar.get_height() for bar in bars(figure)] == [25, 50, 0, 25]
     assert texts(figure) == ["mean = 1.25", "2n = 2"]
 
 
 def test_distributions_of_several_runs_are_lines() -> None:
-    figure = figures.staleness_distribution(
-        "runs", [("a", np.array([1])), ("b", np.array([1, 3])), ("c", np.array([]))], None
-    )
+    runs = [("a", np.array([1])), ("b", np.array([1, 3])), ("c", np.array([]))]
+    figure = figures.staleness_distribution("runs", runs, None)
     assert figure is not None
-    assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[100], [25, 75]]
+    assert [ys(line).tolist() for line in figure.axes[0].lines] == [[100], [25, 75]]
     assert texts(figure) == ["a", "b"]
 
 
@@ -115,19 +130,20 @@ def test_staleness_over_clock_is_binned_where_updates_are_many() -> None:
     figure = figures.staleness_over_clock("run", found)
     assert figure is not None
     line = figure.axes[0].lines[0]
-    assert line.get_xdata()[:2].tolist() == [2, 5]  # means of clocks 1, 2, 3 and 4, 5, 6
-    assert line.get_ydata()[:2] == pytest.approx([2 / 3, 1 / 3])
+    assert xs(line)[:2].tolist() == [2, 5]  # means of clocks 1, 2, 3 and 4, 5, 6
+    assert ys(line)[:2] == pytest.approx([2 / 3, 1 / 3])
     assert texts(figure) == ["range over 3 updates", "mean over 3 updates"]
 
 
 @pytest.mark.parametrize(("against", "right"), [("epochs", 2.0), ("seconds", 20.0)])
-def test_error_in_per_cent(against: str, right: float) -> None:
-    figure = figures.error("run", [("run", [curve([0.9, 0.5, np.nan]), curve([0.9, 0.4, 0.3], averaged=True)])], against)  # type: ignore[arg-type]
+def test_error_in_per_cent(against: Literal["epochs", "seconds"], right: float) -> None:
+    curves = [curve([0.9, 0.5, np.nan]), curve([0.9, 0.4, 0.3], averaged=True)]
+    figure = figures.error("run", [("run", curves)], against)
     assert figure is not None
     first, second = figure.axes[0].lines
-    assert first.get_ydata()[:2].tolist() == [90, 50]
-    assert second.get_ydata() == pytest.approx([90, 40, 30])
-    assert second.get_xdata()[-1] == right
+    assert ys(first)[:2].tolist() == [90, 50]
+    assert ys(second) == pytest.approx([90, 40, 30])
+    assert xs(second)[-1] == right
     assert texts(figure) == ["theta test", "thetabar test"]
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in (first, second)}
     assert len(looks) == 2
@@ -151,14 +167,14 @@ def test_cdf_rises_from_0_to_1() -> None:
     figure = figures_time.arrival_cdf("run", [("all", np.array([1.0, 2.0, 4.0, 5.0])), ("none", np.array([]))], "time")
     assert figure is not None
     (line,) = figure.axes[0].lines
-    assert line.get_xdata().tolist() == [1, 1, 2, 4, 5]
-    assert line.get_ydata().tolist() == [0, 0.25, 0.5, 0.75, 1]
+    assert xs(line).tolist() == [1, 1, 2, 4, 5]
+    assert ys(line).tolist() == [0, 0.25, 0.5, 0.75, 1]
     assert figure.axes[0].get_xlabel() == "time [s]"
     long = np.sort(np.random.default_rng(1).random(50_000))
     figure = figures_time.arrival_cdf("run", [("all", long)], "time")
     assert figure is not None
-    assert len(figure.axes[0].lines[0].get_xdata()) == style.POINTS + 1
-    assert figure.axes[0].lines[0].get_ydata()[-1] == 1
+    assert len(xs(figure.axes[0].lines[0])) == style.POINTS + 1
+    assert ys(figure.axes[0].lines[0])[-1] == 1
 
 
 def test_collect_shows_mean_median_and_what_is_wanted(run: Run) -> None:
@@ -166,9 +182,9 @@ def test_collect_shows_mean_median_and_what_is_wanted(run: Run) -> None:
     figure = figures_time.collect("run", [("run", found)], 6, 5)
     assert figure is not None
     mean, median, wanted = figure.axes[0].lines
-    assert mean.get_ydata() == pytest.approx(1e3 * found.mean)
-    assert median.get_ydata() == pytest.approx(1e3 * found.median)
-    assert wanted.get_xdata()[0] == 5
+    assert ys(mean) == pytest.approx(1e3 * found.mean)
+    assert ys(median) == pytest.approx(1e3 * found.median)
+    assert xs(wanted)[0] == 5
     assert texts(figure) == ["mean", "median", "N = 5 wanted"]
 
 
@@ -176,8 +192,8 @@ def test_stacks_reach_what_the_table_says(run: Run) -> None:
     spent = throughput.learner_time(run)
     figure = figures_time.time_spent("run", spent)
     assert figure is not None
-    tops = {}
-    for bar in figure.axes[0].patches:
+    tops: dict[float, float] = {}
+    for bar in bars(figure):
         middle = round(bar.get_x() + bar.get_width() / 2, 6)
         tops[middle] = max(tops.get(middle, 0.0), bar.get_y() + bar.get_height())
     assert [tops[at] for at in range(6)] == pytest.approx(spent.elapsed)

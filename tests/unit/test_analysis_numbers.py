@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import fabricate
-import logs_by_hand
 import numpy as np
 import pytest
-from logs_by_hand import evaluation
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Verdict
+from tests.unit import fabricate, logs_by_hand
+from tests.unit.logs_by_hand import evaluation
 
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
 BACKUP = {"name": "backup", "N": 2}
@@ -26,7 +25,7 @@ def softsync(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def backup(tmp_path: Path) -> Run:
-    return Run(fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3))
+    return Run(fabricate.write_run(tmp_path / "backup", logs_by_hand.backup(), BACKUP, learners=3))
 
 
 # ---------------------------------------------------------------------------------------------------------- staleness
@@ -140,7 +139,7 @@ def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> N
     lines = books.imbalances(run)
     assert lines[0] == "shard 1: pushed 10, but applied 7 + dropped 0 + rejected 0 + in flight 2 = 9"
     assert lines[1] == "learner 1 on shard 1: pushed 3, but applied 1 + dropped 0 + rejected 0 + in flight 1 = 2"
-    assert lines[2] == "shard 1: 7 gradients applied, but its updates divide by 8 in all"
+    assert lines[2] == "shard 1: 7 gradients applied, but its updates sum 8"
     assert len(lines) == 3
 
 
@@ -152,7 +151,7 @@ def test_imbalance_of_clocks(tmp_path: Path) -> None:
     log.updates = log.updates[1:]
     second = Run(fabricate.write_run(tmp_path / "second", log, BACKUP, learners=3))
     assert books.imbalances(second) == [
-        "shard 0: 4 gradients applied, but its updates divide by 2 in all",
+        "shard 0: 4 gradients applied, but its updates sum 2",
         "shard 0: final clock 2, but 1 updates in the log",
     ]
 

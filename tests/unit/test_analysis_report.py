@@ -9,17 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fabricate
 import h5py
-import logs_by_hand
 import pytest
-from fabricate import Log
 from rich.console import Console
 
 from mpisgd.analysis.report import Report, report
 from mpisgd.cli import report as command
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records import schema
+from tests.unit import fabricate, logs_by_hand
+from tests.unit.fabricate import Log
 
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}
 BACKUP = {"name": "backup", "N": 2, "b": 1}
@@ -31,11 +30,15 @@ def quiet(path: Path, **options: Any) -> tuple[Report, str]:
     return report(path, console=Console(file=sink, width=240), **options), sink.getvalue()
 
 
+def headline(found: Report) -> dict[Any, Any]:
+    table = found.table("run")
+    return dict(zip(table.cells("what"), table.cells("value"), strict=True))
+
+
 def with_evaluations() -> Log:
     log = logs_by_hand.backup()
-    log.evaluations = fabricate.rows(
-        "evaluations", [logs_by_hand.evaluation(at, float(at), 0.9 / (at + 1)) for at in range(3)]
-    )
+    found = [logs_by_hand.evaluation(at, float(at), 0.9 / (at + 1)) for at in range(3)]
+    log.evaluations = fabricate.rows("evaluations", found)
     return log
 
 
@@ -44,7 +47,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     found, text = quiet(path)
     assert found.exit_status == 0
     assert found.problems == ()
-    what = dict(found.table("run").rows)
+    what = headline(found)
     assert what["status"] == "finished"
     assert what["final test error"] == "30.00 % (theta) at epoch 2.00"
     assert what["epochs"] == "0.02 of 10.0"
@@ -77,7 +80,7 @@ def test_a_run_under_way(tmp_path: Path, shards: int) -> None:
     found, text = quiet(path)
     assert found.exit_status == 0
     assert "UNFINISHED: no DONE; under way or killed (its log was last written" in text
-    assert dict(found.table("run").rows)["final test error"] == "not evaluated"
+    assert headline(found)["final test error"] == "not evaluated"
     assert "no figure error_epochs: nothing was evaluated" in text
     assert not (path / "report" / "error_epochs.png").exists()
 
@@ -145,7 +148,7 @@ def test_little_is_essential_in_the_configuration(tmp_path: Path) -> None:
     path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, learners=3)
     (path / schema.CONFIG).write_text("shards = 1\n[environment]\nlearners = 3\n")
     found, _ = quiet(path)
-    assert dict(found.table("run").rows)["epochs"] == "? of ?"
+    assert headline(found)["epochs"] == "? of ?"
 
 
 def test_out(tmp_path: Path) -> None:
@@ -216,6 +219,22 @@ def test_a_truncated_log_is_refused(tmp_path: Path, share: float) -> None:
     file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
     with pytest.raises(DataError, match=r"shard-000\.attempt-0\.h5"):
         report(path)
+
+
+def test_a_killed_shards_log_is_read_and_refused_where_truncated(tmp_path: Path) -> None:
+    """Of a truncated file that a writer left open, HDF5 in SWMR mode would wait for ever for what is not there."""
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), SOFTSYNC, learners=2, ended=False)
+    file = path / schema.shard_file(0)
+    code = f"import h5py, os; file = h5py.File({str(file)!r}, 'r+', libver='latest'); file.swmr_mode = True; os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    with pytest.raises(OSError, match="already open"):
+        h5py.File(file)
+    assert quiet(path)[0].table("books_shards").rows == ((0, 10, 8, 0, 0, 2, True),)
+    whole = file.read_bytes()
+    for length in (len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(DataError, match=f"shard-000.attempt-0.h5 is truncated: it has {length} bytes"):
+            report(path)
 
 
 def test_a_damaged_done(tmp_path: Path) -> None:

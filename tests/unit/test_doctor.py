@@ -186,16 +186,23 @@ def test_a_slow_round_trip_names_the_rank():
 
 def test_the_batch_system_is_named():
     assert judged(doctor.check_batch_system, healthy()).text == "none"
-    slurm = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2")
-    assert judged(doctor.check_batch_system, healthy([rank(environment=slurm)] * 2)).text == "SLURM job 4711"
-    assert judged(doctor.check_batch_system, healthy([rank(environment=slurm)])).text == "SLURM job 4711"
+    for name, system in {"SLURM_JOB_ID": "SLURM", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}.items():
+        found = healthy([rank(environment=environment(**{name: "4711"}))] * 2)
+        assert judged(doctor.check_batch_system, found).text == f"{system} job 4711"
 
 
-def test_fewer_ranks_than_granted_tasks_are_a_warning():
+def test_tasks_of_mpiruns_own_daemons_are_not_taken_for_ranks():
+    slurm = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2", SLURM_STEP_NUM_TASKS="2", OMPI_COMM_WORLD_SIZE="4")
+    found = healthy([rank(environment=slurm)] * 4, {"a": host()})
+    assert judged(doctor.check_batch_system, found).level == judged(doctor.check_ranks, found).level == "ok"
+
+
+def test_fewer_ranks_than_granted_slots_are_a_warning():
     lsf = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="18")
     finding = judged(doctor.check_batch_system, healthy([rank(environment=lsf)] * 2))
     assert finding.level == "warning"
-    assert "18 tasks granted, 2 ranks started" in finding.text
+    assert "18 slots granted, 2 ranks started" in finding.text
+    assert judged(doctor.check_batch_system, healthy([rank(environment=lsf)])).level == "ok", "alone, to look around"
 
 
 def test_under_jsrun_slots_are_no_ranks():

@@ -147,7 +147,7 @@ def test_another_process_reads_while_the_writer_goes_on(tmp_path: Path) -> None:
         append(file, seq)
     code = f"from pathlib import Path; from mpisgd.records.reader import *; print(read_table(Path({str(path)!r}), 'pushes')['seq'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.split() == "[0 1 2 3 4 5 6 7 8 9]".split(), done.stderr
+    assert done.stdout.split() == ["[0", "1", "2", "3", "4", "5", "6", "7", "8", "9]"], done.stderr
     for seq in range(13, 20):
         append(file, seq)
     assert seqs(path) == list(range(20))
@@ -194,7 +194,7 @@ def run_of(path: Path, shards: int = 2) -> dict[str, list[np.ndarray]]:
         last = place == shards
         file = table_file(path / name, shard=-1 if last else place)
         for table in schema.TABLES:
-            count = (table == "evaluations") is last and (3 + place) * 10 or 0
+            count = ((table == "evaluations") is last and (3 + place) * 10) or 0
             rows = random_rows(table, count, seed=place)
             rows[(rows.dtype.names or ("shard",))[0]] = place
             for row in rows:
