@@ -119,7 +119,7 @@ def _groups(run: Run) -> list[np.ndarray]:
 
 def _turnarounds(run: Run) -> np.ndarray:
     rows = run.pushes[run.pushes["shard"] == 0]
-    rows = rows[np.lexsort((rows["arrival_s"], rows["learner_id"]))]
-    same = rows["learner_id"][1:] == rows["learner_id"][:-1]
-    turnaround = (rows["arrival_s"][1:] - rows["answer_s"][:-1])[same]
+    order = np.lexsort((rows["arrival_s"], rows["learner_id"]))
+    learner_id, arrival_s, answer_s = (rows[name][order] for name in ("learner_id", "arrival_s", "answer_s"))
+    turnaround = (arrival_s[1:] - answer_s[:-1])[learner_id[1:] == learner_id[:-1]]
     return np.asarray(turnaround[~np.isnan(turnaround)])

@@ -1,18 +1,31 @@
-"""Progress on standard error: a live bar on a terminal, a plain line now and then in a batch log."""
+"""Progress: a live bar on a terminal, a plain line now and then in a batch log."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 
-def on_terminal() -> bool:
-    """Whether a person watches: standard error is a terminal, and no batch system has redirected it."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def terminal() -> TextIO | None:
+    """The stream by which a person watches, if one does.
+
+    Under Open MPI every rank's standard output is a pseudo-terminal of the launcher, whether or not somebody watches the
+    launcher; so the launcher's own output, the parent's, must be a terminal as well.
+    """
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return None
+    if sys.stderr.isatty():
+        return sys.stderr
+    try:
+        watched = Path(f"/proc/{os.getppid()}/fd/1").readlink().match("/dev/pts/*")
+    except OSError:
+        watched = False
+    return sys.stdout if watched and sys.stdout.isatty() else None
 
 
 class Progress:
@@ -25,12 +38,13 @@ class Progress:
     """
 
     def __init__(self, mode: Literal["auto", "bar", "plain", "off"], total_epochs: float, every_s: float) -> None:
+        stream = terminal()
         if mode == "auto":
-            mode = "bar" if on_terminal() else "plain"
+            mode = "bar" if stream is not None else "plain"
         self._mode = mode
         self._total = total_epochs
         self._every_s = 0.2 if mode == "bar" else every_s
-        self._bar = _bar(total_epochs) if mode == "bar" else None
+        self._bar = _bar(total_epochs, stream or sys.stderr) if mode == "bar" else None
         self._told_s = 0.0
         self._told_clock = 0
         self._staleness = 0
@@ -60,15 +74,15 @@ class Progress:
             self._bar.stop()
 
 
-def _bar(total: float) -> Bar:
+def _bar(total: float, stream: TextIO) -> Bar:
     """A bar that is drawn only when it is told to: no thread beside the shard's loop."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     numbers = TextColumn("{task.completed:.2f}/{task.total:g} epochs")
-    columns = (BarColumn(), numbers, TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
-    bar = Bar(*columns, console=Console(stderr=True), auto_refresh=False)
+    columns = (BarColumn(12), numbers, TimeRemainingColumn(compact=True), TextColumn("{task.fields[text]}"))
+    bar = Bar(*columns, console=Console(file=stream, force_terminal=True), auto_refresh=False)
     bar.add_task("training", total=total, text="")
     bar.start()
     return bar
