@@ -82,9 +82,7 @@ def _kind(component: str, value: Any) -> Any:
     if isinstance(value, str):
         return make_options(component, value)
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(
-            f"{component} = {value!r}: expected a table with the key 'name', one of {', '.join(KINDS[component])}"
-        )
+        raise ConfigError(f"{component} = {value!r}: expected a table with the key 'name', one of {', '.join(KINDS[component])}")
     fields = {key: item for key, item in value.items() if key != "name"}
     default = make_options(component, value["name"])
     if ":" in value["name"]:

@@ -213,9 +213,7 @@ def check_directory(survey: Survey) -> Finding:
     blind = sorted({facts.host for facts in survey.ranks if not facts.sees_directory})
     if blind:
         mend = "write runs to a file system that all hosts share: mpisgd train --out, mpisgd doctor --dir"
-        return Finding(
-            "run directory", "fault", f"{survey.directory}: what rank 0 writes is not seen on {', '.join(blind)}", mend
-        )
+        return Finding("run directory", "fault", f"{survey.directory}: what rank 0 writes is not seen on {', '.join(blind)}", mend)
     return Finding("run directory", "ok", f"{survey.directory}: can be written, and all hosts see it")
 
 

@@ -25,9 +25,7 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
                 [parameter], lr=learning_rate, alpha=smoothing, eps=eps, momentum=momentum, weight_decay=decay
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
-            return torch.optim.Adam(
-                [parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True
-            )
+            return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
 def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Tensor], None]:

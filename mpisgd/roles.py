@@ -53,9 +53,7 @@ class Roles:
         return role.value if role is Role.EVALUATOR else f"{role.value} {self.index(rank)}"
 
 
-def assign(
-    world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]
-) -> Roles:
+def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]) -> Roles:
     """Give every rank its role.
 
     packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up

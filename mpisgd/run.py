@@ -162,9 +162,7 @@ class Rank:
         try:
             builtin: Loss = getattr(torch.nn.functional, name)
         except AttributeError as error:
-            raise ConfigError(
-                f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable"
-            ) from error
+            raise ConfigError(f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable") from error
         return builtin
 
     def _build_model(self) -> FlatModel:
@@ -221,9 +219,7 @@ class Rank:
         if problem is not None:
             raise problem
         if not (self.path / schema.CONFIG).is_file():
-            raise ConfigError(
-                f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system"
-            )
+            raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
 
     def _environment(self) -> dict[str, Any]:
         norms = len(batch_norms(self.model.module))
@@ -350,9 +346,7 @@ class Rank:
             recalibrate_batches=options.recalibrate_batches,
         )
         log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
-        evaluator = Evaluator(
-            channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples
-        )
+        evaluator = Evaluator(channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples)
         evaluator.evaluate_all(self.path / schema.WEIGHTS)
         log.close()
 

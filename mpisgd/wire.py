@@ -86,14 +86,14 @@ class Wire:
     def announce(self, array: np.ndarray, dest: int, tag: int) -> None:
         """Send a header before a large message to a receiver that may be busy with others for long.
 
-        A polite rank returns when the receiver has taken it, and is polite until then: so the blocking send that follows
-        meets its receive at once.
+        Returns when the receiver has taken it. So the send that follows meets its receive at once, and nothing that this rank
+        sends later, of a tag that the receiver takes first, overtakes it, as it could from MPI's eager buffers.
         """
-        if not self.polite:
-            self.send(array, dest, tag)
-            return
         self._tell(array, dest, tag)
-        self.wait(self._comm.Issend(array, dest, tag))
+        if self.polite:
+            self.wait(self._comm.Issend(array, dest, tag))
+        else:
+            self._comm.Ssend(array, dest, tag)
 
     def start_send(self, array: np.ndarray, dest: int, tag: int) -> MPI.Request:
         """Begin to send; the buffer must stay as it is until `finish`."""

@@ -49,9 +49,7 @@ def look_around(comm: MPI.Intracomm) -> World:
     rank = comm.Get_rank()
     host = everybody[rank][0]
     cores = frozenset[int]().union(*(theirs for name, theirs in everybody if name == host))
-    return World(
-        size=comm.Get_size(), rank=rank, hosts=tuple(name for name, _ in everybody), cores=len(cores), own_cores=len(own)
-    )
+    return World(size=comm.Get_size(), rank=rank, hosts=tuple(name for name, _ in everybody), cores=len(cores), own_cores=len(own))
 
 
 def refuse_singletons(world: World) -> None:

@@ -1,10 +1,15 @@
 """`bench wire`: the push+pull cycle, with the update, against the floor for the same bytes.
 
-The floor is a raw blocking Send of the gradient and Recv of the weights, plus the least memory traffic of the update at the
-machine's measured bandwidth: SGD with momentum reads weights, gradient and momentum and writes weights and momentum, five
-passes over the bytes. The cycle is what a run does: channel, protocol, finite check, torch.optim, with one learner and one
-shard. Everything is interleaved; the median over cycles of each repetition counts, and the ratio is taken within a
-repetition.
+The cycle is what a run does: channel, protocol, finite check, torch.optim, with one learner and one shard. Two floors:
+
+- *stream*: a raw blocking Send of the gradient and Recv of the weights, plus the least memory traffic of the update at the
+  machine's measured bandwidth. SGD with momentum reads weights, gradient and momentum and writes weights and momentum: five
+  passes over the bytes. Nothing is computed between the messages, so the same bytes are sent again and again.
+- *in place*: the same raw messages with five plain passes over the same bytes between them, on the shard, and a new gradient
+  each time. It pays what every update must pay and the first floor does not: bytes that another core has just written or read
+  are dear to read or write. For slices that fit into a cache this is most of the difference.
+
+Everything is interleaved; the median over cycles of each repetition counts, and ratios are taken within a repetition.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from mpisgd import protocols
 from mpisgd.bench.machine import spread
 from mpisgd.channel import LearnerChannel, ShardChannel
 from mpisgd.config import SgdOptions, SoftsyncOptions
-from mpisgd.flat import host_vector, slice_bounds
+from mpisgd.flat import host_vector, host_view, slice_bounds
 from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.records.progress import Progress
@@ -45,12 +50,17 @@ class Cost:
     """Median seconds of one repetition."""
 
     raw_s: float
-    update_floor_s: float
+    update_s: float
+    in_place_s: float
     cycle_s: float
 
     @property
-    def ratio(self) -> float:
-        return self.cycle_s / (self.raw_s + self.update_floor_s)
+    def over_stream(self) -> float:
+        return self.cycle_s / (self.raw_s + self.update_s)
+
+    @property
+    def over_in_place(self) -> float:
+        return self.cycle_s / self.in_place_s
 
 
 def cycles_for(nbytes: int) -> int:
@@ -68,10 +78,10 @@ def measure(comm: MPI.Intracomm, sizes: tuple[int, ...] = SIZES, repetitions: in
             {
                 "nbytes": nbytes,
                 "cycles": cycles_for(nbytes),
-                "raw_s": spread([cost.raw_s for cost in costs]),
-                "update_floor_s": spread([cost.update_floor_s for cost in costs]),
-                "cycle_s": spread([cost.cycle_s for cost in costs]),
-                "ratio": spread([cost.ratio for cost in costs]),
+                **{
+                    name: spread([getattr(cost, name) for cost in costs])
+                    for name in ("raw_s", "update_s", "in_place_s", "cycle_s", "over_stream", "over_in_place")
+                },
             }
         )
     return rows
@@ -80,29 +90,37 @@ def measure(comm: MPI.Intracomm, sizes: tuple[int, ...] = SIZES, repetitions: in
 def _repetition(comm: MPI.Intracomm, nbytes: int, polite: bool) -> Cost:
     size, cycles = nbytes // 4, cycles_for(nbytes)
     torch.set_num_threads(1)
-    raw_s = _raw(comm, size, cycles)
-    bandwidth = _bandwidth(size) if comm.Get_rank() == 0 else 0.0
+    raw_s = _raw(comm, size, cycles, update=False)
+    in_place_s = _raw(comm, size, cycles, update=True)
+    bandwidth = _bandwidth(size) if comm.Get_rank() == 0 else 1.0
     comm.Barrier()
-    cycle_s = _cycle(comm, size, cycles, polite)
-    values = np.array([raw_s, cycle_s])
+    values = np.array([raw_s, in_place_s, _cycle(comm, size, cycles, polite)])
     comm.Bcast(values, root=1)
-    update_floor_s = UPDATE_PASSES * nbytes / bandwidth if bandwidth else 0.0
-    return Cost(float(values[0]), update_floor_s, float(values[1]))
+    return Cost(float(values[0]), UPDATE_PASSES * nbytes / bandwidth, float(values[1]), float(values[2]))
 
 
-def _raw(comm: MPI.Intracomm, size: int, cycles: int) -> float:
-    """Median seconds of a blocking exchange: rank 1 sends `size` floats and receives as many."""
-    out, back = np.ones(size, np.float32), np.zeros(size, np.float32)
+def _raw(comm: MPI.Intracomm, size: int, cycles: int, *, update: bool) -> float:
+    """Median seconds of a blocking exchange: rank 1 sends `size` floats and receives as many.
+
+    `update`: rank 1 writes a new gradient first (untimed), rank 0 makes five passes over its bytes before it answers.
+    """
+    gradient, weights, momentum = (host_vector(size) for _ in range(3))
+    sent, received = host_view(gradient), host_view(weights)
     comm.Barrier()
     seconds = []
-    for _ in range(cycles + _WARM_UP):
+    for cycle in range(cycles + _WARM_UP):
+        if update and comm.Get_rank() == 1:
+            gradient.fill_(cycle * 1e-6)
         start_s = time.perf_counter()
         if comm.Get_rank() == 1:
-            comm.Send(out, 0)
-            comm.Recv(back, 0)
+            comm.Send(sent, 0)
+            comm.Recv(received, 0)
         elif comm.Get_rank() == 0:
-            comm.Recv(back, 1)
-            comm.Send(out, 1)
+            comm.Recv(sent, 1)
+            if update:
+                momentum.add_(gradient)
+                weights.copy_(momentum)
+            comm.Send(received, 1)
         seconds.append(time.perf_counter() - start_s)
     return median(seconds[_WARM_UP:])
 
@@ -142,18 +160,20 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, polite: bool) -> float:
         return 0.0
     if comm.Get_rank() > 1:
         return 0.0
+    gradients = np.zeros(size, np.float32)
     channel = LearnerChannel(
         wire,
         roles,
         0,
         weights=np.zeros(size, np.float32),
-        gradients=np.full(size, 1e-6, np.float32),
+        gradients=gradients,
         bounds=slice_bounds(size, 1),
         consistent=False,
     )
     answers = channel.pull(0)
     seconds, seq = [], 0
     while not answers.stop:
+        gradients.fill(seq * 1e-6)
         start_s = time.perf_counter()
         channel.push(seq=seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=answers, push_ns=0)
         answers = channel.pull(0)

@@ -42,9 +42,7 @@ def as_dataset(value: Any, name: str = "custom") -> DataSet:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ConfigError(f"{name}: found {_describe(value)}, expected {_EXPECTED}")
     train, test = value
-    return make_dataset(
-        name, _split(train, f"{name}: train"), None if test is None else _split(test, f"{name}: test"), ConfigError
-    )
+    return make_dataset(name, _split(train, f"{name}: train"), None if test is None else _split(test, f"{name}: test"), ConfigError)
 
 
 def _split(value: Any, where: str) -> Split:
@@ -55,9 +53,7 @@ def _split(value: Any, where: str) -> Split:
     if isinstance(value, tuple | list) and len(value) == 2:
         return make_split(value[0], value[1], where, ConfigError)
     if not _is_samples(value):
-        raise ConfigError(
-            f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}"
-        )
+        raise ConfigError(f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}")
     if len(value):
         _check_sample(value[0], where)
     return LazySplit(value)

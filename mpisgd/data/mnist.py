@@ -48,9 +48,7 @@ def _split(name: str, part: str, data_dir: str) -> Split:
     images = read_idx(images_path, (_SIDE, _SIDE))
     labels = read_idx(labels_path, ())
     if len(images) != len(labels):
-        raise DataError(
-            f"{labels_path}: {len(labels)} labels, expected {len(images)} as there are images in {images_path.name}"
-        )
+        raise DataError(f"{labels_path}: {len(labels)} labels, expected {len(images)} as there are images in {images_path.name}")
     if len(labels) and labels.max() >= _CLASSES:
         raise DataError(f"{labels_path}: label {labels.max()} found, expected 0 to {_CLASSES - 1}")
     return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).to(torch.int64), scale=255.0)

@@ -22,14 +22,10 @@ def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int
     return build(factory, options.kwargs, input_shape=input_shape, classes=classes, seed=seed, field=field)
 
 
-def build(
-    factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int, seed: int, field: str
-) -> nn.Module:
+def build(factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int, seed: int, field: str) -> nn.Module:
     """As `make`, of a factory that is already at hand."""
     if isinstance(factory, nn.Module):
-        raise ConfigError(
-            f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank"
-        )
+        raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     model = call_factory(factory, kwargs, {"input_shape": input_shape, "classes": classes, "seed": seed}, field)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module")

@@ -10,9 +10,7 @@ from mpisgd.models.shapes import require
 
 def make(options: SmallCnnOptions, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Images (channels, height, width) of at least 2x2 pixels; one 2x2 max pooling after the second convolution."""
-    require(
-        len(input_shape) == 3 and min(input_shape[1:]) >= 2, "small_cnn", input_shape, "(channels, height >= 2, width >= 2)"
-    )
+    require(len(input_shape) == 3 and min(input_shape[1:]) >= 2, "small_cnn", input_shape, "(channels, height >= 2, width >= 2)")
     channels, height, width = input_shape
     first, second = options.channels
     return nn.Sequential(

@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 
-import pytest
-from conftest import launch
-
-pytestmark = pytest.mark.mpi
+from .conftest import launch
 
 #: Real ranks, but no torch, which would take seconds to import: {patch} runs on each rank first, rank 0 prints {show}.
 PROGRAM = """\

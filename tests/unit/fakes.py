@@ -64,12 +64,13 @@ class Network:
     now_ns: int = 0
     slept_s: list[float] = field(default_factory=list)
     sent: list[tuple[int, int, Tag]] = field(default_factory=list)
+    announced: list[Tag] = field(default_factory=list)
     inbox: dict[int, list[Envelope]] = field(default_factory=dict)
     posted: dict[int, list[Request]] = field(default_factory=dict)
 
     def deliver(self, source: int, dest: int, tag: int, message: bytes) -> None:
         """Into the receive that was posted first, as MPI does; else into the inbox. Answers need a posted one (law 1)."""
-        self.sent.append((source, dest, Tag(tag) if tag in ANSWERS or tag in tuple(Tag) else tag))  # type: ignore[arg-type]
+        self.sent.append((source, dest, Tag(tag)))
         for request in self.posted.get(dest, []):
             if not request.done and (request.source, request.tag) == (source, tag):
                 assert len(message) <= request.array.nbytes, f"{len(message)} bytes overrun a buffer of {request.array.nbytes}"
@@ -103,7 +104,9 @@ class FakeWire:
     def send(self, array: np.ndarray, dest: int, tag: int) -> None:
         self.network.deliver(self.rank, dest, tag, array.tobytes())
 
-    announce = send
+    def announce(self, array: np.ndarray, dest: int, tag: int) -> None:
+        self.network.announced.append(Tag(tag))
+        self.send(array, dest, tag)
 
     def start_send(self, array: np.ndarray, dest: int, tag: int) -> Request:
         return Request(array, dest=dest, tag=tag)
@@ -129,9 +132,7 @@ class FakeWire:
 
     def accept(self, envelope: Envelope, array: np.ndarray) -> None:
         if envelope.nbytes != array.nbytes:
-            raise PeerError(
-                f"tag {envelope.tag} from rank {envelope.source}: {envelope.nbytes} bytes, expected {array.nbytes}"
-            )
+            raise PeerError(f"tag {envelope.tag} from rank {envelope.source}: {envelope.nbytes} bytes, expected {array.nbytes}")
         array.view(np.uint8).reshape(-1)[:] = np.frombuffer(envelope.message, np.uint8)
 
     def wait(self, request: Request) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fakes
 import numpy as np
 import pytest
-from fakes import FakeWire, Network, Stuck
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +19,8 @@ from mpisgd.channel import Answers, EvaluatorChannel, LearnerChannel, ShardChann
 from mpisgd.errors import PeerError
 from mpisgd.flat import slice_bounds
 from mpisgd.messages import FINAL, MAGIC, NOTHING_MORE, Goodbye, Header, Pull, Push, SnapshotPull, Tag
+from tests.unit import fakes
+from tests.unit.fakes import FakeWire, Network, Stuck
 
 SIZE = 6
 FIRST = Answers(clocks=(0,), stop=False, wait_ns=0, pull_ns=0)
@@ -131,6 +131,16 @@ def test_pushes_to_all_shards_go_out_before_a_pull() -> None:
     job.learners[0].pull(0)
     tags = [tag for source, _, tag in job.network.sent if source == 3]
     assert tags == [Tag.PUSH, Tag.GRADIENT] * 3 + [Tag.PULL] * 3
+
+
+def test_pulls_go_first_so_a_push_must_be_taken_before_its_learner_pulls() -> None:
+    """Else a pull overtakes its own push in MPI's eager buffers, is answered with old weights, and pushes starve."""
+    job = Job(learners=2)
+    job.learners[0].push(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=FIRST, push_ns=0)
+    job.raw(2, Tag.PULL, header_of(messages.pull_header, 1, 0))
+    assert [type(job.receive()) for _ in range(2)] == [Pull, Push]
+    job.learners[0].goodbye(finished=True)
+    assert job.network.announced == [Tag.PUSH, Tag.GOODBYE]
 
 
 def test_a_shard_may_choose_whose_push_is_next_but_takes_pulls_of_all() -> None:

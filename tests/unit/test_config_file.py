@@ -48,9 +48,7 @@ def write(path: Path, text: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("component", "cls"), [(component, cls) for component, kinds in KINDS.items() for cls in kinds.values()]
-)
+@pytest.mark.parametrize(("component", "cls"), [(component, cls) for component, kinds in KINDS.items() for cls in kinds.values()])
 def test_every_kind_round_trips(component: str, cls: type, tmp_path: Path) -> None:
     for options in (cls(), changed(cls)):
         config = Config(**{component: options})

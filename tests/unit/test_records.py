@@ -113,9 +113,7 @@ def test_rows_are_in_memory_only_until_the_flush(tmp_path: Path, elsewhere: Else
     assert elsewhere(path, "summary")["final_clock"].tolist() == [7]
 
 
-def test_a_flush_comes_after_some_seconds_too(
-    tmp_path: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flush_comes_after_some_seconds_too(tmp_path: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
     monkeypatch.setattr("mpisgd.records.writer.time.monotonic", lambda: now_s[0])
     path = tmp_path / "shard.h5"

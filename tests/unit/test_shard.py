@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import Crew, ScriptedChannel, Stuck, push, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog, TableFile
 from mpisgd.shard import Shard
 from mpisgd.update import SliceUpdate
+from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
 LEAVE = SnapshotPull(NOTHING_MORE)
 EVERYBODY = (0, 1, 2)
@@ -51,9 +51,7 @@ class Served:
         return tuple(read_summary(self.path)[0].tolist())
 
 
-def make(
-    path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_: int, **fields: Any
-) -> tuple[Shard, Snapshots]:
+def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_: int, **fields: Any) -> tuple[Shard, Snapshots]:
     """A shard of one weight that begins at 0, plain SGD of rate 1, two samples in a push, four in an epoch."""
     given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, **fields}
     update = SliceUpdate(

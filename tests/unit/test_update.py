@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, Rmsprop
 from mpisgd.flat import host_view
 from mpisgd.schedule import make as make_schedule
 from mpisgd.update import SliceUpdate, Step
+from tests.unit.fakes import tensor
 
 SIZE = 37
 PLAIN = SgdOptions(momentum=0.0)
@@ -91,9 +91,7 @@ def test_the_divisor_is_counted() -> None:
     assert update.weights.item() == -3.0 - 2.0  # 1/c and not 1 / (sum of weights) [Zhang16 eq. 2]
 
 
-rounds = st.lists(
-    st.lists(st.tuples(st.integers(-8, 8), st.sampled_from([1.0, 0.5, 0.25]), st.booleans()), max_size=4), max_size=8
-)
+rounds = st.lists(st.lists(st.tuples(st.integers(-8, 8), st.sampled_from([1.0, 0.5, 0.25]), st.booleans()), max_size=4), max_size=8)
 
 
 @settings(max_examples=200, deadline=None)

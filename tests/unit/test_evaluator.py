@@ -1,0 +1,91 @@
+"""The evaluator's loop: every snapshot in its turn, then the last weights, which are saved; then goodbye."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpisgd.channel import Snapshot
+from mpisgd.evaluator import Evaluator
+from mpisgd.flat import FlatModel, host_vector
+from mpisgd.messages import FINAL
+from mpisgd.records.reader import read_table
+from mpisgd.records.writer import EvaluatorLog, TableFile
+
+
+class Told:
+    """A channel that gives snapshots of rising weights, and a measure that says which weights it saw."""
+
+    def __init__(self, pulled: list[Tensor], snapshots: int, final: bool = True) -> None:
+        self.pulled = pulled
+        self.snapshots = snapshots
+        self.final = final
+        self.calls: list[object] = []
+        self.seconds = 0.0
+        self.model: FlatModel | None = None
+
+    def now_s(self) -> float:
+        self.seconds += 0.5
+        return self.seconds
+
+    def pull(self, number: int) -> Snapshot | None:
+        self.calls.append(number)
+        if number == FINAL and self.final:
+            number = 9
+        elif not 0 <= number < self.snapshots:
+            return None
+        for kind, vector in enumerate(self.pulled):
+            vector.fill_(number + 100 * kind)
+        return Snapshot(FINAL if number == 9 else number, (3 + number, 2 + number), 10 * number, number / 4)
+
+    def goodbye(self) -> None:
+        self.calls.append("goodbye")
+
+    def prepare(self) -> None:
+        self.calls.append("prepare")
+
+    def of(self, *, train: bool) -> tuple[float, float]:
+        assert self.model is not None
+        return self.model.weights[0].item() + 0.5 * train, 0.25
+
+
+@pytest.mark.parametrize(("averaged", "train"), [(False, False), (True, False), (False, True), (True, True)])
+def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_path: Path) -> None:
+    model = FlatModel(nn.Conv2d(2, 2, 3, bias=False), "channels_last")
+    pulled = [host_vector(model.size) for _ in range(1 + averaged)]
+    told = Told(pulled, snapshots=2)
+    told.model = model
+    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    evaluator = Evaluator(told, model, pulled, told, log, train=train, train_samples=20)  # type: ignore[arg-type]
+    evaluator.evaluate_all(tmp_path / "weights.pt")
+    log.close()
+    kinds = 1 + averaged
+    turn = ["prepare"] * kinds
+    assert told.calls == [0, *turn, 1, *turn, 2, FINAL, *turn, "goodbye"]
+    columns = ["snapshot", "clock_min", "clock_max", "samples", "epochs", "taken_s", "averaged", "train", "loss", "error"]
+    assert read_table(tmp_path / "log.h5", "evaluations")[columns].tolist() == [
+        (number, 2 + value, 3 + value, 10 * value, value / 2, value / 4, kind, data, value + 100 * kind + 0.5 * data, 0.25)
+        for number, value in enumerate((0, 1, 9))
+        for kind in range(kinds)
+        for data in range(1 + train)
+    ]
+    assert (read_table(tmp_path / "log.h5", "evaluations")["evaluate_s"] == 0.5).all()
+    saved = torch.load(tmp_path / "weights.pt", weights_only=True)
+    assert list(saved) == ["theta", "thetabar"][:kinds]
+    for kind, state in enumerate(saved.values()):
+        assert state["weight"].is_contiguous()
+        np.testing.assert_array_equal(state["weight"], 9 + 100 * kind)
+        nn.Conv2d(2, 2, 3, bias=False).load_state_dict(state)
+
+
+def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
+    model = FlatModel(nn.Linear(2, 2))
+    pulled = [host_vector(model.size)]
+    told = Told(pulled, snapshots=0, final=False)
+    Evaluator(told, model, pulled, told, EvaluatorLog(TableFile(None, shard=-1, flush_rows=1, flush_s=1)), train=False, train_samples=1).evaluate_all(tmp_path / "weights.pt")  # type: ignore[arg-type]  # fmt: skip
+    assert told.calls == [0, FINAL, "goodbye"]
+    assert not (tmp_path / "weights.pt").exists()

@@ -1,0 +1,98 @@
+"""One mini-batch's gradient: equal to plain autograd, clipped to a global norm, and a function of its names (law 5)."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpisgd.data import Split
+from mpisgd.data.sampling import EpochSampling
+from mpisgd.flat import FlatModel
+from mpisgd.gradient import Gradient
+
+MU, SEED = 4, 3
+
+
+@pytest.fixture(scope="module")
+def split() -> Split:
+    generator = torch.Generator().manual_seed(0)
+    return Split(torch.randn(40, 2, 6, 6, generator=generator), torch.arange(40) % 3)
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(64, 3))
+
+
+def gradient(split: Split, module: nn.Module, *, learner_id: int = 0, seed: int = SEED, **fields: Any) -> Gradient:
+    return Gradient(
+        FlatModel(module, "channels_last"),
+        nn.functional.cross_entropy,
+        split,
+        EpochSampling(len(split), MU, 2, SEED),
+        seed=seed,
+        learner_id=learner_id,
+        **fields,
+    )
+
+
+def by_hand(split: Split, module: nn.Module, indices: np.ndarray) -> tuple[float, np.ndarray]:
+    """Loss, and gradient in the order of the flat vector: channels-last for the convolution."""
+    inputs, targets = split.batch(indices)
+    loss = nn.functional.cross_entropy(module(inputs), targets)
+    parts = torch.autograd.grad(loss, list(module.parameters()))
+    return loss.item(), torch.cat([(p.permute(0, 2, 3, 1) if p.dim() == 4 else p).reshape(-1) for p in parts]).numpy()
+
+
+@pytest.mark.parametrize("learner_id", [0, 1])
+def test_it_is_autograds_on_the_learners_own_mini_batches(split: Split, learner_id: int) -> None:
+    module = network()
+    computed = gradient(split, copy.deepcopy(module), learner_id=learner_id)
+    for seq in (0, 1, 7):  # one after the other: nothing of the last may be left
+        loss, expected = by_hand(split, module, EpochSampling(40, MU, 2, SEED).indices(learner_id, seq))
+        assert computed.compute(seq) == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(computed.host_gradients, expected, rtol=1e-4, atol=1e-6)
+        assert computed.samples == MU
+
+
+def test_weights_that_are_pulled_are_the_weights_it_computes_with(split: Split) -> None:
+    computed = gradient(split, network())
+    before = computed.compute(0)
+    computed.host_weights[:] = 0.0
+    assert computed.compute(0) == pytest.approx(np.log(3))
+    assert before != pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize("norm", [0.05, 0.5, 1e6])
+def test_clipping_to_a_global_norm(split: Split, norm: float) -> None:
+    """Over all parameters together, as torch.nn.utils.clip_grad_norm_ does; a smaller gradient is left as it is."""
+    free, clipped = (gradient(split, network(), clip_norm=each) for each in (0.0, norm))
+    free.compute(2)
+    clipped.compute(2)
+    length = float(np.linalg.norm(free.host_gradients))
+    np.testing.assert_allclose(clipped.host_gradients, free.host_gradients * min(1.0, norm / length), rtol=1e-4, atol=1e-8)
+
+
+def test_dropout_is_a_function_of_seed_learner_and_seq(split: Split) -> None:
+    """The same mini-batch drops the same units, whatever was computed or drawn before; another name drops others."""
+    first = gradient(split, network(0.5))
+    losses = [first.compute(seq) for seq in range(4)]
+    again = gradient(split, network(0.5))
+    torch.rand(17)
+    assert [again.compute(seq) for seq in (3, 1, 0, 2)] == [losses[seq] for seq in (3, 1, 0, 2)]
+    other = gradient(split, network(0.5), seed=SEED + 1)  # same samples: the sampling has its own seed here
+    assert other.compute(0) != losses[0]
+
+
+def test_forward_alone_leaves_the_gradient(split: Split) -> None:
+    """The check before the start computes a loss only."""
+    computed = gradient(split, network())
+    with torch.no_grad():
+        loss = computed.forward(0)
+    assert loss.item() == pytest.approx(computed.compute(0))
+    assert computed.samples == MU

@@ -1,0 +1,114 @@
+"""A failure is loud, quick and named, and a refusal is every rank's (DESIGN 4, law 9): over a communicator of threads."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from mpisgd import guard
+from mpisgd.errors import ConfigError, DataError, PeerError
+from mpisgd.guard import AgreedError, agree, failing_fast, launched_rank
+from tests.unit.fakes import Threads
+
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
+
+
+@pytest.mark.parametrize(
+    ("refusing", "message", "status"),
+    [
+        ({}, None, None),
+        ({2: DataError("no file")}, "rank 2: DataError: no file", 2),
+        ({0: DataError("no file"), 1: DataError("no file")}, "rank 0-1: DataError: no file", 2),
+        (dict.fromkeys((0, 1, 3, 5), ConfigError("mu = 0")), "rank 0-1, 3, 5: ConfigError: mu = 0", 2),
+        (dict.fromkeys(range(6), ConfigError("mu = 0")), "ConfigError: mu = 0", 2),
+        (
+            {4: ConfigError("shape"), 1: DataError("no file"), 5: ConfigError("shape")},
+            "rank 1: DataError: no file\nrank 4-5: ConfigError: shape",
+            2,
+        ),
+        ({3: PeerError("tag"), 4: ConfigError("mu = 0")}, "rank 3: PeerError: tag\nrank 4: ConfigError: mu = 0", 1),
+    ],
+)
+def test_where_one_refuses_all_do_with_one_message(refusing: dict[int, Exception], message: str | None, status: int | None) -> None:
+    comm = Threads(6)
+
+    def start(rank: int) -> int:
+        if rank in refusing:
+            raise refusing[rank]
+        return 10 * rank
+
+    ends = comm.everywhere(lambda rank: agree(comm, lambda: start(rank)))  # type: ignore[arg-type]
+    if message is None:
+        assert ends == [0, 10, 20, 30, 40, 50]
+        return
+    assert {type(end) for end in ends} == {AgreedError}
+    assert {str(end) for end in ends} == {message}
+    assert {end.exit_status for end in ends} == {status}
+
+
+def test_a_bug_is_not_agreed_on_but_passes_through() -> None:
+    """It ends the job; nobody waits, because `failing_fast` is around."""
+    with pytest.raises(ZeroDivisionError):
+        agree(Threads(1), lambda: 1 // 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([0], "0"), ([0, 1, 2, 5], "0-2, 5"), ([1, 3, 5], "1, 3, 5"), ([7, 8], "7-8"), (list(range(100)), "0-99"), ([], "")],
+)
+def test_ranges(ranks: list[int], text: str) -> None:
+    assert guard._ranges(ranks) == text
+
+
+@pytest.mark.parametrize("error", [PeerError("slice of 3 bytes"), ConfigError("mu = 0"), ValueError("bug"), KeyboardInterrupt()])
+def test_a_failing_rank_ends_the_job_and_is_named(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    comm = Threads(1)
+    with pytest.raises(type(error)), failing_fast(comm, lambda: "learner 3"):  # type: ignore[arg-type]
+        raise error
+    told = capsys.readouterr().err
+    host = socket.gethostname()
+    assert told.endswith(f"mpisgd: rank 0 (learner 3) on {host} failed, the job is ended\n{type(error).__name__}: {error}\n")
+    assert ("Traceback" in told) is not isinstance(error, PeerError | ConfigError)
+    assert comm.aborted == [2 if isinstance(error, ConfigError) else 1]
+
+
+def test_what_all_know_needs_no_abort(capsys: pytest.CaptureFixture[str]) -> None:
+    comm = Threads(1)
+    with pytest.raises(AgreedError), failing_fast(comm, lambda: "starting"):  # type: ignore[arg-type]
+        raise AgreedError("mu = 0", 2)
+    with failing_fast(comm, lambda: "shard 0"):  # type: ignore[arg-type]
+        pass
+    assert (comm.aborted, capsys.readouterr().err) == ([], "")
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [("60", ["dump in 60.0 s, again", "cancel"]), ("0", []), (None, [])])
+def test_the_hang_switch(seconds: str | None, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPISGD_HANG_S", raising=False)
+    if seconds is not None:
+        monkeypatch.setenv("MPISGD_HANG_S", seconds)
+    told: list[str] = []
+    dump = "dump_traceback_later"
+    monkeypatch.setattr(guard.faulthandler, dump, lambda s, repeat: told.append(f"dump in {s} s{', again' * repeat}"))
+    monkeypatch.setattr(guard.faulthandler, f"cancel_{dump}", lambda: told.append("cancel"))
+    with failing_fast(Threads(1), lambda: "shard 0"):  # type: ignore[arg-type]
+        pass
+    assert told == calls
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        *(({name: "7"}, 7) for name in RANKS),
+        ({"PMI_RANK": "3", "SLURM_PROCID": "0"}, 3),  # mpiexec in a SLURM job: its own rank, not that of its daemon
+        ({"OMPI_COMM_WORLD_RANK": "", "PMI_RANK": "4"}, 4),
+        ({"PMI_RANK": "-1"}, 0),
+    ],
+)
+def test_the_launchers_rank_is_known_without_mpi(environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launched_rank() == rank

@@ -1,0 +1,61 @@
+"""What ranks know of their nodes: threads, politeness, and jobs of one rank that were meant to be one of many (TRAPS 4, 7)."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpisgd import world
+from mpisgd.errors import ConfigError
+from mpisgd.world import World, look_around, refuse_singletons
+from tests.unit.fakes import Threads
+
+VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "cores", "own_cores", "oversubscribed", "threads"),
+    [
+        ("a", 8, 8, False, 8),
+        ("aaaa", 8, 8, False, 2),
+        ("aaaaa", 8, 8, False, 1),
+        ("aaaa", 4, 4, False, 1),
+        ("aaaaa", 4, 4, True, 1),
+        ("aabbb", 2, 2, False, 1),
+        ("aaaa", 8, 1, False, 1),  # bound to one core each
+        ("aab", 64, 4, False, 4),
+    ],
+)
+def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, oversubscribed: bool, threads: int) -> None:
+    some = World(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores)
+    assert some.ranks_on_node == hosts.count("a")
+    assert (some.oversubscribed, some.threads) == (oversubscribed, threads)
+
+
+def test_ranks_tell_each_other_their_hosts_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores of a node are the union of what its ranks may use: bound ranks see but their own."""
+    comm = Threads(4)
+    monkeypatch.setattr(world.socket, "gethostname", lambda: "aabb"[comm.Get_rank()])
+    monkeypatch.setattr(world.os, "sched_getaffinity", lambda _: [{0, 1}, {2, 3}, {0}, {0}][comm.Get_rank()])
+    found = comm.everywhere(lambda rank: look_around(comm))  # type: ignore[arg-type]
+    assert [each.rank for each in found] == [0, 1, 2, 3]
+    assert {each.hosts for each in found} == {("a", "a", "b", "b")}
+    assert [(each.size, each.cores, each.own_cores) for each in found] == [(4, 4, 2), (4, 4, 2), (4, 1, 1), (4, 1, 1)]
+    assert [each.oversubscribed for each in found] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    ("size", "launched", "refused"), [(1, "8", True), (1, "1", False), (8, "8", False), (1, "", False), (1, "x", False)]
+)
+def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
+    name: str, size: int, launched: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in VARIABLES:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, launched)
+    some = World(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1)
+    if not refused:
+        refuse_singletons(some)
+        return
+    with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {name} = 8: the launcher and the MPI .* do not belong"):
+        refuse_singletons(some)
