@@ -46,7 +46,8 @@ def run(command: str = "", *rest: str) -> int:
     if command == "--version":
         from mpisgd import __version__
 
-        print(__version__)
+        if first:
+            print(__version__)
         return EXIT_OK
     if command not in COMMANDS:
         if first:

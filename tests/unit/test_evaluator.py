@@ -86,6 +86,8 @@ def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
     model = FlatModel(nn.Linear(2, 2))
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=0, final=False)
-    Evaluator(told, model, pulled, told, EvaluatorLog(TableFile(None, shard=-1, flush_rows=1, flush_s=1)), train=False, train_samples=1).evaluate_all(tmp_path / "weights.pt")  # type: ignore[arg-type]  # fmt: skip
+    log = EvaluatorLog(TableFile(None, shard=-1, flush_rows=1, flush_s=1))
+    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1)  # type: ignore[arg-type]
+    evaluator.evaluate_all(tmp_path / "weights.pt")
     assert told.calls == [0, FINAL, "goodbye"]
     assert not (tmp_path / "weights.pt").exists()

@@ -24,7 +24,7 @@ FLOORS = {
             "config errors config_file __version__",
             "flat roles models data schedule streams imports",
             "protocols optimizer update gradient measure straggler",
-            "messages channel wire mpi world survey guard records virtual",
+            "messages channel wire mpi world survey launch guard records virtual",
             "shard learner evaluator analysis",
             "run api cli __main__ doctor bench demo",
         ]
