@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
+import time
 
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, MpisgdError, nearest
 from mpisgd.guard import launched_rank, launched_size
@@ -18,6 +20,8 @@ COMMANDS = {
     "demo": "three small runs that show what staleness does",
 }
 
+_PATIENCE_S = 20.0
+
 
 def usage() -> str:
     lines = [f"  {name:<9} {text}" for name, text in COMMANDS.items()]
@@ -27,17 +31,23 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
+    reason = ""
     try:
         status = run(*words)
     except SystemExit as leaving:  # tyro's --help and its refusals
         status = leaving.code if isinstance(leaving.code, int) else EXIT_USAGE
+    except MpisgdError as error:
+        kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
+        reason, status = f"{kind}{error}", error.exit_status
+        if launched_rank() == 0:
+            print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
     if status != EXIT_OK and launched_size() > 1:
-        leave_together()
+        leave_together(status, reason)
     return status
 
 
 def run(command: str = "", *rest: str) -> int:
-    """Run one command on this rank; what is refused is told by the first rank alone."""
+    """Run one command on this rank; an unknown one is told by the first rank alone. Raises MpisgdError for what is refused."""
     first = launched_rank() == 0
     if command in ("", "-h", "--help"):
         if first:
@@ -53,22 +63,26 @@ def run(command: str = "", *rest: str) -> int:
         if first:
             print(f"mpisgd: unknown command {command!r}{nearest(command, COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
-    try:
-        status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
-    except MpisgdError as error:
-        if first:
-            kind = "" if type(error).__name__ == "AgreedError" else f"{type(error).__name__}: "
-            print(f"mpisgd {command}: {kind}{error}", file=sys.stderr, flush=True)
-        return error.exit_status
+    status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
     return status
 
 
-def leave_together() -> None:
-    """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong."""
+def leave_together(status: int, reason: str) -> None:
+    """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong.
+
+    Where they do not come, they did not refuse what this one did (a file that it alone cannot read): then it ends the job.
+    """
     sys.stderr.flush()
     from mpisgd.mpi import MPI
 
-    MPI.COMM_WORLD.Barrier()
+    together = MPI.COMM_WORLD.Ibarrier()
+    patient_until_s = time.monotonic() + _PATIENCE_S
+    while not together.Test():
+        if time.monotonic() > patient_until_s:
+            who = f"rank {launched_rank()} on {socket.gethostname()}"
+            print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
+            MPI.COMM_WORLD.Abort(status)
+        time.sleep(0.005)
 
 
 if __name__ == "__main__":

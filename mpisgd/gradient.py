@@ -47,6 +47,7 @@ class Gradient:
         self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
         self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
         self.samples = 0
+        self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     @property
     def host_weights(self) -> np.ndarray:
@@ -56,22 +57,34 @@ class Gradient:
     def host_gradients(self) -> np.ndarray:
         return host_view(self._gradients)
 
+    def prepare(self, seq: int) -> None:
+        """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
+        self._model.zero_gradients()
+        self._prepared = (seq, self._batch(seq))
+
+    def _batch(self, seq: int) -> tuple[Tensor, Tensor]:
+        if self._prepared is not None and self._prepared[0] == seq:
+            return self._prepared[1]
+        inputs, targets = self._split.batch(self._sampling.indices(self._learner_id, seq))
+        return self._model.inputs(inputs), targets
+
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
-        indices = self._sampling.indices(self._learner_id, seq)
-        inputs, targets = self._split.batch(indices)
-        self.samples = len(indices)
+        inputs, targets = self._batch(seq)
+        self.samples = len(inputs)
         torch.manual_seed(dropout_seed(self._seed, self._learner_id, seq))
-        output = self._model.module(self._model.inputs(inputs))
+        output = self._model.module(inputs)
         return self._loss(output, targets.to(output.device, non_blocking=True))
 
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
         model = self._model
+        if self._prepared is None or self._prepared[0] != seq:
+            self.prepare(seq)
         if not self._on_host:
             model.weights.copy_(self._weights, non_blocking=True)
-        model.zero_gradients()
         loss = self.forward(seq)
+        self._prepared = None
         loss.backward()  # type: ignore[no-untyped-call]
         if self._clip_norm > 0:
             norm = torch.linalg.vector_norm(model.gradients)

@@ -17,6 +17,7 @@ from mpisgd.straggler import Delays
 def learn(channel: LearnerChannel, protocol: Protocol, gradient: Gradient, delays: Delays) -> None:
     """Train until a shard stops the run; then say goodbye to every shard (law 8)."""
     seq, push_ns = 0, 0
+    gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while not answers.stop:
         start_ns = channel.now_ns()
@@ -34,6 +35,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Gradient, delay
             last=answers,
             push_ns=push_ns,
         )
-        answers = channel.pull(min_clock=protocol.next_clock(min(answers.clocks)))
         seq += 1
+        gradient.prepare(seq)
+        answers = channel.pull(min_clock=protocol.next_clock(min(answers.clocks)))
     channel.goodbye(finished=True)

@@ -28,14 +28,17 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
-def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Tensor], None]:
-    """A function that makes one step of `optimizer` with a given gradient.
+def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Tensor, int], None]:
+    """A function (sum of gradients, divisor) that makes one step of `optimizer`; the sum is used up.
 
     The hooks around `Optimizer.step` cost 12 microseconds, a tenth of the whole cycle of a small slice; so SGD, after a first
-    step that makes its state, goes to torch's functional form of the same step, on the same state.
+    step that makes its state, goes to torch's functional form of the same step, on the same state. There the division happens
+    inside the fused kernel, which saves one pass over the slice.
     """
 
-    def step(gradient: Tensor) -> None:
+    def step(gradient: Tensor, divisor: int) -> None:
+        if divisor > 1:
+            gradient.div_(divisor)
         parameter.grad = gradient
         optimizer.step()
 
@@ -43,11 +46,14 @@ def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Te
         return step
     group, state, weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
 
-    def functional_step(gradient: Tensor) -> None:
+    scale = torch.ones(())
+
+    def functional_step(gradient: Tensor, divisor: int) -> None:
         momentum_buffer = state.get("momentum_buffer")
         if momentum_buffer is None:
-            step(gradient)
+            step(gradient, divisor)
             return
+        scale.fill_(divisor)
         sgd(
             [weights],
             [gradient],
@@ -59,6 +65,7 @@ def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Te
             dampening=group["dampening"],
             nesterov=group["nesterov"],
             maximize=False,
+            grad_scale=scale if divisor > 1 else None,
         )
 
     return functional_step

@@ -60,6 +60,7 @@ class Shard:
         self.evaluating = True
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
+        self._parked: dict[int, Push] = {}
         self._pulls: dict[int, int] = {}
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
@@ -85,8 +86,14 @@ class Shard:
         self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
 
     def _expected(self) -> int | None:
-        learner_id = None if self.finished else self.protocol.expects()
-        return learner_id if learner_id in self.present else None
+        """Whose message must be next: where an order is wanted, and there is no memory to keep what comes before its turn."""
+        turn = self._turn()
+        return None if turn is None or self.update.room_to_park else turn
+
+    def _turn(self) -> int | None:
+        """Whose push must be summed next, or None = anybody's."""
+        turn = None if self.finished else self.protocol.expects()
+        return turn if turn in self.present else None
 
     # ---------------------------------------------------------------------------------------------------------- pushes
 
@@ -96,6 +103,21 @@ class Shard:
                 f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
             )
         self.received[push.learner_id] += 1
+        if self._turn() in (None, push.learner_id):
+            self._sum(push)
+            self._sum_parked()
+        else:
+            self.update.park(push.learner_id)
+            self._parked[push.learner_id] = push
+
+    def _sum_parked(self) -> None:
+        """Sum the pushes that were kept and whose turn has come."""
+        while (turn := self._turn()) in self._parked:
+            assert turn is not None
+            self.update.unpark(turn)
+            self._sum(self._parked.pop(turn))
+
+    def _sum(self, push: Push) -> None:
         verdict = self._judge(push)
         self._verdicts[push.learner_id] = verdict.kind
         self.log.push(push, self.clock, verdict, self.update.learning_rate)
@@ -176,7 +198,11 @@ class Shard:
         self.present.discard(learner_id)
         if not goodbye.finished:
             self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
+            if learner_id in self._parked:
+                self.update.unpark(learner_id)
+                self._sum(self._parked.pop(learner_id))
             self.protocol.on_departure(learner_id)
+            self._sum_parked()
             self._update_if_due()
             self._answer(list(self._pulls))
         if not self.present:

@@ -20,6 +20,9 @@ from mpisgd.flat import host_vector, host_view
 from mpisgd.optimizer import make_optimizer, stepper
 from mpisgd.schedule import Schedule
 
+PARKED_NBYTES = 2**30
+"""Memory that a shard may use for gradients that came before their turn."""
+
 
 class Step(NamedTuple):
     """What one update did."""
@@ -63,6 +66,8 @@ class SliceUpdate:
         self._scratch = host_vector(weights.numel())
         self.scratch = host_view(self._scratch)
         self._summed = host_view(self._sum)
+        self._parked: dict[int, Tensor] = {}
+        self._spare: list[Tensor] = []
         self.gradients = 0
         self.samples = 0
         self._pending_samples = 0
@@ -77,6 +82,23 @@ class SliceUpdate:
     def epochs(self) -> float:
         """Samples applied / training samples."""
         return self.samples / self._train_samples
+
+    @property
+    def room_to_park(self) -> bool:
+        """Whether one more gradient may be kept for later."""
+        return (len(self._parked) + 1) * self.scratch.nbytes <= PARKED_NBYTES
+
+    def park(self, learner_id: int) -> None:
+        """Keep the gradient in `scratch` for later; another buffer takes its place."""
+        self._parked[learner_id] = self._scratch
+        self._scratch = self._spare.pop() if self._spare else host_vector(len(self.weights))
+        self.scratch = host_view(self._scratch)
+
+    def unpark(self, learner_id: int) -> None:
+        """The gradient kept for this learner is in `scratch` again."""
+        self._spare.append(self._scratch)
+        self._scratch = self._parked.pop(learner_id)
+        self.scratch = host_view(self._scratch)
 
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity.
@@ -108,9 +130,7 @@ class SliceUpdate:
         """
         step = Step(gradients=self.gradients, learning_rate=self.learning_rate)
         if self.gradients > 0:
-            if self.gradients > 1:
-                self._sum.div_(self.gradients)
-            self._step(self._sum)
+            self._step(self._sum, self.gradients)
             if self.averaged is not None:
                 self.averaged.lerp_(self.weights, 1.0 - self._averaging)
         self.samples += self._pending_samples

@@ -2,7 +2,7 @@
 
 The shard asks, in this order:
 
-1. `expects()`   before it receives: whose push must come next, or None = anybody's;
+1. `expects()`   whose push must be summed next, or None = anybody's;
 2. `on_push()`   for each push: apply with a weight, drop or reject. `on_discard()` instead, where the gradient is not finite;
 3. `update_due()` whether the sum is now to become an update; then `on_update()`;
 4. `may_pull()`  before it answers a pull that asks for a clock it has reached.
@@ -32,7 +32,7 @@ class Protocol(ABC):
         self.present = set(range(lambda_))
 
     def expects(self) -> int | None:
-        """The learner_id whose message the shard must receive next, or None."""
+        """The learner_id whose push the shard must sum next, or None."""
         return None
 
     @abstractmethod

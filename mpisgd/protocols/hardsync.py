@@ -2,9 +2,9 @@
 
     theta(t+1) = theta(t) - alpha * (1/lambda) * sum over all learners l of g_l(theta(t))
 
-Staleness is 0, always. Gradients are taken, and so summed, in the order of learner_id: the same seed gives the same bits
-(law 5). No gradient needs to be kept for that: a learner whose turn has not come is simply blocked in its send, where it
-would otherwise be blocked in its pull.
+Staleness is 0, always. Gradients are summed in the order of learner_id: the same seed gives the same bits (law 5). The shard
+keeps a gradient that comes before its turn, so that its transfer hides behind the slower learners; where memory for that is
+short, it leaves the learner blocked in its send, where it would otherwise be blocked in its pull.
 """
 
 from __future__ import annotations

@@ -35,6 +35,9 @@ class Told:
         clocks = self.clocks.pop(0) if self.clocks else ()
         return Answers(clocks, stop=not clocks, wait_ns=len(self.calls), pull_ns=0)
 
+    def prepare(self, seq: int) -> None:
+        self.calls.append(("prepare", seq))
+
     def compute(self, seq: int) -> float:
         self.calls.append(("compute", seq))
         return seq / 2
@@ -62,12 +65,15 @@ def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]
     """It asks for newer weights than its oldest slice's, counts its mini-batches, and tells how long the last round took."""
     told = learned([(4, 5), (6, 6)], options, StragglerOptions())
     assert told.calls == [
+        ("prepare", 0),
         ("pull", asked[0]),
         ("compute", 0),
-        ("push", 0, 0.0, 0, 1),
+        ("push", 0, 0.0, 0, 2),
+        ("prepare", 1),
         ("pull", asked[1]),
         ("compute", 1),
-        ("push", 1, 0.5, 1000, 4),
+        ("push", 1, 0.5, 1000, 6),
+        ("prepare", 2),
         ("pull", asked[2]),
         ("goodbye", True),
     ]
@@ -76,12 +82,12 @@ def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]
 
 def test_a_run_that_is_over_before_it_began() -> None:
     told = learned([], HardsyncOptions(), StragglerOptions())
-    assert told.calls == [("pull", 0), ("goodbye", True)]
+    assert told.calls == [("prepare", 0), ("pull", 0), ("goodbye", True)]
 
 
 def test_a_straggler_sleeps_between_computing_and_pushing() -> None:
     """Three times as long as its 10 ms of work; the work itself is told without the delay."""
     told = learned([(0,)], SoftsyncOptions(), StragglerOptions(slowdown={1: 3.0}))
-    assert [call[0] for call in told.calls] == ["pull", "compute", "sleep", "push", "pull", "goodbye"]
-    assert told.calls[2][1] == pytest.approx(0.02)
+    assert [call[0] for call in told.calls] == ["prepare", "pull", "compute", "sleep", "push", "prepare", "pull", "goodbye"]
+    assert told.calls[3][1] == pytest.approx(0.02)
     assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 20_000_000}

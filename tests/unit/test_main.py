@@ -11,9 +11,18 @@ from collections.abc import Callable
 import pytest
 
 import mpisgd
+from mpisgd import __main__ as entry
+from mpisgd import guard
 from mpisgd.__main__ import COMMANDS, main
 from mpisgd.errors import ConfigError, DataError, MpisgdError, PeerError
 from mpisgd.guard import AgreedError
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests themselves run inside a batch job."""
+    for name in (*guard.SIZE_VARIABLES, *guard._RANK_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(params=[0, 3])
@@ -89,6 +98,26 @@ def test_a_bug_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     stub(monkeypatch, lambda words: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["report"])
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        (["--version"], []),
+        (["trian"], [(2, "")]),
+        (["train", "--mus", "4"], [(2, "")]),
+        (["train", "nowhere.toml"], [(2, "ConfigError: configuration file 'nowhere.toml' cannot be read: ")]),
+    ],
+)
+def test_ranks_that_refuse_leave_together_and_know_why(
+    words: list[str], ended: list[tuple[int, str]], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher ends a job at the first rank that fails: not before rank 0 has told what is wrong."""
+    left: list[tuple[int, str]] = []
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setattr(entry, "leave_together", lambda status, reason: left.append((status, reason)))
+    assert main(words) == (ended[0][0] if ended else 0)
+    assert [(status, reason.split("[Errno")[0]) for status, reason in left] == ended
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, action: Callable[[list[str]], int]) -> None:
