@@ -6,9 +6,9 @@
                  <- ANSWER header, WEIGHTS slice            or ANSWER with `stop`: no weights follow
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
 
-No deadlock by construction. A learner sends only to shards, and a shard never waits for one particular learner to *receive*:
-it sends only answers, whose receives the learner posted before it asked. A learner has finished its pushes to all shards
-before it pulls. So a shard always gets back to its probe, and every blocked send of a learner ends. The evaluator pulls
+No deadlock by construction. A learner pushes to all shards at once, in no order that could cross another's, and has finished
+before it pulls. A shard never waits for one particular learner to *receive*: it sends only answers, whose receives the learner
+posted before it asked. So a shard always gets back to its probe, and every send of a learner ends. The evaluator pulls
 snapshots in the same way.
 """
 
@@ -189,7 +189,7 @@ class LearnerChannel:
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
         self._consistent = consistent
-        self._push = push_header()
+        self._push = [push_header() for _ in bounds]
         self._pull = pull_header()
         self._answers = [answer_header() for _ in bounds]
         self._clocks = [-1] * len(bounds)
@@ -208,8 +208,9 @@ class LearnerChannel:
         nanoseconds.
         """
         start_ns = self.now_ns()
+        wire, transfers = self._wire, []
         for shard, rank in enumerate(self._ranks):
-            header = self._push.fill(
+            header = self._push[shard].fill(
                 self._learner_id,
                 self._clocks[shard],
                 seq,
@@ -222,9 +223,12 @@ class LearnerChannel:
                 self._gradients[shard].nbytes,
                 loss,
             )
-            self._wire.announce(header, rank, Tag.PUSH)
-            self._wire.send(self._gradients[shard], rank, Tag.GRADIENT)
+            announced = wire.announce(header, rank, Tag.PUSH)
+            transfers.append((announced, wire.start_send(self._gradients[shard], rank, Tag.GRADIENT)))
             self.pushed[shard] += 1
+        for announced, sent in transfers:
+            wire.wait(announced)
+            wire.finish([sent])
         return self.now_ns() - start_ns
 
     def pull(self, min_clock: int) -> Answers:
@@ -271,7 +275,7 @@ class LearnerChannel:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""
         for shard, rank in enumerate(self._ranks):
             header = goodbye_header().fill(self._learner_id, self.pushed[shard], finished)
-            self._wire.announce(header, rank, Tag.GOODBYE)
+            self._wire.wait(self._wire.announce(header, rank, Tag.GOODBYE))
 
 
 # ------------------------------------------------------------------------------------------------------ evaluator's side

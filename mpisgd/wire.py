@@ -83,17 +83,14 @@ class Wire:
         self._tell(array, dest, tag)
         self._send(array, dest, tag)
 
-    def announce(self, array: np.ndarray, dest: int, tag: int) -> None:
-        """Send a header before a large message to a receiver that may be busy with others for long.
+    def announce(self, array: np.ndarray, dest: int, tag: int) -> MPI.Request:
+        """Begin to send a header to a receiver that may be busy with others for long.
 
-        Returns when the receiver has taken it. So the send that follows meets its receive at once, and nothing that this rank
-        sends later, of a tag that the receiver takes first, overtakes it, as it could from MPI's eager buffers.
+        Of a polite rank the send is synchronous: `wait` for it is polite until the receiver has taken the header, and what
+        was sent after it then needs no more waiting than its transfer.
         """
         self._tell(array, dest, tag)
-        if self.polite:
-            self.wait(self._comm.Issend(array, dest, tag))
-        else:
-            self._comm.Ssend(array, dest, tag)
+        return (self._comm.Issend if self.polite else self._start)(array, dest, tag)
 
     def start_send(self, array: np.ndarray, dest: int, tag: int) -> MPI.Request:
         """Begin to send; the buffer must stay as it is until `finish`."""

@@ -12,7 +12,8 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,18 @@ from mpisgd.gradient import Gradient
 from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
-from mpisgd.run import run
+from mpisgd.run import Outcome, run
 from mpisgd.wire import Wire
 
 LEARNERS = 2
 SAMPLES = 2048
+WARM_UP = 10
 _SEED = 1
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a mini-batch size; `updates` make one repetition."""
+    """A model and a mini-batch size; `updates` make one repetition, after WARM_UP more that are not timed."""
 
     name: str
     model: ModelOptions
@@ -51,78 +53,97 @@ class Case:
 CASES = (
     Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
     Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
-    Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 40),
+    Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
 )
 
 _DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=SAMPLES, test_samples=10)
 
 
-def measure(comm: MPI.Intracomm, repetitions: int = 4, log: bool = True) -> list[dict[str, Any]]:
-    """Every case on the first three ranks of `comm`; the rows are the same on every rank."""
+def measure(comm: MPI.Intracomm, repetitions: int = 4) -> list[dict[str, Any]]:
+    """Every case on the three ranks of `comm`; the rows are the same on every rank."""
     wire = Wire(comm, polite=True, tags=Tag)
     _join_gloo(comm)
-    rows = []
-    for case in CASES:
-        ways: dict[str, Callable[[], float]] = {
-            "loops": lambda case=case: _loops(comm, wire, case),  # type: ignore[misc]
-            "ddp": lambda case=case: _ddp(comm, wire, case, views=False),  # type: ignore[misc]
-            "ddp_views": lambda case=case: _ddp(comm, wire, case, views=True),  # type: ignore[misc]
-            "hardsync": lambda case=case: _hardsync(comm, case, log=log),  # type: ignore[misc]
-        }
-        rates: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(repetitions):
-            for name, way in ways.items():
-                rates[name].append(way())
-        best_ddp = [max(pair) for pair in zip(rates["ddp"], rates["ddp_views"], strict=True)]
-        rows.append(
-            {
-                "case": case.name,
-                "images_per_s": {name: spread(values) for name, values in rates.items()},
-                "hardsync_over_ddp": spread([h / d for h, d in zip(rates["hardsync"], best_ddp, strict=True)]),
-                "hardsync_over_loops": spread([h / f for h, f in zip(rates["hardsync"], rates["loops"], strict=True)]),
-            }
-        )
+    with _scratch(comm) as directory:
+        rows = [_row(comm, wire, directory, case, repetitions) for case in CASES]
     if comm.Get_rank() in (1, 2):
         torch.distributed.destroy_process_group()
     return rows
 
 
+def _row(comm: MPI.Intracomm, wire: Wire, directory: Path, case: Case, repetitions: int) -> dict[str, Any]:
+    ways: dict[str, Callable[[], float]] = {
+        "loops": lambda: _loops(comm, wire, case),
+        "ddp": lambda: _ddp(comm, wire, case, views=False),
+        "ddp_views": lambda: _ddp(comm, wire, case, views=True),
+        "hardsync": lambda: _hardsync(comm, directory, case),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repetitions):
+        for name, way in ways.items():
+            rates[name].append(way())
+    best_ddp = [max(pair) for pair in zip(rates["ddp"], rates["ddp_views"], strict=True)]
+    return {
+        "case": case.name,
+        "images_per_s": {name: spread(values) for name, values in rates.items()},
+        "hardsync_over_ddp": spread([h / d for h, d in zip(rates["hardsync"], best_ddp, strict=True)]),
+        "hardsync_over_loops": spread([h / f for h, f in zip(rates["hardsync"], rates["loops"], strict=True)]),
+    }
+
+
 def measure_log(comm: MPI.Intracomm, repetitions: int = 6) -> list[dict[str, Any]]:
     """Throughput of hardsync with the run log over without, interleaved."""
     rows = []
-    for case in CASES:
-        on, off = [], []
-        for _ in range(repetitions):
-            off.append(_hardsync(comm, case, log=False))
-            on.append(_hardsync(comm, case, log=True))
-        rows.append(
-            {
-                "case": case.name,
-                "images_per_s": {"on": spread(on), "off": spread(off)},
-                "on_over_off": spread([a / b for a, b in zip(on, off, strict=True)]),
-            }
-        )
+    with _scratch(comm) as directory:
+        for case in CASES:
+            on, off = [], []
+            for _ in range(repetitions):
+                off.append(_whole_run(comm, directory, case, log=False))
+                on.append(_whole_run(comm, directory, case, log=True))
+            rows.append(
+                {
+                    "case": case.name,
+                    "images_per_s": {"on": spread(on), "off": spread(off)},
+                    "on_over_off": spread([a / b for a, b in zip(on, off, strict=True)]),
+                }
+            )
     return rows
 
 
-def _hardsync(comm: MPI.Intracomm, case: Case, *, log: bool) -> float:
-    """Images/s of a whole run, from the start barrier to the last update."""
-    directory = comm.bcast(tempfile.mkdtemp() if comm.Get_rank() == 0 else None)
+@contextmanager
+def _scratch(comm: MPI.Intracomm) -> Iterator[Path]:
+    """A directory for run logs that all ranks see, gone afterwards."""
+    with tempfile.TemporaryDirectory() as own:
+        yield Path(comm.bcast(own, root=0))
+        comm.Barrier()
+
+
+def _hardsync(comm: MPI.Intracomm, directory: Path, case: Case) -> float:
+    """Images/s of a logged run, from update WARM_UP to the last one."""
+    outcome = _run(comm, directory, case, log=True)
+    updated_s = comm.bcast(Run(outcome.path).updates["time_s"] if comm.Get_rank() == 0 else None)
+    return float(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1]))
+
+
+def _whole_run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> float:
+    """Images/s from the start barrier to the last update: what a run without a log can tell."""
+    outcome = _run(comm, directory, case, log=log)
+    return outcome.samples[0] / outcome.training_s
+
+
+def _run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> Outcome:
     config = Config(
         model=case.model,
         data=_DATA,
         evaluation=EvaluationOptions(every_epochs=0, batch=10),
         log=LogOptions(enabled=log, progress="off"),
-        out=str(Path(directory) / "run"),
+        out=str(directory / "run"),
+        overwrite=True,
         mu=case.mu,
         alpha0=0.001,
-        epochs=case.updates * LEARNERS * case.mu / SAMPLES,
+        epochs=(WARM_UP + case.updates) * LEARNERS * case.mu / SAMPLES,
         threads=1,
     )
-    outcome = run(config, comm)
-    if log and comm.Get_rank() == 0:
-        assert len(Run(outcome.path).pushes) == LEARNERS * case.updates
-    return outcome.samples[0] / outcome.training_s
+    return run(config, comm)
 
 
 def _gradient(case: Case, learner_id: int) -> tuple[FlatModel, Gradient]:
@@ -138,10 +159,13 @@ def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], Ca
     torch.set_num_threads(1)
     learner_id = comm.Get_rank() - 1
     step = make(learner_id) if 0 <= learner_id < LEARNERS else None
+    if step is not None:
+        for seq in range(WARM_UP):
+            step(seq)
     wire.meet()
     start_s = time.perf_counter()
     if step is not None:
-        for seq in range(case.updates):
+        for seq in range(WARM_UP, WARM_UP + case.updates):
             step(seq)
     own = np.array([time.perf_counter() - start_s if step is not None else 0.0])
     wire.meet()

@@ -60,6 +60,17 @@ def test_it_is_autograds_on_the_learners_own_mini_batches(split: Split, learner_
         assert computed.samples == MU
 
 
+def test_what_was_prepared_is_used_once_and_only_for_its_own_mini_batch(split: Split) -> None:
+    """A learner prepares the next mini-batch while it waits for weights."""
+    prepared = gradient(split, network())
+    for seq, prepare in ((2, 2), (2, None), (1, 3), (3, 3)):
+        if prepare is not None:
+            prepared.prepare(prepare)
+        loss, expected = by_hand(split, network(), EpochSampling(40, MU, 2, SEED).indices(0, seq))
+        assert prepared.compute(seq) == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(prepared.host_gradients, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_weights_that_are_pulled_are_the_weights_it_computes_with(split: Split) -> None:
     computed = gradient(split, network())
     before = computed.compute(0)

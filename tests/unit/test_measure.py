@@ -62,6 +62,7 @@ def test_recalibration_is_the_plain_mean_over_the_first_mini_batches() -> None:
     train, module = split(40), normed()
     model = FlatModel(module)
     module[0].running_mean.fill_(77.0)
+    module[0].num_batches_tracked.fill_(9)
     recalibrate(model, train, batch=4, batches=3)
     batches = train.inputs[:12].reshape(3, 4, 5).numpy()
     np.testing.assert_allclose(module[0].running_mean, batches.mean(axis=1).mean(axis=0), rtol=1e-4, atol=1e-6)

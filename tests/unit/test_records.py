@@ -198,7 +198,7 @@ def test_a_killed_writers_rows_are_there_up_to_the_last_flush(flushes: int, tmp_
 # -------------------------------------------------------------------------------------------------------------- a whole run
 
 
-def run_of(path: Path, shards: int = 2) -> dict[str, list[np.ndarray]]:
+def run_of(path: Path, shards: int = 3) -> dict[str, list[np.ndarray]]:
     """A directory as a run leaves it, but for log.h5; returns its tables, file by file."""
     directory.claim(path, overwrite=False)
     directory.write_config(path, f"shards = {shards}\n[environment]\nlearners = 2\n")
@@ -219,7 +219,7 @@ def run_of(path: Path, shards: int = 2) -> dict[str, list[np.ndarray]]:
 
 def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) -> None:
     tables = run_of(tmp_path / "run")
-    directory.join(tmp_path / "run", 2)
+    directory.join(tmp_path / "run", 3)
     (tmp_path / "run").rename(tmp_path / "moved")
     with h5py.File(tmp_path / "moved" / schema.LOG, "r") as log:
         assert log.attrs["schema_version"] == schema.SCHEMA_VERSION
@@ -230,8 +230,8 @@ def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) ->
     for table in ("pushes", "updates", "events"):
         np.testing.assert_array_equal(run.table(table), np.concatenate(tables[table]))
     np.testing.assert_array_equal(run.evaluations, tables["evaluations"][-1])
-    assert (run.shards, run.lambda_, run.name) == (2, 2, "moved")
-    assert run.summaries["shard"].tolist() == [0, 1]
+    assert (run.shards, run.lambda_, run.name) == (3, 2, "moved")
+    assert run.summaries["shard"].tolist() == [0, 1, 2]
 
 
 def test_a_missing_file_is_missed(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_missing_file_is_missed(tmp_path: Path) -> None:
     run_of(tmp_path / "run")
     (tmp_path / "run" / schema.shard_file(1)).unlink()
     with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5"):
-        directory.join(tmp_path / "run", 2)
+        directory.join(tmp_path / "run", 3)
     with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5: was the run started without a log"):
         _ = Run(tmp_path / "run").pushes
 
@@ -262,6 +262,16 @@ def test_a_truncated_file_is_refused_or_whole(tmp_path: Path) -> None:
             refused += 1
             assert str(path) in str(error)
     assert refused > 30
+
+
+def test_a_truncated_file_whose_writer_was_killed_is_refused_at_once(tmp_path: Path) -> None:
+    """HDF5 itself would wait, practically for ever, for a writer to complete what is missing."""
+    path, copy = tmp_path / "shard.h5", tmp_path / "copy.h5"
+    file = table_file(path)
+    copy.write_bytes(path.read_bytes()[:1000])
+    file.close()
+    with pytest.raises(DataError, match=r"copy\.h5 is truncated: it has 1000 bytes, and says"):
+        read_table(copy, "pushes")
 
 
 def foreign(path: Path, kind: str) -> None:

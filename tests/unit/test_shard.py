@@ -103,14 +103,19 @@ def byes(pushed: dict[int, int], finished: bool = True) -> list[Any]:
 # -------------------------------------------------------------------------------------------------------------- protocols
 
 
-def test_hardsync_takes_gradients_in_learner_order_whoever_came_first(log: Path) -> None:
-    """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which."""
+@pytest.mark.parametrize("parked_nbytes", [0, 4, 2**30])
+def test_hardsync_sums_gradients_in_learner_order_whoever_came_first(
+    parked_nbytes: int, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which. With memory for so many kept ones."""
+    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", parked_nbytes)
     script = [
         *pulls(*EVERYBODY), (push(2), -1e8), (push(1), 1.0), *pulls(2, 1, clock=1), (push(0), 1e8), *pulls(0, clock=1),
         *byes({0: 1, 1: 1, 2: 1}),
     ]  # fmt: skip
     done = serve(log, script, HardsyncOptions(), 3, budget=6)
     assert done.rows("pushes", "learner_id", "clock", "staleness", "weight") == [(who, 0, 0, 1.0) for who in EVERYBODY]
+    assert len(done.shard.update._spare) == min(2, parked_nbytes // 4)
     assert done.weights == [0.0]
     assert done.rows("updates", "clock", "gradients", "samples") == [(1, 3, 6)]
     assert done.answers == [*(("weights", who, 0, [0.0]) for who in EVERYBODY), *(("stop", who, 1) for who in (2, 1, 0))]
@@ -397,9 +402,10 @@ def test_any_schedule_ends_with_balanced_books(
     assert done.weights == pytest.approx([expected], abs=1e-4)
 
 
-def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path) -> None:
+def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
     for seed in range(20):
+        monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
         crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
         crew.waiting.append(LEAVE)
         ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())

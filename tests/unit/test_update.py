@@ -117,6 +117,35 @@ def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tupl
         np.testing.assert_array_equal(update.served, update.weights.numpy())
 
 
+def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
+    """Whatever was received, summed and updated in between; their buffers are used again."""
+    update = updater(torch.zeros(3))
+    expected = np.zeros(3)
+    for start in (1.0, 10.0, 100.0):
+        for learner_id in (3, 1, 2):
+            update.scratch[:] = start * learner_id
+            update.park(learner_id)
+        add(update, start * np.array([1.0, 2.0, 3.0]))
+        for learner_id in (1, 2, 3):
+            update.unpark(learner_id)
+            assert (update.scratch == start * learner_id).all()
+            update.accumulate(1.0, samples=1)
+        update.step()
+        expected -= start * (np.array([1.0, 2.0, 3.0]) + 6) / 4
+    np.testing.assert_allclose(update.weights.numpy(), expected, rtol=1e-6)
+    assert len(update._spare) == 3
+
+
+def test_memory_for_kept_gradients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", 24)
+    update = updater(torch.zeros(3))
+    room = []
+    for learner_id in range(3):
+        room.append(update.room_to_park)
+        update.park(learner_id)
+    assert room == [True, True, False]
+
+
 def test_what_is_served_is_the_weights_themselves() -> None:
     weights = torch.zeros(3)
     update = updater(weights)

@@ -17,6 +17,7 @@ VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
     [
         ("a", 8, 8, False, 8),
         ("aaaa", 8, 8, False, 2),
+        ("aabbbb", 8, 8, False, 4),
         ("aaaaa", 8, 8, False, 1),
         ("aaaa", 4, 4, False, 1),
         ("aaaaa", 4, 4, True, 1),
