@@ -114,14 +114,18 @@ class SliceUpdate:
     def accumulate(self, weight: float, samples: int) -> None:
         """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
         if self.gradients == 0:
-            self._sum, self._scratch = self._scratch, self._sum
-            self._summed, self.scratch = self.scratch, self._summed
+            self._swap()
             if weight != 1.0:
                 self._sum.mul_(weight)
         else:
             self._sum.add_(self._scratch, alpha=weight)
         self.gradients += 1
         self._pending_samples += samples
+
+    def _swap(self) -> None:
+        """The received gradient becomes the sum, and the sum's buffer the one to receive into."""
+        self._sum, self._scratch = self._scratch, self._sum
+        self._summed, self.scratch = self.scratch, self._summed
 
     def step(self) -> Step:
         """Make the update from what was summed; where nothing was (all dropped), the weights stay.
@@ -133,6 +137,8 @@ class SliceUpdate:
             self._step(self._sum, self.gradients)
             if self.averaged is not None:
                 self.averaged.lerp_(self.weights, 1.0 - self._averaging)
+        if self.gradients == 1:
+            self._swap()  # receive into the buffer that is still in the cache
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         self._set_learning_rate()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from mpisgd.messages import FINAL, MAGIC, NOTHING_MORE, Goodbye, Header, Pull, P
 from tests.unit import fakes
 from tests.unit.fakes import FakeWire, Network, Stuck
 
+WIRE = Path(mpisgd.__file__).parent / "wire.py"
 SIZE = 6
 FIRST = Answers(clocks=(0,), stop=False, wait_ns=0, pull_ns=0)
 
@@ -377,13 +381,43 @@ def test_valid_headers_do_pass() -> None:
         assert not refused(job, 3 if tag is Tag.SNAPSHOT_PULL else 1, tag, header.tobytes())
 
 
-# ------------------------------------------------------------------------------------------------------------- the fakes
+# -------------------------------------------------------------------------------------------------- the wire, and the fakes
+
+
+class Comm:
+    """Writes down which of MPI's sends were used."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: self.used.append(name) or 0
+
+
+@pytest.mark.parametrize("polite", [False, True])
+def test_an_announcement_is_synchronous_however_a_rank_waits(polite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen twice with eager ones: pulls overtook their own pushes and starved them, staleness 72 with 3 learners."""
+    stub = types.ModuleType("mpisgd.mpi")
+    stub.MPI = types.SimpleNamespace(Status=object, ANY_SOURCE=-1, ANY_TAG=-1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpisgd.mpi", stub)
+    for name in ("MPISGD_WAIT", "MPISGD_SSEND", "MPISGD_MESSAGES"):
+        monkeypatch.delenv(name, raising=False)
+    comm, spec = Comm(), importlib.util.spec_from_file_location("wire_without_mpi", WIRE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    wire = module.Wire(comm, polite=polite, tags=Tag)
+    comm.used.clear()
+    wire.announce(np.zeros(3), 0, Tag.PUSH)
+    wire.start_send(np.zeros(3), 0, Tag.GRADIENT)
+    wire.send(np.zeros(3), 0, Tag.PULL)
+    assert comm.used == ["Issend", "Isend", "Send"]
 
 
 def test_the_fake_wire_has_the_methods_of_the_real_one() -> None:
     """Read from its source: importing it would start MPI."""
-    source = (Path(mpisgd.__file__).parent / "wire.py").read_text()
-    wire = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == "Wire")
+    wire = next(node for node in ast.walk(ast.parse(WIRE.read_text())) if isinstance(node, ast.ClassDef) and node.name == "Wire")
     real = {node.name: [arg.arg for arg in node.args.args] for node in wire.body if isinstance(node, ast.FunctionDef)}
     ours: dict[str, Any] = {name: value for name, value in vars(FakeWire).items() if not name.startswith("_")}
     for name, function in ours.items():

@@ -34,25 +34,30 @@ def add(update: SliceUpdate, gradient: Any, weight: float = 1.0, samples: int = 
     update.accumulate(weight, samples)
 
 
+@pytest.mark.parametrize("cached_nbytes", [0, 10**9])
 @pytest.mark.parametrize(
-    ("options", "reference", "fused"),
+    ("options", "reference"),
     [
-        (SgdOptions(momentum=0.0), lambda p, **k: torch.optim.SGD(p, 0.1, **k), True),
-        (SgdOptions(momentum=0.9), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, **k), True),
-        (SgdOptions(0.9, True, 0.01), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, 0, 0.01, nesterov=True, **k), True),
-        (SgdOptions(0.0, weight_decay=0.01), lambda p, **k: torch.optim.SGD(p, 0.1, weight_decay=0.01, **k), True),
-        (AdagradOptions(0.01, 1e-8), lambda p, **k: torch.optim.Adagrad(p, 0.1, 0, 0.01, eps=1e-8, **k), True),
-        (AdamOptions(0.8, 0.99, 1e-6, 0.01), lambda p, **k: torch.optim.Adam(p, 0.1, (0.8, 0.99), 1e-6, 0.01, **k), True),
-        (RmspropOptions(0.8, 0.5, 0.1, 0.01), lambda p, **k: torch.optim.RMSprop(p, 0.1, 0.8, 0.1, 0.01, 0.5, **k), False),
+        (SgdOptions(momentum=0.0), lambda p, **k: torch.optim.SGD(p, 0.1, **k)),
+        (SgdOptions(momentum=0.9), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, **k)),
+        (SgdOptions(0.9, True, 0.01), lambda p, **k: torch.optim.SGD(p, 0.1, 0.9, 0, 0.01, nesterov=True, **k)),
+        (SgdOptions(0.0, weight_decay=0.01), lambda p, **k: torch.optim.SGD(p, 0.1, weight_decay=0.01, **k)),
+        (AdagradOptions(0.01, 1e-8), lambda p, **k: torch.optim.Adagrad(p, 0.1, 0, 0.01, eps=1e-8, **k)),
+        (AdamOptions(0.8, 0.99, 1e-6, 0.01), lambda p, **k: torch.optim.Adam(p, 0.1, (0.8, 0.99), 1e-6, 0.01, **k)),
+        (RmspropOptions(0.8, 0.5, 0.1, 0.01), lambda p, **k: torch.optim.RMSprop(p, 0.1, 0.8, 0.1, 0.01, 0.5, **k)),
     ],
 )
-def test_a_step_is_torchs(options: OptimizerOptions, reference: Callable[..., Any], fused: bool) -> None:
+def test_a_step_is_torchs(
+    options: OptimizerOptions, reference: Callable[..., Any], cached_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit with the kernel that is used, and near the textbook one; over updates of several weighted gradients."""
+    monkeypatch.setattr("mpisgd.optimizer.CACHED_NBYTES", cached_nbytes, raising=False)  # chooses between SGD's two kernels
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(SIZE, generator=generator)
     update = updater(start.clone(), options, learning_rate=0.1)
     same, textbook = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
-    optimisers = [reference([same], **({"fused": True} if fused else {})), reference([textbook], foreach=False)]
+    kernel = {"fused": True} if update._optimizer.param_groups[0].get("fused") else {"foreach": False}
+    optimisers = [reference([same], **kernel), reference([textbook], foreach=False)]
     for count in (1, 3, 2, 1, 4):
         gradients = torch.randn(count, SIZE, generator=generator)
         mean = torch.zeros(SIZE)
