@@ -60,6 +60,7 @@ class ShardChannel:
             Tag.SNAPSHOT_PULL: snapshot_pull_header(),
         }
         self._answer = answer_header()
+        self._under_way: list[Any] = []
         self._snapshot_answer = snapshot_answer_header()
 
     def now_s(self) -> float:
@@ -122,15 +123,18 @@ class ShardChannel:
             raise PeerError(f"rank {envelope.source} says it is learner {fields[0]}: it is not")
         return fields
 
-    def answer(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        """Send weights to learners whose pulls may be answered; returns when `weights` may be changed again."""
-        requests = []
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
         for learner_id in learner_ids:
             rank = self._roles.learner_ranks[learner_id]
             verdict = verdicts.get(learner_id, 0)
             self._wire.send(self._answer.fill(self._shard, clock, 0, verdict, weights.nbytes), rank, Tag.ANSWER)
-            requests.append(self._wire.start_send(weights, rank, Tag.WEIGHTS))
-        self._wire.finish(requests)
+            self._under_way.append(self._wire.start_send(weights, rank, Tag.WEIGHTS))
+
+    def finish_answers(self) -> None:
+        """Wait until the answers have left."""
+        self._wire.finish(self._under_way)
+        self._under_way.clear()
 
     def stop(self, learner_id: int, clock: int) -> None:
         """Answer a pull: there are no more weights, the run is over. An empty slice ends the receive that was posted."""

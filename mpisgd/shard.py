@@ -7,7 +7,7 @@ waits for another shard (law 2) and sends only to receives that are posted (law 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
@@ -64,6 +64,9 @@ class Shard:
         self._pulls: dict[int, int] = {}
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
+        self._check_later = nonfinite == "stop" and not update.cached
+        self._summed_learners: set[int] = set()
+        self._unchecked: set[int] = set()
         self._losses = 0.0
         self.updated_s = 0.0
 
@@ -122,6 +125,9 @@ class Shard:
         self._verdicts[push.learner_id] = verdict.kind
         self.log.push(push, self.clock, verdict, self.update.learning_rate)
         if verdict.kind is Kind.APPLY:
+            if self.update.gradients == 0:
+                self._check_sum()
+            self._summed_learners.add(push.learner_id)
             self.update.accumulate(verdict.weight, push.samples)
             self._losses += push.loss
             self.progress.staleness(self.clock - push.timestamp)
@@ -130,18 +136,29 @@ class Shard:
     def _judge(self, push: Push) -> Verdict:
         if self.finished:
             return LATE
-        if not (math.isfinite(push.loss) and self.update.scratch_is_finite()):
-            what = f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}"
+        if not (math.isfinite(push.loss) and (self._check_later or self.update.scratch_is_finite())):
             if self.nonfinite == "stop":
-                raise DivergenceError(
-                    f"{what}: not finite; lower alpha0 = {self.update.learning_rate:g}, or set nonfinite to drop or continue"
-                )
+                self._refuse(f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}")
             self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
             if self.nonfinite == "drop":
                 self.protocol.on_discard(push.learner_id, push.timestamp, self.clock)
                 return DROP_NONFINITE
             self.diverged = True
         return self.protocol.on_push(push.learner_id, push.timestamp, self.clock)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise DivergenceError(
+            f"{what}: not finite; lower alpha0 = {self.update.learning_rate:g}, or set nonfinite to drop or continue"
+        )
+
+    def _check_sum(self) -> None:
+        """Where a gradient that is not finite stops the run anyway, large sums are checked while the new weights are under way.
+
+        The pass over the bytes then costs nothing. Weights made from a bad sum reach only learners that are about to end.
+        """
+        if self._unchecked and not self.update.sum_is_finite():
+            self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {self.clock}")
+        self._unchecked.clear()
 
     # --------------------------------------------------------------------------------------------------------- updates
 
@@ -151,6 +168,9 @@ class Shard:
             epochs_before = self.update.epochs
             step = self.update.step()
             self.clock += 1
+            if self._check_later:
+                self._unchecked = set(self._summed_learners)
+            self._summed_learners.clear()
             self.protocol.on_update()
             self.updated_s = now_s = self.channel.now_s()
             mean_loss = self._losses / step.gradients if step.gradients else math.nan
@@ -159,6 +179,7 @@ class Shard:
             self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
             self.finished = self.update.samples >= self.budget_samples
             if self.finished:
+                self._check_sum()
                 self.log.event(Event.STOPPED, self.clock, now_s)
             elif self.snapshots.due(epochs_before, self.update.epochs):
                 self._take_snapshot()
@@ -182,7 +203,9 @@ class Shard:
         ]
         if ready:
             now_s = self.channel.now_s()
-            self.channel.answer(ready, self.update.served, self.clock, self._verdicts)
+            self.channel.start_answers(ready, self.update.served, self.clock, self._verdicts)
+            self._check_sum()
+            self.channel.finish_answers()
             for learner_id in ready:
                 del self._pulls[learner_id]
                 self.log.answered(learner_id, now_s)

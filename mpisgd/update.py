@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mpisgd.config import OptimizerOptions
 from mpisgd.flat import host_vector, host_view
-from mpisgd.optimizer import make_optimizer, stepper
+from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, stepper
 from mpisgd.schedule import Schedule
 
 PARKED_NBYTES = 2**30
@@ -68,6 +68,7 @@ class SliceUpdate:
         self._summed = host_view(self._sum)
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
+        self.cached = weights.nbytes <= CACHED_NBYTES
         self.gradients = 0
         self.samples = 0
         self._pending_samples = 0
@@ -101,15 +102,12 @@ class SliceUpdate:
         self.scratch = host_view(self._scratch)
 
     def scratch_is_finite(self) -> bool:
-        """Whether the received gradient has no NaN and no infinity.
+        """Whether the received gradient has no NaN and no infinity."""
+        return _is_finite(self.scratch)
 
-        The squared norm is ten times as fast as `isfinite` and finite for nearly all finite gradients (TRAPS 9).
-        """
-        with np.errstate(over="ignore"):
-            squared_norm = np.dot(self.scratch, self.scratch)
-        if math.isfinite(squared_norm):
-            return True
-        return bool(torch.isfinite(self._scratch).all())
+    def sum_is_finite(self) -> bool:
+        """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
+        return _is_finite(self._summed)
 
     def accumulate(self, weight: float, samples: int) -> None:
         """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
@@ -137,7 +135,7 @@ class SliceUpdate:
             self._step(self._sum, self.gradients)
             if self.averaged is not None:
                 self.averaged.lerp_(self.weights, 1.0 - self._averaging)
-        if self.gradients == 1:
+        if self.gradients == 1 and self.cached:
             self._swap()  # receive into the buffer that is still in the cache
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
@@ -147,3 +145,9 @@ class SliceUpdate:
     def _set_learning_rate(self) -> None:
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)
         self._optimizer.param_groups[0]["lr"] = self.learning_rate
+
+
+def _is_finite(vector: np.ndarray) -> bool:
+    """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())

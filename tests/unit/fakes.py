@@ -181,9 +181,12 @@ class ScriptedChannel:
                 return message
         raise Stuck(f"the shard waits for learner {learner_id}; there are only {self.waiting}")
 
-    def answer(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
         for learner_id in learner_ids:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
+
+    def finish_answers(self) -> None:
+        """Nothing is under way."""
 
     def stop(self, learner_id: int, clock: int) -> None:
         self.answers.append(("stop", learner_id, clock))
@@ -226,8 +229,8 @@ class Crew(ScriptedChannel):
                 self.waiting.append(Pull(who, self._next_clock(message.timestamp)))
         return message
 
-    def answer(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        super().answer(learner_ids, weights, clock, verdicts)
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+        super().start_answers(learner_ids, weights, clock, verdicts)
         for learner_id in learner_ids:
             seq = self._seq[learner_id]
             self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))

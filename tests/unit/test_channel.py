@@ -78,7 +78,8 @@ class Job:
                     channel.stop(message.learner_id, 99)
                 else:
                     weights = np.full(len(self.scratch[shard]), 10 * shard + clock, np.float32)
-                    channel.answer([message.learner_id], weights, clock, {})
+                    channel.start_answers([message.learner_id], weights, clock, {})
+                    channel.finish_answers()
                 return True
             return False
 
@@ -206,7 +207,8 @@ def test_one_answer_goes_to_many_and_is_sent_before_the_weights_change() -> None
         for array, tag in ((messages.answer_header().wire, Tag.ANSWER), (job.weights[rank - 1], Tag.WEIGHTS)):
             FakeWire(job.network, rank).post_receive(array, 0, tag)
     weights = np.arange(SIZE, dtype=np.float32)
-    job.shards[0].answer([0, 1], weights, 3, {})
+    job.shards[0].start_answers([0, 1], weights, 3, {})
+    job.shards[0].finish_answers()
     weights[:] = -1
     assert [own.tolist() for own in job.weights] == [list(range(SIZE))] * 2
 

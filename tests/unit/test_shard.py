@@ -183,6 +183,18 @@ def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss:
         serve(log, script, SoftsyncOptions(), 2)
 
 
+@pytest.mark.parametrize("after", [[*pulls(0)], [(push(1, 0, 1), 1.0)], []], ids=["pull", "push", "end"])
+def test_large_sums_are_checked_while_the_weights_are_under_way(
+    tmp_path: Path, after: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the next gradient is summed and before the run ends in order; whoever comes next, the run stops."""
+    monkeypatch.setattr("mpisgd.update.CACHED_NBYTES", 0)
+    script = [*pulls(0, 1), (push(0), 1.0), (push(1), math.nan), *after, *byes({0: 1, 1: 1})]
+    budget = 10**6 if after else 4
+    with pytest.raises(DivergenceError, match=r"sum of the gradients of learners \[0, 1\] that made clock 1: not finite"):
+        serve(tmp_path / "log.h5", script, SoftsyncOptions(), 2, budget=budget)
+
+
 def test_drop_leaves_it_out_and_counts_it_out(log: Path) -> None:
     script = [
         *pulls(*EVERYBODY), (push(0), 2.0), (push(1), math.nan), (push(2), 4.0), *pulls(*EVERYBODY, clock=1),
