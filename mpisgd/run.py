@@ -281,6 +281,7 @@ class Rank:
             vectors=1 if update.averaged is None else 2,
             size=end - start,
         )
+        file = self._table_file(schema.shard_file(shard), shard)
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         server = Shard(
             ShardChannel(wire, self.roles, shard),
@@ -290,13 +291,14 @@ class Rank:
             budget_samples=math.ceil(config.epochs * self.meta.train_samples),
             nonfinite=config.nonfinite,
             snapshots=snapshots,
-            log=ShardLog(self._table_file(schema.shard_file(shard), shard), shard),
+            log=ShardLog(file, shard),
             progress=progress,
         )
         wire.start_clock()
         try:
             server.serve()
         finally:
+            file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
             snapshots.close()
         diverged = server.diverged or not bool(torch.isfinite(update.weights).all())

@@ -172,6 +172,8 @@ def test_nan_in_mid_run_stops(tmp_path: Path) -> None:
     assert "learner 0, mini-batch 19" in done.text
     assert "rank 0 (shard 0) on" in done.text
     assert not (tmp_path / "results" / "run" / "DONE").exists()
+    pushes = Run(tmp_path / "results" / "run").pushes
+    assert {(0, 18), (1, 18)} <= {(int(row["learner_id"]), int(row["seq"])) for row in pushes}, "logged up to the failure"
 
 
 @pytest.mark.parametrize("protocol", [("hardsync",), ("backup",), ("softsync", "--protocol.n", "2")], ids=lambda p: p[0])
