@@ -187,7 +187,12 @@ class Rank:
         return f"cuda:{len(before) % torch.cuda.device_count()}"
 
     def _check(self) -> None:
-        """The first mini-batch: its loss must be finite, and its shapes fit the model."""
+        """The first mini-batch: its loss must be finite, and its shapes fit the model; stragglers must be learners."""
+        straggler, lambda_ = self.config.straggler, self.roles.lambda_
+        named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
+        for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
+            if learner_id >= lambda_:
+                raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {lambda_ - 1}")
         if self.role is not Role.LEARNER:
             return
         state = {name: buffer.clone() for name, buffer in self.model.module.named_buffers()}

@@ -21,6 +21,10 @@ from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog
 from mpisgd.update import SliceUpdate
 
+DROPS_IN_A_ROW = 20
+"""Where gradients that are not finite are dropped, and so many per learner were dropped without one that was not, the run has
+diverged: it would never end."""
+
 
 class Shard:
     """One shard of the parameter server.
@@ -67,6 +71,7 @@ class Shard:
         self._check_later = nonfinite == "stop" and not update.cached
         self._summed_learners: set[int] = set()
         self._unchecked: set[int] = set()
+        self._dropped_in_a_row = 0
         self._losses = 0.0
         self.updated_s = 0.0
 
@@ -141,9 +146,14 @@ class Shard:
                 self._refuse(f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}")
             self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
             if self.nonfinite == "drop":
+                self._dropped_in_a_row += 1
+                if self._dropped_in_a_row > DROPS_IN_A_ROW * len(self.received):
+                    self._refuse(f"the last {self._dropped_in_a_row} gradients, all dropped, up to mini-batch {push.seq}")
                 self.protocol.on_discard(push.learner_id, push.timestamp, self.clock)
                 return DROP_NONFINITE
             self.diverged = True
+        else:
+            self._dropped_in_a_row = 0
         return self.protocol.on_push(push.learner_id, push.timestamp, self.clock)
 
     def _refuse(self, what: str) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import fields
 from pathlib import Path
 
 import tyro
@@ -34,6 +35,7 @@ def parse(words: list[str], prog: str) -> tuple[Config, bool]:
     print_config = "--print-config" in words
     words = [word for word in words if word != "--print-config"]
     base, words = _choose_kinds(base, words)
+    _refuse_other_kinds(base, words)
     kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
     first = launched_rank() == 0
     with nullcontext() if first else redirect_stderr(io.StringIO()):  # console_outputs does not cover ill-typed values
@@ -47,6 +49,21 @@ def parse(words: list[str], prog: str) -> tuple[Config, bool]:
             console_outputs=first,
         )
     return config, print_config
+
+
+def _refuse_other_kinds(base: Config, words: list[str]) -> None:
+    """`--protocol.n` without `--protocol softsync`: say so, where tyro could only say that it knows no such option."""
+    for word in words:
+        component, dot, field = word.removeprefix("--").partition("=")[0].partition(".")
+        if not dot or component not in KINDS or not word.startswith("--"):
+            continue
+        field = field.replace("-", "_").removeprefix("no_")
+        having = [name for name, kind in KINDS[component].items() if field in {item.name for item in fields(kind)}]
+        present = kind_of(getattr(base, component))
+        if having and present not in having:
+            raise ConfigError(
+                f"{word}: {component} is {present!r}, which has no {field!r}; it belongs to --{component} {' or '.join(having)}"
+            )
 
 
 def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:

@@ -78,7 +78,12 @@ BAD_INPUT = {
     "N + b": (3, ["--protocol", "backup", "--protocol.N", "1", "--protocol.b", "2"], ["1 + 2 = 3", "lambda = 2"]),
     "b >= learners": (3, ["--protocol", "backup", "--protocol.b", "2"], ["protocol.b = 2", "2 - 2"]),
     "unknown option": (2, ["--epoch", "3"], ["--epoch", "--epochs"]),
-    "option of another protocol": (2, ["--protocol", "hardsync", "--protocol.n", "3"], ["--protocol.n"]),
+    "option of another protocol": (
+        2,
+        ["--protocol", "hardsync", "--protocol.n", "3"],
+        ["--protocol.n", "belongs to --protocol softsync"],
+    ),
+    "no such straggler": (2, ["--straggler.slowdown", "7", "2.0"], ["straggler.slowdown[7]", "expected 0 ... 0"]),
     "unknown protocol": (2, ["--protocol", "sofsync"], ["'sofsync'", "did you mean 'softsync'"]),
     "wrong type": (2, ["--mu", "many"], ["--mu", "many"]),
     "out of bounds": (2, ["--mu", "0"], ["mu = 0", ">= 1"]),
@@ -185,6 +190,12 @@ def test_nan_in_mid_run_is_dropped_and_logged(tmp_path: Path, protocol: tuple[st
     assert [(int(row["learner_id"]), int(row["seq"])) for row in dropped] == [(0, 19)]
     assert run.books()[0].balanced
     assert run.evaluations["error"][-1] < 0.5
+
+
+def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
+    done = train(3, tmp_path, "--alpha0", "1e30", "--nonfinite", "drop")
+    assert done.status != 0
+    assert "all dropped" in done.text
 
 
 def test_an_experiment_may_run_on_and_is_reported_as_diverged(tmp_path: Path) -> None:

@@ -34,13 +34,20 @@ RUNS["replacement-clip"] = (
 COMMON = {"epochs": 2, "mu": 8, "log": {"progress": "off"}}
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["send", "ssend"])
+SWITCHES = {
+    "send": {"MPISGD_SSEND": "0"},
+    "ssend": {"MPISGD_SSEND": "1"},
+    "blocking": {"MPISGD_SSEND": "0", "MPISGD_WAIT": "blocking"},
+}
+
+
+@pytest.fixture(scope="module", params=SWITCHES)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(f"ssend{request.param}")
+    directory = tmp_path_factory.mktemp(request.param)
     jobs = [
         {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
     ]
-    drive(directory, jobs, ranks=8, MPISGD_SSEND=request.param)
+    drive(directory, jobs, ranks=8, **SWITCHES[request.param])
     return directory
 
 
@@ -61,7 +68,9 @@ def test_laws(runs: Path, name: str) -> None:
     assert np.array_equal(pushes["staleness"], pushes["clock"] - pushes["timestamp"])
     for learner_id in range(run.lambda_):
         for shard in range(run.shards):
-            seqs = pushes["seq"][(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
+            rows = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
+            assert (rows["timestamp"][1:] >= rows["clock"][:-1]).all(), "a pull never overtakes the push before it"
+            seqs = rows["seq"]
             assert np.array_equal(seqs, np.arange(len(seqs))), "every mini-batch in order, none lost or doubled"
     final = run.evaluations[-1]
     assert final["error"] < 0.5, "it learns"

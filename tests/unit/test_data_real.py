@@ -93,9 +93,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
         for image, label in zip(split.inputs, split.targets, strict=True)
     }
     images, labels = load_digits(return_X_y=True)
-    assert ours == {
-        ((image / 16).astype(np.float32).tobytes(), int(label)) for image, label in zip(images, labels, strict=True)
-    }
+    assert ours == {((image / 16).astype(np.float32).tobytes(), int(label)) for image, label in zip(images, labels, strict=True)}
 
 
 @needs_digits
@@ -146,9 +144,7 @@ def test_synthetic_is_a_learnable_function_of_the_seed() -> None:
     assert (len(data.train), len(data.test), data.input_shape, data.classes) == (600, 100, (2, 4, 4), 3)
     assert torch.equal(data.train.inputs, same.train.inputs)
     difference = data.train.inputs - other.train.inputs
-    assert not torch.allclose(
-        difference[0], difference[3], atol=1e-3
-    )  # of one class: not the means alone differ, the noise too
+    assert not torch.allclose(difference[0], difference[3], atol=1e-3)  # of one class: not the means alone differ, the noise too
     assert not torch.equal(data.train.inputs[:100], data.test.inputs)
     assert counts(data.train.targets) == [200, 200, 200]
     model = models.make(SoftmaxOptions(), input_shape=data.input_shape, classes=data.classes, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,6 @@ def test_a_kind_that_the_file_has_keeps_the_files_options_and_another_starts_ane
     [
         ("--mus 4", "--mu INT"),
         ("--evaluation.bach 4", "--evaluation.batch INT"),
-        ("--protocol.n 4", "--protocol.n"),
         ("--mu four", "invalid literal for int() with base 10: 'four'"),
         ("--mu", "--mu"),
         ("--device gpu", "cuda"),
@@ -122,3 +122,16 @@ def test_print_config_round_trips_and_runs_nothing(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     assert train.main(words) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--protocol.n 4", "protocol is 'hardsync', which has no 'n'; it belongs to --protocol softsync"),
+        ("--protocol softsync --protocol.b=1", "protocol is 'softsync', which has no 'b'; it belongs to --protocol backup"),
+        ("--optimizer adam --optimizer.no-nesterov", "optimizer is 'adam', which has no 'nesterov'; it belongs to --optimizer sgd"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_with_the_kind_it_belongs_to(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configured(words)

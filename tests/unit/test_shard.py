@@ -183,6 +183,15 @@ def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss:
         serve(log, script, SoftsyncOptions(), 2)
 
 
+def test_a_run_that_drops_everything_ends(tmp_path: Path) -> None:
+    """Its samples would never reach the budget; one good gradient in between begins the count anew."""
+    bad = [item for seq in range(20) for item in ((push(0, 0, seq), math.nan), *pulls(0))]
+    good = [(push(0, 0, 20), 1.0), *pulls(0)]
+    again = [item for seq in range(21, 42) for item in ((push(0, 1, seq), math.nan), *pulls(0))]
+    with pytest.raises(DivergenceError, match="the last 21 gradients, all dropped, up to mini-batch 41"):
+        serve(tmp_path / "log.h5", [*bad, *good, *again], SoftsyncOptions(), 1, nonfinite="drop")
+
+
 @pytest.mark.parametrize("after", [[*pulls(0)], [(push(1, 0, 1), 1.0)], []], ids=["pull", "push", "end"])
 def test_large_sums_are_checked_while_the_weights_are_under_way(
     tmp_path: Path, after: list[Any], monkeypatch: pytest.MonkeyPatch
