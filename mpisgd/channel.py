@@ -14,6 +14,7 @@ snapshots in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -235,28 +236,29 @@ class LearnerChannel:
             wire.finish([sent])
         return self.now_ns() - start_ns
 
-    def pull(self, min_clock: int) -> Answers:
-        """Receive the weights of every shard, each of a clock of at least `min_clock`.
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] = lambda: None) -> Answers:
+        """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
 
         Where the protocol promises one clock over all shards, the lagging shards are asked again until all agree; a slower
         shard is never waited for by another shard (law 2).
         """
         start_ns = self.now_ns()
         shards = range(len(self._ranks))
-        stop, began_ns = self._ask(list(shards), [min_clock] * len(shards))
+        stop, began_ns = self._ask(list(shards), [min_clock] * len(shards), meanwhile)
         while self._consistent and not stop and len(set(self._clocks)) > 1:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
-            stop, _ = self._ask(lagging, [newest] * len(lagging))
+            stop, _ = self._ask(lagging, [newest] * len(lagging), lambda: None)
         return Answers(clocks=tuple(self._clocks), stop=stop, wait_ns=began_ns - start_ns, pull_ns=self.now_ns() - began_ns)
 
-    def _ask(self, shards: list[int], min_clocks: list[int]) -> tuple[bool, int]:
+    def _ask(self, shards: list[int], min_clocks: list[int], meanwhile: Callable[[], None]) -> tuple[bool, int]:
         """Pull from some shards: post all receives, ask all, then take the answers as they were posted."""
         wire = self._wire
         headers = [wire.post_receive(self._answers[shard].wire, self._ranks[shard], Tag.ANSWER) for shard in shards]
         slices = [wire.post_receive(self._weights[shard], self._ranks[shard], Tag.WEIGHTS) for shard in shards]
         for shard, min_clock in zip(shards, min_clocks, strict=True):
             wire.send(self._pull.fill(self._learner_id, min_clock), self._ranks[shard], Tag.PULL)
+        meanwhile()
         stop, began_ns = False, 0
         for shard, min_clock, header, weights in zip(shards, min_clocks, headers, slices, strict=True):
             wire.wait(header)

@@ -8,6 +8,8 @@ pullWeights     wait for the weights that the protocol asks for
 
 from __future__ import annotations
 
+import functools
+
 from mpisgd.channel import LearnerChannel
 from mpisgd.gradient import Gradient
 from mpisgd.protocols import Protocol
@@ -36,6 +38,10 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Gradient, delay
             push_ns=push_ns,
         )
         seq += 1
-        gradient.prepare(seq)
-        answers = channel.pull(min_clock=protocol.next_clock(min(answers.clocks)))
+        min_clock = protocol.next_clock(min(answers.clocks))
+        if protocol.consistent:  # the answer takes its time: prepare meanwhile
+            answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq))
+        else:  # the answer is immediate, and a learner that does not take it holds up the shard
+            gradient.prepare(seq)
+            answers = channel.pull(min_clock)
     channel.goodbye(finished=True)

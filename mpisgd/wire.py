@@ -26,7 +26,7 @@ from mpisgd.errors import PeerError
 from mpisgd.mpi import MPI
 
 _SPIN_S = 20e-6
-_YIELD_S = 200e-6
+_YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 
