@@ -12,8 +12,8 @@ from mpisgd.config import Config
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mpisgd.finish import Outcome
     from mpisgd.mpi import MPI
-    from mpisgd.run import Outcome
 
 
 def train(

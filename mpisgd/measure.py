@@ -26,6 +26,12 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, _BATCH_NORMS) and layer.track_running_stats]
 
 
+def batch_norm_policy(module: nn.Module, buffers: str) -> str:
+    """What the report says of batch normalisation in this model."""
+    layers = len(batch_norms(module))
+    return f"{buffers} ({layers} layers)" if layers else "no batch-norm layers"
+
+
 def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int) -> None:
     """Set batch-norm statistics to their plain mean over the first `batches` training mini-batches of `batch` samples."""
     layers = batch_norms(model.module)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import math
-import platform
-import subprocess
 import sys
 import typing
 from collections.abc import Callable
@@ -14,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from torch import nn
@@ -24,19 +19,20 @@ from mpisgd import data as datasets
 from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
 from mpisgd.config import Config, kind_of
 from mpisgd.data import DataSet, sampling
-from mpisgd.errors import ConfigError, ProtocolError
+from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
+from mpisgd.finish import Outcome, account, farewell, finish, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
 from mpisgd.imports import load_attribute
 from mpisgd.learner import learn
-from mpisgd.measure import Measure, batch_norms
+from mpisgd.measure import Measure, batch_norm_policy
 from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
+from mpisgd.provenance import provenance
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
-from mpisgd.records.reader import Books, Run
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role, Roles, assign
@@ -64,21 +60,6 @@ class Brought:
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a run, the same on every rank."""
-
-    path: Path
-    clocks: tuple[int, ...]
-    """Final clock of each shard."""
-    samples: tuple[int, ...]
-    """Samples applied by each shard."""
-    diverged: bool
-    """Something was not finite, or the last weights are no better than the initial ones."""
-    training_s: float
-    """From the start barrier to the last update of shard 0."""
 
 
 def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:
@@ -227,7 +208,6 @@ class Rank:
             raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
 
     def _environment(self) -> dict[str, Any]:
-        norms = len(batch_norms(self.model.module))
         return {
             "learners": self.roles.lambda_,
             "world_size": self.world.size,
@@ -236,23 +216,13 @@ class Rank:
             "hosts": list(self.world.hosts),
             "cores_per_node": self.world.cores,
             "threads": torch.get_num_threads(),
-            "versions": {
-                "mpisgd": __version__,
-                "python": platform.python_version(),
-                "torch": str(torch.__version__),
-                "numpy": np.__version__,
-                "h5py": h5py.__version__,
-                "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
-            },
-            "git_commit": _git_commit(),
-            "command_line": list(sys.argv),
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "parameters": self.model.size,
             "parameter_nbytes": 4 * self.model.size,
             "train_samples": self.meta.train_samples,
             "test_samples": self.meta.test_samples,
             "gradients_per_update": self.protocol.gradients_per_update,
-            "batch_norm_policy": f"{self.config.evaluation.buffers} ({norms} layers)" if norms else "no batch-norm layers",
+            "batch_norm_policy": batch_norm_policy(self.model.module, self.config.evaluation.buffers),
+            **provenance(),
         }
 
     # ------------------------------------------------------------------------------------------------------- the parts
@@ -263,9 +233,9 @@ class Rank:
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
         loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
-        account = loop(wire)
+        said = loop(wire)
         wire.meet()
-        return self._end(account)
+        return self._end(said)
 
     def _shard(self, wire: Wire) -> np.ndarray:
         config, shard = self.config, self.roles.index(self.rank)
@@ -307,7 +277,7 @@ class Rank:
             progress.close()
             snapshots.close()
         diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-        return np.array([server.clock, update.samples, diverged, server.updated_s * 1e9], np.int64)
+        return account(server.clock, update.samples, diverged, server.updated_s)
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -325,12 +295,12 @@ class Rank:
         learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id))
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
-        return np.zeros(4, np.int64)
+        return account()
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
         wire.start_clock()
         self._evaluate(wire)
-        return np.zeros(4, np.int64)
+        return account()
 
     def _evaluate(self, wire: Wire) -> None:
         config, options = self.config, self.config.evaluation
@@ -376,35 +346,14 @@ class Rank:
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def _end(self, account: np.ndarray) -> Outcome:
+    def _end(self, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
-        accounts = np.zeros((self.world.size, len(account)), np.int64)
-        self.comm.Allgather(account, accounts)
-        of_shards = accounts[list(self.roles.shard_ranks)]
-        outcome = Outcome(
-            path=self.path,
-            clocks=tuple(int(clock) for clock in of_shards[:, 0]),
-            samples=tuple(int(samples) for samples in of_shards[:, 1]),
-            diverged=bool(of_shards[:, 2].any()),
-            training_s=float(of_shards[0, 3]) * 1e-9,
-        )
+        accounts = np.zeros((self.world.size, len(said)), np.int64)
+        self.comm.Allgather(said, accounts)
+        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
         if self.rank == 0:
-            if self.config.log.enabled:
-                directory.join(self.path, self.config.shards)
-                log = Run(self.path)
-                check_books(log, outcome)
-                outcome = dataclasses.replace(outcome, diverged=outcome.diverged or learned_nothing(log))
-            directory.mark_done(
-                self.path,
-                {
-                    "clock": list(outcome.clocks),
-                    "samples": list(outcome.samples),
-                    "diverged": outcome.diverged,
-                    "seconds": outcome.training_s,
-                    "books_balanced": True,
-                },
-            )
-            self._say(self._farewell(outcome))
+            outcome = finish(outcome, logged=self.config.log.enabled)
+            self._say(farewell(outcome, logged=self.config.log.enabled))
         return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
 
     def _headline(self) -> str:
@@ -417,18 +366,6 @@ class Rank:
             f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
         )
 
-    def _farewell(self, outcome: Outcome) -> str:
-        ending = "diverged" if outcome.diverged else "finished"
-        rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
-        text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
-        if self.config.log.enabled:
-            log = Run(self.path)
-            last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
-            if len(last) and math.isfinite(last["error"][-1]):
-                text += f", test error {100 * last['error'][-1]:.2f} %"
-            text += f"; see: mpisgd report {self.path}"
-        return text
-
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
@@ -439,38 +376,3 @@ def _own(part: torch.Tensor) -> torch.Tensor:
     vector = host_vector(part.numel())
     vector.copy_(part)
     return vector
-
-
-def learned_nothing(log: Run) -> bool:
-    """Whether the last weights, after at least one epoch, have a test loss no better (by 1 %) than the initial ones."""
-    rows = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
-    if len(rows) < 2 or rows["epochs"][-1] < 1:
-        return False
-    return not rows["loss"][-1] < 0.99 * rows["loss"][0]
-
-
-def check_books(log: Run, outcome: Outcome) -> None:
-    """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
-    for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
-        updates = log.updates[log.updates["shard"] == books.shard]
-        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock:
-            raise ProtocolError(
-                f"the books of shard {books.shard} do not balance: {_sum(books)};"
-                f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
-            )
-
-
-def _sum(books: Books) -> str:
-    return (
-        f"pushed {books.pushed} = applied {books.applied} + dropped {books.dropped}"
-        f" + rejected {books.rejected} + in flight {books.in_flight}"
-    )
-
-
-def _git_commit() -> str:
-    """The commit of the user's working directory, or "" outside of one."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

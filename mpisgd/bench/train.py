@@ -26,12 +26,13 @@ from mpisgd import models
 from mpisgd.bench.machine import spread
 from mpisgd.config import Cifar10FullOptions, Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SyntheticOptions
 from mpisgd.data import load, sampling
+from mpisgd.finish import Outcome
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
 from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
-from mpisgd.run import Outcome, run
+from mpisgd.run import run
 from mpisgd.wire import Wire
 
 LEARNERS = 2

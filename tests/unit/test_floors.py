@@ -26,7 +26,7 @@ FLOORS = {
             "protocols optimizer update gradient measure straggler",
             "messages channel wire mpi world survey launch guard records virtual",
             "shard learner evaluator analysis",
-            "run api cli __main__ doctor bench demo",
+            "run finish provenance api cli __main__ doctor bench demo",
         ]
     )
     for name in names.split()

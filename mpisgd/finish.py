@@ -1,0 +1,106 @@
+"""The end of a run, on rank 0: join the logs, check the books, say DONE (DESIGN 4, laws 4 and 8; DESIGN 6)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd.errors import ProtocolError
+from mpisgd.records import directory
+from mpisgd.records.reader import Books, Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run, the same on every rank."""
+
+    path: Path
+    clocks: tuple[int, ...]
+    """Final clock of each shard."""
+    samples: tuple[int, ...]
+    """Samples applied by each shard."""
+    diverged: bool
+    """Something was not finite, or the last weights are no better than the initial ones."""
+    training_s: float
+    """From the start barrier to the last update of shard 0."""
+
+
+def account(clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0) -> np.ndarray:
+    """What one rank has to say at the end, int64 (4,); learners and the evaluator have nothing."""
+    return np.array([clock, samples, diverged, training_s * 1e9], np.int64)
+
+
+def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
+    """The outcome from the accounts of all shards, int64 (shards, 4)."""
+    return Outcome(
+        path=path,
+        clocks=tuple(int(clock) for clock in accounts[:, 0]),
+        samples=tuple(int(samples) for samples in accounts[:, 1]),
+        diverged=bool(accounts[:, 2].any()),
+        training_s=float(accounts[0, 3]) * 1e-9,
+    )
+
+
+def finish(outcome: Outcome, *, logged: bool) -> Outcome:
+    """Join the logs, check the books, mark the run DONE; the outcome, with what only the log can tell.
+
+    Raises ProtocolError where the books do not balance, DataError where a log file is missing.
+    """
+    if logged:
+        log = Run(outcome.path)
+        directory.join(outcome.path, log.shards)
+        check_books(log, outcome)
+        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or learned_nothing(log))
+    contents = {
+        "clock": list(outcome.clocks),
+        "samples": list(outcome.samples),
+        "diverged": outcome.diverged,
+        "seconds": outcome.training_s,
+        "books_balanced": True,
+    }
+    directory.mark_done(outcome.path, contents)
+    return outcome
+
+
+def learned_nothing(log: Run) -> bool:
+    """Whether the last weights, after at least one epoch, have a test loss no better (by 1 %) than the initial ones."""
+    rows = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
+    if len(rows) < 2 or rows["epochs"][-1] < 1:
+        return False
+    return not rows["loss"][-1] < 0.99 * rows["loss"][0]
+
+
+def check_books(log: Run, outcome: Outcome) -> None:
+    """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
+    for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
+        updates = log.updates[log.updates["shard"] == books.shard]
+        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock:
+            raise ProtocolError(
+                f"the books of shard {books.shard} do not balance: {_sum(books)};"
+                f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
+            )
+
+
+def _sum(books: Books) -> str:
+    return (
+        f"pushed {books.pushed} = applied {books.applied} + dropped {books.dropped}"
+        f" + rejected {books.rejected} + in flight {books.in_flight}"
+    )
+
+
+def farewell(outcome: Outcome, *, logged: bool) -> str:
+    """The last line that a run prints."""
+    ending = "diverged" if outcome.diverged else "finished"
+    rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
+    text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
+    if not logged:
+        return text
+    log = Run(outcome.path)
+    last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
+    if len(last) and math.isfinite(last["error"][-1]):
+        text += f", test error {100 * last['error'][-1]:.2f} %"
+    return f"{text}; see: mpisgd report {outcome.path}"
