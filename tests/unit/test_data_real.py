@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -21,17 +20,9 @@ from mpisgd.config import Cifar10FullOptions, Cifar10Options, DigitsOptions, Mni
 from mpisgd.data import DataSet, digits, load
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.errors import ConfigError, DataError
+from tests.staged import staged
 
 needs_digits = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn carries the digits")
-
-
-def staged(file: str) -> str:
-    """The data directory that holds `file`; skips the test where there is none."""
-    beside = Path(__file__).resolve().parents[3].glob("*/data")
-    for folder in [Path(os.environ["MPISGD_DATA"])] if "MPISGD_DATA" in os.environ else sorted(beside):
-        if (folder / file).exists():
-            return str(folder)
-    pytest.skip(f"{file} is not staged: name the data directory by MPISGD_DATA")
 
 
 @pytest.fixture
