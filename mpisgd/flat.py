@@ -8,6 +8,7 @@ elements of a convolution's weight lie there in the order (out, height, width, i
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Literal
 
 import numpy as np
@@ -96,3 +97,9 @@ def host_vector(size: int) -> Tensor:
     between processes then takes up to twice as long.
     """
     return torch.from_numpy(np.zeros(size, np.float32))
+
+
+def is_finite(vector: np.ndarray) -> bool:
+    """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from mpisgd.data import Split
 from mpisgd.data.sampling import Sampling, dropout_seed
-from mpisgd.flat import FlatModel, host_view
+from mpisgd.flat import FlatModel, host_view, is_finite
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -23,6 +24,8 @@ class Gradient:
 
     Args:
         clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
+        tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
+            own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Gradient:
         seed: int,
         learner_id: int,
         clip_norm: float = 0.0,
+        tell_nonfinite: bool = False,
     ) -> None:
         self._model = model
         self._loss = loss
@@ -43,6 +47,7 @@ class Gradient:
         self._seed = seed
         self._learner_id = learner_id
         self._clip_norm = clip_norm
+        self._tell_nonfinite = tell_nonfinite
         self._on_host = model.weights.device.type == "cpu"
         self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
         self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
@@ -91,4 +96,6 @@ class Gradient:
             model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
         if not self._on_host:
             self._gradients.copy_(model.gradients)
+        if self._tell_nonfinite and not is_finite(self.host_gradients):
+            return math.nan
         return loss.item()

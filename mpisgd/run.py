@@ -337,6 +337,7 @@ class Rank:
             seed=self.config.seed,
             learner_id=self.roles.index(self.rank),
             clip_norm=self.config.clip_norm,
+            tell_nonfinite=self.config.nonfinite == "drop",
         )
 
     def _table_file(self, name: str, shard: int) -> TableFile:

@@ -41,6 +41,16 @@ class Failing(nn.Module):
             raise RuntimeError("the user's own mistake")
         return self.inner(x)
 
+def partly_nan():
+    """In the 20th backward pass of learner 0 (rank 2) the last bias alone, and so one shard's slice, gets NaN."""
+    module, calls = model(), [0]
+    def spoil(gradient):
+        calls[0] += 1
+        from mpisgd.mpi import MPI
+        return gradient * float("nan") if calls[0] == 20 and MPI.COMM_WORLD.rank == 2 else gradient
+    module[1].bias.register_hook(spoil)
+    return module
+
 def infinite_loss(output, target):
     return nn.functional.cross_entropy(output, target) * float("inf")
 
@@ -190,6 +200,18 @@ def test_nan_in_mid_run_is_dropped_and_logged(tmp_path: Path, protocol: tuple[st
     assert [(int(row["learner_id"]), int(row["seq"])) for row in dropped] == [(0, 19)]
     assert run.books()[0].balanced
     assert run.evaluations["error"][-1] < 0.5
+
+
+@pytest.mark.parametrize("protocol", ["hardsync", "backup", "softsync"])
+def test_all_shards_drop_what_is_bad_in_one_slice(tmp_path: Path, protocol: str) -> None:
+    words = ("--model", "user:partly_nan", "--nonfinite", "drop", "--shards", "2", "--protocol", protocol)
+    done = train(5, tmp_path, *words)
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "results" / "run")
+    dropped = run.pushes[np.isnan(run.pushes["loss"])]
+    assert sorted(zip(dropped["shard"], dropped["learner_id"], dropped["seq"], strict=True)) == [(0, 0, 19), (1, 0, 19)]
+    assert (dropped["verdict"] == Verdict.DROP).all()
+    assert len(set(run.summaries["samples"])) == 1
 
 
 def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
