@@ -6,6 +6,7 @@ import faulthandler
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
 T = TypeVar("T")
+
+FORWARD_S = 0.5
+"""Seconds for the launcher to pass on a rank's last lines before it is told to end the job: MPICH's drops what it has not read."""
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "MV2_COMM_WORLD_SIZE")
@@ -88,15 +92,11 @@ def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
     except AgreedError:
         raise
     except BaseException as error:
-        if not isinstance(error, MpisgdError):
-            traceback.print_exc()
-        kind = type(error).__name__
-        print(
-            f"\nmpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, the job is ended\n{kind}: {error}",
-            file=sys.stderr,
-            flush=True,
-        )
+        where = "" if isinstance(error, MpisgdError) else traceback.format_exc()
+        text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, the job is ended"
         sys.stdout.flush()
+        print(f"{where}\n{text}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # in one write
+        time.sleep(FORWARD_S)
         comm.Abort(error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED)
         raise
     finally:
