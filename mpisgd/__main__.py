@@ -13,8 +13,12 @@ from mpisgd.guard import launched_rank, launched_size
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
     "train": "train a model; start it by mpirun",
+    "simulate": "the same training on a virtual cluster, in virtual time",
     "report": "tables and figures of one run",
     "compare": "several runs side by side",
+    "timeline": "who computed, waited, sent and received when: a Chrome trace",
+    "replay": "recompute a run serially from its log, and compare bit for bit",
+    "plan": "from runs: which protocol, N, b or n, and how many shards",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",
     "demo": "three small runs that show what staleness does",

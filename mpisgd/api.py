@@ -48,6 +48,7 @@ def train(
     elif not isinstance(config, Config):
         config = config_file.read(config)
     from mpisgd.mpi import MPI
-    from mpisgd.run import Brought, run
+    from mpisgd.parts import Brought
+    from mpisgd.run import run
 
     return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data))

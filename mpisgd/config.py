@@ -13,21 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mpisgd.checks import at_least, require
+from mpisgd.config_virtual import (
+    COMPUTE,
+    ComputeOptions,
+    ConstantComputeOptions,
+    FailureOptions,
+    NetworkOptions,
+    ServiceOptions,
+    VirtualOptions,
+)
 from mpisgd.errors import ConfigError, nearest
-
-
-def _require(ok: bool, what: str, value: object, expected: str) -> None:
-    if not ok:
-        raise ConfigError(f"{what} = {value!r}: expected {expected}")
-
-
-def _at_least(options: object, prefix: str, **least: float) -> None:
-    """Refuse numbers below their least value, and those that are not finite."""
-    for name, bound in least.items():
-        value = getattr(options, name)
-        if value is not None:
-            _require(math.isfinite(value) and value >= bound, f"{prefix}{name}", value, f"a finite number >= {bound}")
-
 
 # ---------------------------------------------------------------------------------------------------------- protocols
 
@@ -47,7 +43,7 @@ class SoftsyncOptions:
     """Weight of one gradient of staleness tau: inverse = 1/tau (1 at tau = 0) [Zhang16 eq. 3]; none = 1."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "protocol.", n=1)
+        at_least(self, "protocol.", n=1)
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class BackupOptions:
     """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "protocol.", N=1, b=0)
+        at_least(self, "protocol.", N=1, b=0)
 
 
 ProtocolOptions = HardsyncOptions | SoftsyncOptions | BackupOptions
@@ -85,7 +81,7 @@ class MlpOptions:
     """Batch normalisation after each hidden layer."""
 
     def __post_init__(self) -> None:
-        _require(all(units >= 1 for units in self.hidden), "model.hidden", self.hidden, "positive numbers of units")
+        require(all(units >= 1 for units in self.hidden), "model.hidden", self.hidden, "positive numbers of units")
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class SmallCnnOptions:
     """Output channels of the two convolutions."""
 
     def __post_init__(self) -> None:
-        _require(all(channels >= 1 for channels in self.channels), "model.channels", self.channels, "positive numbers")
+        require(all(channels >= 1 for channels in self.channels), "model.channels", self.channels, "positive numbers")
 
 
 @dataclass(frozen=True)
@@ -205,8 +201,8 @@ class SyntheticOptions:
     """Test samples."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "data.", classes=2, samples=1, test_samples=0)
-        _require(all(size >= 1 for size in self.shape), "data.shape", self.shape, "positive sizes")
+        at_least(self, "data.", classes=2, samples=1, test_samples=0)
+        require(all(size >= 1 for size in self.shape), "data.shape", self.shape, "positive sizes")
 
 
 @dataclass(frozen=True)
@@ -248,8 +244,8 @@ class SgdOptions:
     """L2 penalty added to the gradient."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "optimizer.", momentum=0, weight_decay=0)
-        _require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
+        at_least(self, "optimizer.", momentum=0, weight_decay=0)
+        require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
 
 
 @dataclass(frozen=True)
@@ -262,7 +258,7 @@ class AdagradOptions:
     """Term added to the denominator."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "optimizer.", weight_decay=0, eps=0)
+        at_least(self, "optimizer.", weight_decay=0, eps=0)
 
 
 @dataclass(frozen=True)
@@ -279,8 +275,8 @@ class RmspropOptions:
     """L2 penalty added to the gradient."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
-        _require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
+        at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
+        require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
 
 
 @dataclass(frozen=True)
@@ -297,9 +293,9 @@ class AdamOptions:
     """L2 penalty added to the gradient."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
-        _require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
-        _require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+        at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
+        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
+        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
 
 
 OptimizerOptions = SgdOptions | AdagradOptions | RmspropOptions | AdamOptions
@@ -322,7 +318,7 @@ class ConstantOptions:
     """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "schedule.", warmup_epochs=0)
+        at_least(self, "schedule.", warmup_epochs=0)
 
 
 @dataclass(frozen=True)
@@ -337,7 +333,7 @@ class StepOptions:
     """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "schedule.", factor=0, warmup_epochs=0)
+        at_least(self, "schedule.", factor=0, warmup_epochs=0)
 
 
 @dataclass(frozen=True)
@@ -352,7 +348,7 @@ class ExponentialOptions:
     """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
+        at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
 
 
 @dataclass(frozen=True)
@@ -365,7 +361,7 @@ class LinearOptions:
     """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "schedule.", end=0, warmup_epochs=0)
+        at_least(self, "schedule.", end=0, warmup_epochs=0)
 
 
 ScheduleOptions = ConstantOptions | StepOptions | ExponentialOptions | LinearOptions
@@ -402,16 +398,16 @@ class StragglerOptions:
     """Length of a pause, in seconds."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
-        _require(self.delay_probability <= 1, "straggler.delay_probability", self.delay_probability, "at most 1")
-        _require(
+        at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
+        require(self.delay_probability <= 1, "straggler.delay_probability", self.delay_probability, "at most 1")
+        require(
             self.delay != "pareto" or self.delay_spread > 1,
             "straggler.delay_spread",
             self.delay_spread,
             "a shape above 1 for pareto (its mean is infinite at 1)",
         )
         for learner_id, factor in self.slowdown.items():
-            _require(factor >= 1 and math.isfinite(factor), f"straggler.slowdown[{learner_id}]", factor, "a factor >= 1")
+            require(factor >= 1 and math.isfinite(factor), f"straggler.slowdown[{learner_id}]", factor, "a factor >= 1")
 
     @property
     def active(self) -> bool:
@@ -435,7 +431,7 @@ class EvaluationOptions:
     """Training mini-batches of `batch` samples used to recalibrate."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)
+        at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)
 
 
 @dataclass(frozen=True)
@@ -454,7 +450,7 @@ class LogOptions:
     """Seconds between plain lines."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
+        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
 
 
 # ----------------------------------------------------------------------------------------------------------- the whole
@@ -480,6 +476,16 @@ class Config:
     """Evaluation of snapshots."""
     log: LogOptions = field(default_factory=LogOptions)
     """Run log and progress."""
+    virtual: VirtualOptions = field(default_factory=VirtualOptions)
+    """simulate: the virtual cluster."""
+    compute: ComputeOptions = field(default_factory=ConstantComputeOptions)
+    """simulate: seconds per mini-batch."""
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    """simulate: latency, bandwidth and contention."""
+    service: ServiceOptions = field(default_factory=ServiceOptions)
+    """simulate: what a shard's own work costs."""
+    failures: FailureOptions = field(default_factory=FailureOptions)
+    """simulate: learners that fail."""
 
     shards: int = 1
     """Parameter-server ranks S; each owns one contiguous slice of the flat parameter vector [Zhang16 2.3]."""
@@ -521,11 +527,11 @@ class Config:
     """torch threads per rank; 0 = cores of the node / ranks on it, at least 1."""
 
     def __post_init__(self) -> None:
-        _at_least(self, "", shards=1, seed=0, epochs=0, mu=1, alpha0=0, averaging=0, clip_norm=0, threads=0)
-        _require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
-        _require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
-        _require(bool(self.out), "out", self.out, "the path of a directory")
-        _require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
+        at_least(self, "", shards=1, seed=0, epochs=0, mu=1, alpha0=0, averaging=0, clip_norm=0, threads=0)
+        require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
+        require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
+        require(bool(self.out), "out", self.out, "the path of a directory")
+        require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
 
 
 #: The components that come in kinds, and the kinds of each.
@@ -535,6 +541,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     "data": DATA,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
+    "compute": COMPUTE,
 }
 
 

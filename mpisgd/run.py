@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from mpisgd import __version__, config_file, models, protocols, schedule
-from mpisgd import data as datasets
+from mpisgd import __version__, config_file, parts, protocols
 from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
 from mpisgd.config import Config, kind_of
-from mpisgd.data import DataSet, sampling
+from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
-from mpisgd.imports import load_attribute
 from mpisgd.learner import learn
-from mpisgd.measure import Measure, batch_norm_policy
+from mpisgd.measure import batch_norm_policy
 from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
+from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.provenance import provenance
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
@@ -38,31 +33,11 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role, Roles, assign
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
-from mpisgd.update import SliceUpdate
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
 
-@dataclass(frozen=True)
-class Meta:
-    """What ranks without the data must know of it."""
-
-    train_samples: int
-    test_samples: int
-    input_shape: tuple[int, ...]
-    classes: int
-
-
-@dataclass(frozen=True)
-class Brought:
-    """What the user brings as Python objects, instead of by name in the configuration."""
-
-    model: Callable[[], nn.Module] | None = None
-    loss: Loss | None = None
-    data: Any = None
-
-
-def run(config: Config, comm: MPI.Intracomm, brought: Brought = Brought()) -> Outcome:
+def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT) -> Outcome:
     """Run one rank of a job to its end; every rank of `comm` calls this.
 
     Raises:
@@ -91,13 +66,11 @@ class Rank:
         torch.set_num_threads(config.threads or self.world.threads)
         self.data: DataSet | None = agree(comm, self._load_data)
         self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
-        self.loss: Loss = agree(comm, self._load_loss)
+        self.loss: Loss = agree(comm, lambda: parts.load_loss(config, brought))
         self.model: FlatModel = agree(comm, self._build_model)
         self.bounds = agree(comm, lambda: slice_bounds(self.model.size, config.shards))
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
-        self.sampling = sampling.make(
-            config.sampling, size=self.meta.train_samples, mu=config.mu, lambda_=self.roles.lambda_, seed=config.seed
-        )
+        self.sampling = parts.make_sampling(config, self.meta, self.roles.lambda_)
         agree(comm, self._check)
         self.path = Path(config.out)
         agree(comm, self._claim)
@@ -116,48 +89,15 @@ class Rank:
         )
 
     def _load_data(self) -> DataSet | None:
-        if not self.computes:
-            return None
-        config = self.config
-        if self.brought.data is not None:
-            data = datasets.as_dataset(self.brought.data, "data")
-        else:
-            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
-        if len(data.train) == 0:
-            raise ConfigError(f"data {data.name}: it has no training samples")
-        return data
+        return parts.load_data(self.config, self.brought) if self.computes else None
 
     def _meta(self) -> Meta | None:
-        data = self.data
-        if data is None or self.rank != self.roles.learner_ranks[0]:
-            return None
-        return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
-
-    def _load_loss(self) -> Loss:
-        if self.brought.loss is not None:
-            return self.brought.loss
-        name = self.config.loss
-        if ":" in name:
-            loss: Loss = load_attribute(name, "loss")
-            return loss
-        try:
-            builtin: Loss = getattr(torch.nn.functional, name)
-        except AttributeError as error:
-            raise ConfigError(f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable") from error
-        return builtin
+        return parts.meta_of(self.data) if self.data is not None and self.rank == self.roles.learner_ranks[0] else None
 
     def _build_model(self) -> FlatModel:
-        config = self.config
-        if config.device == "cuda" and not torch.cuda.is_available():
+        if self.config.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("device = 'cuda': torch finds no CUDA device on this rank")
-        factory = self.brought.model
-        meta = self.meta
-        if factory is not None:
-            module = models.from_factory(factory, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
-        else:
-            module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
-        device = self._device() if self.computes else "cpu"
-        return FlatModel(module, config.memory_format, device)
+        return parts.build_model(self.config, self.meta, self.brought, self._device() if self.computes else "cpu")
 
     def _device(self) -> str:
         if self.config.device == "cpu":
@@ -168,29 +108,9 @@ class Rank:
         return f"cuda:{len(before) % torch.cuda.device_count()}"
 
     def _check(self) -> None:
-        """The first mini-batch: its loss must be finite, and its shapes fit the model; stragglers must be learners."""
-        straggler, lambda_ = self.config.straggler, self.roles.lambda_
-        named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
-        for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
-            if learner_id >= lambda_:
-                raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {lambda_ - 1}")
-        if self.role is not Role.LEARNER:
-            return
-        state = {name: buffer.clone() for name, buffer in self.model.module.named_buffers()}
-        try:
-            with torch.no_grad():
-                loss = self._gradient().forward(0)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ConfigError(
-                f"the model fails at the first mini-batch, inputs of shape {(self.config.mu, *self.meta.input_shape)}:"
-                f" {type(error).__name__}: {error}"
-            ) from error
-        if loss.numel() != 1:
-            raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
-        if not math.isfinite(loss.item()):
-            raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
-        for name, buffer in self.model.module.named_buffers():
-            buffer.copy_(state[name])
+        parts.check_stragglers(self.config, self.roles.lambda_)
+        if self.role is Role.LEARNER:
+            parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 
     def _claim(self) -> None:
         """Rank 0 makes the directory; then every rank sees that it is there."""
@@ -240,14 +160,11 @@ class Rank:
     def _shard(self, wire: Wire) -> np.ndarray:
         config, shard = self.config, self.roles.index(self.rank)
         start, end = self.bounds[shard]
-        scaling = self.protocol.gradients_per_update if config.linear_scaling else 1
-        update = SliceUpdate(
-            _own(self.model.weights[start:end]),
-            config.optimizer,
-            learning_rate=config.alpha0 * scaling,
-            schedule=schedule.make(config.schedule, config.epochs),
+        update = parts.make_update(
+            config,
+            self.model.weights[start:end],
+            gradients_per_update=self.protocol.gradients_per_update,
             train_samples=self.meta.train_samples,
-            averaging=config.averaging,
         )
         del self.model
         snapshots = Snapshots(
@@ -263,7 +180,7 @@ class Rank:
             self.protocol,
             update,
             lambda_=self.roles.lambda_,
-            budget_samples=math.ceil(config.epochs * self.meta.train_samples),
+            budget_samples=parts.budget_samples(config, self.meta.train_samples),
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),
@@ -313,15 +230,7 @@ class Rank:
             averaged=host_view(pulled[1]) if config.averaging > 0 else None,
             bounds=self.bounds,
         )
-        measure = Measure(
-            self.model,
-            self.loss,
-            train=self.data.train,
-            test=self.data.test,
-            batch=options.batch,
-            buffers=options.buffers,
-            recalibrate_batches=options.recalibrate_batches,
-        )
+        measure = parts.make_measure(config, self.model, self.loss, self.data)
         log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
         evaluator = Evaluator(channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples)
         evaluator.evaluate_all(self.path / schema.WEIGHTS)
@@ -329,16 +238,7 @@ class Rank:
 
     def _gradient(self) -> Gradient:
         assert self.data is not None
-        return Gradient(
-            self.model,
-            self.loss,
-            self.data.train,
-            self.sampling,
-            seed=self.config.seed,
-            learner_id=self.roles.index(self.rank),
-            clip_norm=self.config.clip_norm,
-            tell_nonfinite=self.config.nonfinite == "drop",
-        )
+        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, self.roles.index(self.rank))
 
     def _table_file(self, name: str, shard: int) -> TableFile:
         log = self.config.log
@@ -370,10 +270,3 @@ class Rank:
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
-
-
-def _own(part: torch.Tensor) -> torch.Tensor:
-    """A copy of a slice in memory of its own."""
-    vector = host_vector(part.numel())
-    vector.copy_(part)
-    return vector

@@ -21,12 +21,12 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config errors config_file __version__",
+            "config config_virtual checks errors config_file __version__",
             "flat roles models data schedule streams imports",
             "protocols optimizer update gradient measure straggler",
             "messages channel wire mpi world survey launch guard records virtual",
             "shard learner evaluator analysis",
-            "run finish provenance api cli __main__ doctor bench demo",
+            "run parts simulate replay plan finish provenance api cli __main__ doctor bench demo",
         ]
     )
     for name in names.split()

@@ -1,0 +1,165 @@
+"""The parts of a job, made from its configuration: what a real rank, a virtual cluster and a replay build alike.
+
+Nothing here knows ranks. Where `Brought` holds an object, it stands for what the configuration would name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd import data as datasets
+from mpisgd import models, schedule
+from mpisgd.config import Config
+from mpisgd.data import DataSet, sampling
+from mpisgd.data.sampling import Sampling
+from mpisgd.errors import ConfigError
+from mpisgd.flat import FlatModel, host_vector
+from mpisgd.gradient import Gradient, Loss
+from mpisgd.imports import load_attribute
+from mpisgd.measure import Measure
+from mpisgd.update import SliceUpdate
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What the user brings as Python objects, instead of by name in the configuration."""
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Loss | None = None
+    data: Any = None
+
+
+NOTHING_BROUGHT = Brought()
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What those without the data must know of it."""
+
+    train_samples: int
+    test_samples: int
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+def load_data(config: Config, brought: Brought) -> DataSet:
+    """Raises ConfigError, DataError."""
+    if brought.data is not None:
+        data = datasets.as_dataset(brought.data, "data")
+    else:
+        data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
+    if len(data.train) == 0:
+        raise ConfigError(f"data {data.name}: it has no training samples")
+    return data
+
+
+def meta_of(data: DataSet) -> Meta:
+    return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
+
+
+def load_loss(config: Config, brought: Brought) -> Loss:
+    """Raises ConfigError where there is no such function."""
+    if brought.loss is not None:
+        return brought.loss
+    name = config.loss
+    if ":" in name:
+        loss: Loss = load_attribute(name, "loss")
+        return loss
+    try:
+        builtin: Loss = getattr(torch.nn.functional, name)
+    except AttributeError as error:
+        raise ConfigError(f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable") from error
+    return builtin
+
+
+def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu") -> FlatModel:
+    """The network with its initial weights. Raises ConfigError where it does not fit the data."""
+    if brought.model is not None:
+        module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+    else:
+        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+    return FlatModel(module, config.memory_format, device)
+
+
+def make_sampling(config: Config, meta: Meta, lambda_: int) -> Sampling:
+    return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=lambda_, seed=config.seed)
+
+
+def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int) -> Gradient:
+    """What one learner computes."""
+    return Gradient(
+        model,
+        loss,
+        data.train,
+        sampling,
+        seed=config.seed,
+        learner_id=learner_id,
+        clip_norm=config.clip_norm,
+        tell_nonfinite=config.nonfinite == "drop",
+    )
+
+
+def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, train_samples: int) -> SliceUpdate:
+    """The update of one slice, from initial `weights`, (slice,) float32, which are copied."""
+    own = host_vector(weights.numel())
+    own.copy_(weights)
+    return SliceUpdate(
+        own,
+        config.optimizer,
+        learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
+        schedule=schedule.make(config.schedule, config.epochs),
+        train_samples=train_samples,
+        averaging=config.averaging,
+    )
+
+
+def budget_samples(config: Config, train_samples: int) -> int:
+    """Applied samples at which a run is over."""
+    return math.ceil(config.epochs * train_samples)
+
+
+def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:
+    options = config.evaluation
+    return Measure(
+        model,
+        loss,
+        train=data.train,
+        test=data.test,
+        batch=options.batch,
+        buffers=options.buffers,
+        recalibrate_batches=options.recalibrate_batches,
+    )
+
+
+def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> None:
+    """The first mini-batch: its shapes must fit the model, and its loss be finite. Raises ConfigError."""
+    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    try:
+        with torch.no_grad():
+            loss = gradient.forward(0)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"the model fails at the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+    if loss.numel() != 1:
+        raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
+    if not math.isfinite(loss.item()):
+        raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
+    for name, buffer in model.module.named_buffers():
+        buffer.copy_(state[name])
+
+
+def check_stragglers(config: Config, lambda_: int) -> None:
+    """Raises ConfigError where a straggler is no learner."""
+    straggler = config.straggler
+    named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
+    for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
+        if learner_id >= lambda_:
+            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {lambda_ - 1}")
