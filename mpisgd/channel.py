@@ -14,33 +14,18 @@ snapshots in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpisgd.communicator import Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import (
-    NOTHING_MORE,
-    Goodbye,
-    Message,
-    Pull,
-    Push,
-    SnapshotPull,
-    Tag,
-    answer_header,
-    goodbye_header,
-    pull_header,
-    push_header,
-    snapshot_answer_header,
-    snapshot_pull_header,
-)
+from mpisgd.messages import NOTHING_MORE, Goodbye, Message, Pull, Push, SnapshotPull, Tag
 from mpisgd.roles import Roles
 
-if TYPE_CHECKING:
-    from mpisgd.wire import Envelope, Wire
-
 _EMPTY = np.zeros(0, np.float32)
+_ANYBODY: tuple[Pattern, ...] = ((None, Tag.PULL), (None, None))
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -49,20 +34,13 @@ _EMPTY = np.zeros(0, np.float32)
 class ShardChannel:
     """A shard's end: receives whatever comes, answers the pulls that the protocol allows."""
 
-    def __init__(self, wire: Wire, roles: Roles, shard: int) -> None:
+    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
         self._wire = wire
-        self._roles = roles
+        self._learner_ranks = roles.learner_ranks
+        self._evaluator_rank = roles.evaluator_rank
         self._learner_of_rank = {rank: learner_id for learner_id, rank in enumerate(roles.learner_ranks)}
         self._shard = shard
-        self._headers = {
-            Tag.PUSH: push_header(),
-            Tag.PULL: pull_header(),
-            Tag.GOODBYE: goodbye_header(),
-            Tag.SNAPSHOT_PULL: snapshot_pull_header(),
-        }
-        self._answer = answer_header()
         self._under_way: list[Any] = []
-        self._snapshot_answer = snapshot_answer_header()
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -84,73 +62,50 @@ class ShardChannel:
             PeerError: wrong tag, magic, sender or size.
         """
         wire = self._wire
-        if learner_id is None:
-            envelope = wire.probe((None, Tag.PULL), (None, None))
-        else:
-            envelope = wire.probe(
-                (self._roles.learner_ranks[learner_id], None),
-                (None, Tag.PULL),
-                (self._roles.evaluator_rank, Tag.SNAPSHOT_PULL),
-            )
-        arrival_s = self.now_s()
-        header = self._accept_header(envelope)
-        match envelope.tag:
-            case Tag.PUSH:
-                (sender, timestamp, seq, samples, compute, delay, push, wait, pull, nbytes, loss) = header
-                if nbytes != gradient.nbytes:
-                    raise PeerError(f"push of rank {envelope.source}: a slice of {nbytes} bytes, expected {gradient.nbytes}")
-                wire.accept(wire.probe((envelope.source, Tag.GRADIENT)), gradient)
-                return Push(
-                    sender, timestamp, seq, samples, compute * 1e-9, delay * 1e-9, push * 1e-9, wait * 1e-9, pull * 1e-9,
-                    loss, arrival_s,
-                )  # fmt: skip
-            case Tag.PULL:
-                return Pull(*header)
-            case Tag.GOODBYE:
-                return Goodbye(header[0], header[1], bool(header[2]))
-        return SnapshotPull(header[0])
+        source, tag, fields = wire.take(_ANYBODY if learner_id is None else self._only(learner_id))
+        if tag == Tag.SNAPSHOT_PULL:
+            if source != self._evaluator_rank:
+                raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
+            return SnapshotPull(*fields)
+        if self._learner_of_rank.get(source) != fields[0]:
+            raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not")
+        if tag == Tag.PULL:
+            return Pull(*fields)
+        if tag == Tag.PUSH:
+            arrival_ns = wire.now_ns()
+            if fields[9] != gradient.nbytes:
+                raise PeerError(f"push of rank {source}: a slice of {fields[9]} bytes, expected {gradient.nbytes}")
+            wire.take_body(gradient)
+            return Push._make((*fields, arrival_ns))
+        if tag == Tag.GOODBYE:
+            return Goodbye(*fields)
+        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE or SNAPSHOT_PULL")
 
-    def _accept_header(self, envelope: Envelope) -> tuple[Any, ...]:
-        header = self._headers.get(envelope.tag)  # type: ignore[call-overload]
-        if header is None:
-            names = ", ".join(tag.name for tag in self._headers)
-            raise PeerError(f"rank {envelope.source} sent tag {envelope.tag}: expected one of {names}")
-        self._wire.accept(envelope, header.wire)
-        fields: tuple[Any, ...] = header.fields(envelope.source)
-        if envelope.tag == Tag.SNAPSHOT_PULL:
-            if envelope.source != self._roles.evaluator_rank:
-                raise PeerError(f"rank {envelope.source} pulled a snapshot: only rank {self._roles.evaluator_rank} may")
-        elif self._learner_of_rank.get(envelope.source) != fields[0]:
-            raise PeerError(f"rank {envelope.source} says it is learner {fields[0]}: it is not")
-        return fields
+    def _only(self, learner_id: int) -> tuple[Pattern, ...]:
+        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)
 
     def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
+        start, nbytes = self._wire.start, weights.nbytes
         for learner_id in learner_ids:
-            rank = self._roles.learner_ranks[learner_id]
-            verdict = verdicts.get(learner_id, 0)
-            self._wire.send(self._answer.fill(self._shard, clock, 0, verdict, weights.nbytes), rank, Tag.ANSWER)
-            self._under_way.append(self._wire.start_send(weights, rank, Tag.WEIGHTS))
+            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), nbytes)
+            self._under_way.append(start(self._learner_ranks[learner_id], Tag.ANSWER, fields, weights))
 
     def finish_answers(self) -> None:
         """Wait until the answers have left."""
-        self._wire.finish(self._under_way)
+        self._wire.finish(*self._under_way)
         self._under_way.clear()
 
     def stop(self, learner_id: int, clock: int) -> None:
         """Answer a pull: there are no more weights, the run is over. An empty slice ends the receive that was posted."""
-        rank = self._roles.learner_ranks[learner_id]
-        self._wire.send(self._answer.fill(self._shard, clock, 1, 0, 0), rank, Tag.ANSWER)
-        self._wire.send(_EMPTY, rank, Tag.WEIGHTS)
+        wire = self._wire
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, (self._shard, clock, 1, 0, 0), _EMPTY))
 
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         """Send a snapshot: theta and, where weights are averaged, thetabar; empty vectors = there is no such snapshot."""
-        dest = self._roles.evaluator_rank
-        nbytes = vectors[0].nbytes
-        answer = self._snapshot_answer.fill(self._shard, nbytes > 0, clock, samples, int(taken_s * 1e9), nbytes)
-        self._wire.send(answer, dest, Tag.SNAPSHOT_ANSWER)
-        for vector in vectors:
-            self._wire.send(vector, dest, Tag.SNAPSHOT_WEIGHTS)
+        wire, nbytes = self._wire, vectors[0].nbytes
+        fields = (self._shard, nbytes > 0, clock, samples, int(taken_s * 1e9), nbytes)
+        wire.finish(wire.start(self._evaluator_rank, Tag.SNAPSHOT_ANSWER, fields, *vectors))
 
 
 # ------------------------------------------------------------------------------------------------------- learner's side
@@ -179,7 +134,7 @@ class LearnerChannel:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: Communicator,
         roles: Roles,
         learner_id: int,
         *,
@@ -193,18 +148,17 @@ class LearnerChannel:
         self._learner_id = learner_id
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
-        self._consistent = consistent
-        self._push = [push_header() for _ in bounds]
-        self._pull = pull_header()
-        self._answers = [answer_header() for _ in bounds]
+        self._consistent = consistent and len(bounds) > 1
+        self._shards = range(len(bounds))
         self._clocks = [-1] * len(bounds)
-        self.pushed = [0] * len(bounds)
+        self._pushes = 0
+        self.now_ns = wire.now_ns
+        self.sleep = wire.sleep
 
-    def now_ns(self) -> int:
-        return self._wire.now_ns()
-
-    def sleep(self, seconds: float) -> None:
-        self._wire.sleep(seconds)
+    @property
+    def pushed(self) -> list[int]:
+        """Pushes to each shard."""
+        return [self._pushes for _ in self._shards]
 
     def push(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int, last: Answers, push_ns: int) -> int:
         """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
@@ -213,75 +167,62 @@ class LearnerChannel:
         nanoseconds.
         """
         start_ns = self.now_ns()
-        wire, transfers = self._wire, []
+        wire, gradients, clocks, learner_id = self._wire, self._gradients, self._clocks, self._learner_id
+        _, _, wait_ns, pull_ns = last
+        transfers = []
         for shard, rank in enumerate(self._ranks):
-            header = self._push[shard].fill(
-                self._learner_id,
-                self._clocks[shard],
-                seq,
-                samples,
-                compute_ns,
-                delay_ns,
-                push_ns,
-                last.wait_ns,
-                last.pull_ns,
-                self._gradients[shard].nbytes,
-                loss,
-            )
-            announced = wire.announce(header, rank, Tag.PUSH)
-            transfers.append((announced, wire.start_send(self._gradients[shard], rank, Tag.GRADIENT)))
-            self.pushed[shard] += 1
-        for announced, sent in transfers:
-            wire.wait(announced)
-            wire.finish([sent])
+            part = gradients[shard]
+            told = (learner_id, clocks[shard], seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, part.nbytes, loss)
+            transfers.append(wire.start(rank, Tag.PUSH, told, part))
+        self._pushes += 1
+        wire.finish(*transfers)
         return self.now_ns() - start_ns
 
-    def pull(self, min_clock: int, meanwhile: Callable[[], None] = lambda: None) -> Answers:
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
 
         Where the protocol promises one clock over all shards, the lagging shards are asked again until all agree; a slower
         shard is never waited for by another shard (law 2).
         """
         start_ns = self.now_ns()
-        shards = range(len(self._ranks))
-        stop, began_ns = self._ask(list(shards), [min_clock] * len(shards), meanwhile)
+        shards = self._shards
+        stop, began_ns = self._ask(shards, min_clock, meanwhile)
         while self._consistent and not stop and len(set(self._clocks)) > 1:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
-            stop, _ = self._ask(lagging, [newest] * len(lagging), lambda: None)
-        return Answers(clocks=tuple(self._clocks), stop=stop, wait_ns=began_ns - start_ns, pull_ns=self.now_ns() - began_ns)
+            stop, _ = self._ask(lagging, newest, None)
+        return Answers(tuple(self._clocks), stop, began_ns - start_ns, self.now_ns() - began_ns)
 
-    def _ask(self, shards: list[int], min_clocks: list[int], meanwhile: Callable[[], None]) -> tuple[bool, int]:
+    def _ask(self, shards: Sequence[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
         """Pull from some shards: post all receives, ask all, then take the answers as they were posted."""
-        wire = self._wire
-        headers = [wire.post_receive(self._answers[shard].wire, self._ranks[shard], Tag.ANSWER) for shard in shards]
-        slices = [wire.post_receive(self._weights[shard], self._ranks[shard], Tag.WEIGHTS) for shard in shards]
-        for shard, min_clock in zip(shards, min_clocks, strict=True):
-            wire.send(self._pull.fill(self._learner_id, min_clock), self._ranks[shard], Tag.PULL)
-        meanwhile()
+        wire, ranks = self._wire, self._ranks
+        posted = [wire.post(ranks[shard], Tag.ANSWER, self._weights[shard]) for shard in shards]
+        asked = [wire.start(ranks[shard], Tag.PULL, (self._learner_id, min_clock)) for shard in shards]
+        if meanwhile is not None:
+            meanwhile()
         stop, began_ns = False, 0
-        for shard, min_clock, header, weights in zip(shards, min_clocks, headers, slices, strict=True):
-            wire.wait(header)
+        for shard, answer in zip(shards, posted, strict=True):
+            sender, clock, stopped, _, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
-            sender, clock, stopped, _, nbytes = self._answers[shard].fields(self._ranks[shard])
             expected = 0 if stopped else self._weights[shard].nbytes
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
                 raise PeerError(
-                    f"answer of rank {self._ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock};"
+                    f"answer of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock};"
                     f" expected shard {shard}, {expected} bytes, clock >= {min_clock}"
                 )
-            wire.finish([weights])
+            wire.finish(answer)
             if stopped:
                 stop = True
             else:
                 self._clocks[shard] = clock
+        wire.finish(*asked)
         return stop, began_ns
 
     def goodbye(self, *, finished: bool) -> None:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""
-        for shard, rank in enumerate(self._ranks):
-            header = goodbye_header().fill(self._learner_id, self.pushed[shard], finished)
-            self._wire.wait(self._wire.announce(header, rank, Tag.GOODBYE))
+        wire, fields = self._wire, (self._learner_id, self._pushes, finished)
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.GOODBYE, fields))
 
 
 # ------------------------------------------------------------------------------------------------------ evaluator's side
@@ -306,14 +247,18 @@ class EvaluatorChannel:
     """
 
     def __init__(
-        self, wire: Wire, roles: Roles, *, weights: np.ndarray, averaged: np.ndarray | None, bounds: list[tuple[int, int]]
+        self,
+        wire: Communicator,
+        roles: Roles,
+        *,
+        weights: np.ndarray,
+        averaged: np.ndarray | None,
+        bounds: list[tuple[int, int]],
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
-        self._pull = snapshot_pull_header()
-        self._answer = snapshot_answer_header()
 
     def now_s(self) -> float:
         return self._wire.now_ns() * 1e-9
@@ -329,17 +274,16 @@ class EvaluatorChannel:
     def _pull_slice(self, number: int, shard: int) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
-        header = wire.post_receive(self._answer.wire, rank, Tag.SNAPSHOT_ANSWER)
-        slices = [wire.post_receive(vector[start:end], rank, Tag.SNAPSHOT_WEIGHTS) for vector in self._vectors]
-        wire.send(self._pull.fill(number), rank, Tag.SNAPSHOT_PULL)
-        wire.wait(header)
-        sender, there, clock, samples, taken_ns, nbytes = self._answer.fields(rank)
+        posted = wire.post(rank, Tag.SNAPSHOT_ANSWER, *(vector[start:end] for vector in self._vectors))
+        asked = wire.start(rank, Tag.SNAPSHOT_PULL, (number,))
+        sender, there, clock, samples, taken_ns, nbytes = wire.header(posted)
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
             raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
-        wire.finish(slices)
+        wire.finish(posted, asked)
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:
+        wire = self._wire
         for rank in self._ranks:
-            self._wire.send(self._pull.fill(NOTHING_MORE), rank, Tag.SNAPSHOT_PULL)
+            wire.finish(wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))

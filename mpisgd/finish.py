@@ -1,4 +1,7 @@
-"""The end of a run, on rank 0: join the logs, check the books, say DONE (DESIGN 4, laws 4 and 8; DESIGN 6)."""
+"""The first and last words of a run, and its end on rank 0: join the logs, check the books, say DONE.
+
+DESIGN 4, laws 4 and 8; DESIGN 6.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpisgd.config import Config, kind_of
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory
 from mpisgd.records.reader import Books, Run
@@ -27,6 +31,15 @@ class Outcome:
     """Something was not finite, or the last weights are no better than the initial ones."""
     training_s: float
     """From the start barrier to the last update of shard 0."""
+
+
+def headline(config: Config, lambda_: int, parameters: int, train_samples: int) -> str:
+    """What a run says of itself when it starts."""
+    options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
+    return (
+        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {lambda_:,} learners x {config.mu} samples,"
+        f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
+    )
 
 
 def account(clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0) -> np.ndarray:

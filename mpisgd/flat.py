@@ -46,7 +46,7 @@ class FlatModel:
     ) -> None:
         self.module = module.to(device)
         self._channels_last = memory_format == "channels_last"
-        parameters = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
         if not parameters:
             raise ConfigError("model: it has no trainable parameters")
         for name, parameter in parameters:
@@ -69,6 +69,15 @@ class FlatModel:
             out, inner, height, width = shape
             return part.view(out, height, width, inner).permute(0, 3, 1, 2)
         return part.view(shape)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters, by name, that a flat vector of the model's size holds: views into it."""
+        found, offset = {}, 0
+        for name, parameter in self._parameters:
+            end = offset + parameter.numel()
+            found[name] = self._view(vector[offset:end], parameter.shape)
+            offset = end
+        return found
 
     @property
     def size(self) -> int:
@@ -99,7 +108,12 @@ def host_vector(size: int) -> Tensor:
     return torch.from_numpy(np.zeros(size, np.float32))
 
 
+def squared_norm(vector: np.ndarray) -> float:
+    """|vector|^2, summed in float32: not finite where the vector is not, and where the sum is too large for float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))
+
+
 def is_finite(vector: np.ndarray) -> bool:
     """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.isfinite(np.dot(vector, vector)) or bool(np.isfinite(vector).all())
+    return math.isfinite(squared_norm(vector)) or bool(np.isfinite(vector).all())

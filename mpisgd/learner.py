@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 
 from mpisgd.channel import LearnerChannel
-from mpisgd.gradient import Gradient
+from mpisgd.gradient import Computes
 from mpisgd.protocols import Protocol
 from mpisgd.straggler import Delays
 
 
-def learn(channel: LearnerChannel, protocol: Protocol, gradient: Gradient, delays: Delays) -> None:
+def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays) -> None:
     """Train until a shard stops the run; then say goodbye to every shard (law 8)."""
     seq, push_ns = 0, 0
     gradient.prepare(seq)

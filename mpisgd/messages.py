@@ -1,14 +1,15 @@
-"""The vocabulary of the wire: tags, headers, and what a shard may receive (DESIGN 5).
+"""The vocabulary of the wire: tags, layouts of headers, and what a shard may receive (DESIGN 5).
 
-Headers are small structured arrays of int64 (and one float64), each begun by a magic number; nothing is pickled.
+A message is a small header of int64 fields, begun by a magic number, and perhaps slices that follow it under a tag of their
+own. Nothing is pickled. On a real wire the header is packed into bytes; a virtual one passes the fields as they are.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from mpisgd.errors import PeerError
 
@@ -27,55 +28,46 @@ class Tag(enum.IntEnum):
 
 MAGIC = 0x6D70697367640001  # "mpisgd", version 1 of the messages
 
+Fields = tuple[Any, ...]
 
-class Header:
-    """A small message: `magic`, then int64 fields, then perhaps a float64 `loss`; `wire` is its bytes, for MPI."""
 
-    def __init__(self, *fields: str, loss: bool = False) -> None:
-        names = [("magic", np.int64), *((name, np.int64) for name in fields)]
-        self._array = np.zeros(1, np.dtype([*names, ("loss", np.float64)] if loss else names))
-        self.wire = self._array.view(np.uint8)
+class Layout:
+    """One kind of message.
 
-    def fill(self, *values: float) -> np.ndarray:
-        """Write the fields in their order, return the bytes."""
-        self._array[0] = (MAGIC, *values)
-        return self.wire
+    Args:
+        fields: names of its int64 fields, in order; `"loss"`, at the end, is a float64.
+        body: the tag of the slices that follow the header; 0 = none follow.
+        announced: the sender is sure to wait until the receiver has taken the header (`Communicator.start`).
+    """
 
-    def fields(self, sender: int) -> tuple[Any, ...]:
-        """The fields of a received header, without `magic`.
+    def __init__(self, *fields: str, body: int = 0, announced: bool = False) -> None:
+        self.fields = fields
+        self.body = body
+        self.announced = announced
+        self._struct = struct.Struct("<q" + "".join("d" if name == "loss" else "q" for name in fields))
+        self.nbytes = self._struct.size
 
-        Raises PeerError where the magic number is another.
-        """
-        magic, *values = self._array[0].item()
+    def pack(self, fields: Fields) -> bytes:
+        return self._struct.pack(MAGIC, *fields)
+
+    def unpack(self, header: bytearray, sender: int) -> Fields:
+        """The fields of a received header. Raises PeerError where the magic number is another."""
+        magic, *fields = self._struct.unpack(header)
         if magic != MAGIC:
             raise PeerError(f"rank {sender} sent magic {magic:#x}: expected {MAGIC:#x}; another program or version?")
-        return tuple(values)
+        return tuple(fields)
 
 
-def push_header() -> Header:
-    ours = ("learner_id", "timestamp", "seq", "samples", "compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "nbytes")
-    return Header(*ours, loss=True)
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "nbytes", "loss")
 
-
-def pull_header() -> Header:
-    return Header("learner_id", "min_clock")
-
-
-def answer_header() -> Header:
-    return Header("shard", "clock", "stop", "verdict", "nbytes")
-
-
-def goodbye_header() -> Header:
-    return Header("learner_id", "pushed", "finished")
-
-
-def snapshot_pull_header() -> Header:
-    return Header("number")
-
-
-def snapshot_answer_header() -> Header:
-    return Header("shard", "there", "clock", "samples", "taken_ns", "nbytes")
-
+LAYOUTS: Mapping[int, Layout] = {
+    Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
+    Tag.PULL: Layout("learner_id", "min_clock"),
+    Tag.ANSWER: Layout("shard", "clock", "stop", "verdict", "nbytes", body=Tag.WEIGHTS),
+    Tag.GOODBYE: Layout("learner_id", "pushed", "finished", announced=True),
+    Tag.SNAPSHOT_PULL: Layout("number"),
+    Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
+}
 
 FINAL = -1
 """The index under which the last weights of a run are pulled as a snapshot."""
@@ -84,19 +76,20 @@ NOTHING_MORE = -2
 
 
 class Push(NamedTuple):
-    """A gradient has arrived: its header; the slice lies in the buffer that was handed to `receive`."""
+    """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`."""
 
     learner_id: int
     timestamp: int
     seq: int
     samples: int
-    compute_s: float
-    delay_s: float
-    push_s: float
-    wait_s: float
-    pull_s: float
+    compute_ns: int
+    delay_ns: int
+    push_ns: int
+    wait_ns: int
+    pull_ns: int
+    nbytes: int
     loss: float
-    arrival_s: float
+    arrival_ns: int
 
 
 class Pull(NamedTuple):

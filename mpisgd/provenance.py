@@ -6,26 +6,42 @@ import datetime
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
 
-from mpisgd import __version__
-from mpisgd.mpi import MPI
+from mpisgd import __version__, protocols
+from mpisgd.config import Config
+from mpisgd.parts import Meta
+from mpisgd.roles import Roles
 
 
-def provenance() -> dict[str, Any]:
-    """Part of the table [environment]."""
+def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, *, mpi: str, **more: Any) -> dict[str, Any]:
+    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions.
+
+    `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
+    """
     return {
+        "learners": roles.lambda_,
+        "world_size": len(hosts),
+        "shard_ranks": list(roles.shard_ranks),
+        "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,
+        "hosts": list(hosts),
+        "threads": torch.get_num_threads(),
+        "train_samples": meta.train_samples,
+        "test_samples": meta.test_samples,
+        "gradients_per_update": protocols.make(config.protocol, roles.lambda_).gradients_per_update,
+        **more,
         "versions": {
             "mpisgd": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "numpy": np.__version__,
             "h5py": h5py.__version__,
-            "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+            "mpi": mpi,
         },
         "git_commit": _git_commit(),
         "command_line": list(sys.argv),

@@ -12,20 +12,19 @@ import torch
 
 from mpisgd import __version__, config_file, parts, protocols
 from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
-from mpisgd.config import Config, kind_of
+from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
-from mpisgd.finish import Outcome, account, farewell, finish, outcome_of
+from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
 from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
-from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
-from mpisgd.provenance import provenance
+from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
 from mpisgd.records.snapshots import Snapshots
@@ -128,28 +127,23 @@ class Rank:
             raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
 
     def _environment(self) -> dict[str, Any]:
-        return {
-            "learners": self.roles.lambda_,
-            "world_size": self.world.size,
-            "shard_ranks": list(self.roles.shard_ranks),
-            "evaluator_rank": self.roles.evaluator_rank if self.roles.dedicated_evaluator else -1,
-            "hosts": list(self.world.hosts),
-            "cores_per_node": self.world.cores,
-            "threads": torch.get_num_threads(),
-            "parameters": self.model.size,
-            "parameter_nbytes": 4 * self.model.size,
-            "train_samples": self.meta.train_samples,
-            "test_samples": self.meta.test_samples,
-            "gradients_per_update": self.protocol.gradients_per_update,
-            "batch_norm_policy": batch_norm_policy(self.model.module, self.config.evaluation.buffers),
-            **provenance(),
-        }
+        return environment(
+            self.config,
+            self.roles,
+            self.world.hosts,
+            self.meta,
+            mpi=MPI.Get_library_version().split("\n")[0].strip("\0 "),
+            cores_per_node=self.world.cores,
+            parameters=self.model.size,
+            parameter_nbytes=4 * self.model.size,
+            batch_norm_policy=batch_norm_policy(self.model.module, self.config.evaluation.buffers),
+        )
 
     # ------------------------------------------------------------------------------------------------------- the parts
 
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
-        wire = Wire(self.comm, polite=self.world.oversubscribed, tags=Tag)
+        wire = Wire(self.comm, polite=self.world.oversubscribed)
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
         loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
@@ -258,12 +252,9 @@ class Rank:
         return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
 
     def _headline(self) -> str:
-        config, roles = self.config, self.roles
-        options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
         return (
-            f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {roles.lambda_} learners x {config.mu} samples,"
-            f" {config.shards} shard{'s' * (config.shards > 1)}, {self.model.size:,} parameters,"
-            f" {self.meta.train_samples:,} training samples, {len(set(self.world.hosts))} host(s)"
+            f"{headline(self.config, self.roles.lambda_, self.model.size, self.meta.train_samples)},"
+            f" {len(set(self.world.hosts))} host(s)"
             f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
         )
 

@@ -1,10 +1,10 @@
 """Blocking messages over an MPI communicator: how a rank waits, what is checked, what can be switched on to watch it.
 
-This is the communicator that `channel.py` talks to; a virtual cluster offers the same methods. Every transfer is an uppercase
+This is the communicator that `channel.py` talks to on a cluster (`communicator.py`). Every transfer is an uppercase
 buffer call on a numpy array. Environment switches:
 
 - `MPISGD_SSEND=1`: every send is `MPI_Ssend`, so that nothing rests on MPI's eager buffering (law 1);
-- `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 GRADIENT 12.4 MB`;
+- `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 PUSH 12.4 MB`;
 - `MPISGD_WAIT=blocking|polite`: how to wait; by default polite where a node has more ranks than cores.
 
 A *polite* wait probes, then yields the core, then sleeps for short, growing times, so that a waiting rank does not starve a
@@ -13,31 +13,46 @@ working one (TRAPS 3, 4). Only the wait for a message to *begin* is polite; a tr
 
 from __future__ import annotations
 
-import enum
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
+from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.mpi import MPI
 
 _SPIN_S = 20e-6
 _YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
+_TAGS = frozenset(Tag)
 
 
-class Envelope(NamedTuple):
-    """A message that has arrived but is not yet received; hand it to `accept`."""
+class Sending:
+    """A message that is being sent."""
 
-    source: int
-    tag: int
-    nbytes: int
-    message: Any
+    __slots__ = ("announced", "requests")
+
+    def __init__(self, announced: bool, requests: list[MPI.Request]) -> None:
+        self.announced = announced
+        self.requests = requests
+
+
+class Receiving:
+    """A message whose receives are posted: the header's, then the bodies'."""
+
+    __slots__ = ("buffer", "layout", "requests", "source")
+
+    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request]) -> None:
+        self.source = source
+        self.layout = layout
+        self.buffer = buffer
+        self.requests = requests
 
 
 class Wire:
@@ -46,21 +61,20 @@ class Wire:
     Args:
         comm: an mpi4py communicator.
         polite: how this rank waits, unless MPISGD_WAIT says otherwise.
-        tags: the vocabulary, for printing messages.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, polite: bool, tags: type[enum.IntEnum]) -> None:
+    def __init__(self, comm: MPI.Intracomm, *, polite: bool) -> None:
         self._comm = comm
         self.rank: int = comm.Get_rank()
         wait = os.environ.get("MPISGD_WAIT", "polite" if polite else "blocking")
         self.polite = wait == "polite"
-        self._synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
-        self._send = comm.Ssend if self._synchronous else comm.Send
-        self._start = comm.Issend if self._synchronous else comm.Isend
+        synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
+        self._start = comm.Issend if synchronous else comm.Isend
         self._print = os.environ.get("MPISGD_MESSAGES", "0") == "1"
-        self._tags = tags
         self._status = MPI.Status()
-        self._wanted: dict[tuple[tuple[int | None, int | None], ...], list[tuple[int, int]]] = {}
+        self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
+        self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
+        self._taken: tuple[int, Layout]
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -79,37 +93,65 @@ class Wire:
 
     # ----------------------------------------------------------------------------------------------------------- send
 
-    def send(self, array: np.ndarray, dest: int, tag: int) -> None:
-        """Send and wait until the buffer may be used again."""
-        self._tell(array, dest, tag)
-        self._send(array, dest, tag)
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
+        """Begin to send a message; the bodies must stay as they are until `finish`.
 
-    def announce(self, array: np.ndarray, dest: int, tag: int) -> MPI.Request:
-        """Begin to send a header to a receiver that may be busy with others for long.
-
-        The send is always synchronous: `wait` for it ends, politely, when the receiver has taken the header, and what was sent
-        after it then needs no more waiting than its transfer. From MPI's eager buffers a learner's pull would overtake its own
-        push, for a shard takes pulls first; seen: staleness 72 with 3 learners, pushes starved.
+        The header of an announced message is always sent synchronously: the receiver may be busy with others for long, and
+        `finish` waits for it, politely. From MPI's eager buffers a learner's pull would overtake its own push, for a shard
+        takes pulls first; seen: staleness 72 with 3 learners, pushes starved.
         """
-        self._tell(array, dest, tag)
-        return self._comm.Issend(array, dest, tag)
-
-    def start_send(self, array: np.ndarray, dest: int, tag: int) -> MPI.Request:
-        """Begin to send; the buffer must stay as it is until `finish`."""
-        self._tell(array, dest, tag)
-        return self._start(array, dest, tag)
+        layout = LAYOUTS[tag]
+        begin = self._start
+        header = layout.pack(fields)
+        requests = [(self._comm.Issend if layout.announced else begin)(header, dest, tag)]
+        for body in bodies:
+            requests.append(begin(body, dest, layout.body))
+        if self._print:
+            print(
+                f"r{self.rank} -> {dest} {Tag(tag).name} {sum(b.nbytes for b in bodies) / 1e6:.6g} MB", file=sys.stderr, flush=True
+            )
+        return Sending(layout.announced, requests)
 
     # -------------------------------------------------------------------------------------------------------- receive
 
-    def post_receive(self, array: np.ndarray, source: int, tag: int) -> MPI.Request:
-        """Tell MPI where a message of exactly this size is to go when it comes."""
-        return self._comm.Irecv(array, source, tag)
+    def post(self, source: int, tag: int, *bodies: np.ndarray) -> Receiving:
+        """Tell MPI where a message of exactly these sizes is to go when it comes."""
+        layout = LAYOUTS[tag]
+        buffer = bytearray(layout.nbytes)
+        receive = self._comm.Irecv
+        requests = [receive(buffer, source, tag)]
+        for body in bodies:
+            requests.append(receive(body, source, layout.body))
+        return Receiving(source, layout, buffer, requests)
 
-    def probe(self, *patterns: tuple[int | None, int | None]) -> Envelope:
-        """Wait until a message of one of these (source, tag) has arrived; take it out of the queue, do not receive it yet.
+    def header(self, posted: Receiving) -> Fields:
+        """Wait, politely if need be, for the header of a posted message."""
+        self._wait(posted.requests.pop(0))
+        return posted.layout.unpack(posted.buffer, posted.source)
 
-        None stands for any source or any tag.
+    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        """Wait until a message of one of these (source, tag) has arrived, and receive its header.
+
+        Raises PeerError: a tag that is no header's, another size, another magic number.
         """
+        source, tag, nbytes, message = self._probe(patterns)
+        layout = LAYOUTS.get(tag)
+        if layout is None:
+            raise PeerError(f"rank {source} sent tag {tag}: expected one of {', '.join(Tag(known).name for known in LAYOUTS)}")
+        buffer = self._headers[tag]
+        self._receive(source, tag, nbytes, message, buffer, len(buffer))
+        self._taken = (source, layout)
+        return source, tag, layout.unpack(buffer, source)
+
+    def take_body(self, *bodies: np.ndarray) -> None:
+        """Receive the bodies of the message taken last."""
+        source, layout = self._taken
+        for body in bodies:
+            _, tag, nbytes, message = self._probe(((source, layout.body),))
+            self._receive(source, tag, nbytes, message, body, body.nbytes)
+
+    def _probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
+        """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
         status, improbe = self._status, self._comm.Improbe
         wanted = self._wanted.get(patterns)
         if wanted is None:
@@ -129,47 +171,39 @@ class Wire:
             message = self._comm.Mprobe(*wanted[0], status)
         while message is None:
             message = ready()
-        return Envelope(status.source, status.tag, status.Get_count(MPI.BYTE), message)
+        return status.source, status.tag, status.Get_count(MPI.BYTE), message
 
-    def accept(self, envelope: Envelope, array: np.ndarray) -> None:
-        """Receive a probed message.
-
-        Raises PeerError where its size is not the buffer's: a longer one would overwrite memory (TRAPS 9).
-        """
-        if envelope.nbytes != array.nbytes:
-            raise PeerError(
-                f"{self._name(envelope.tag)} from rank {envelope.source}: {envelope.nbytes} bytes, expected {array.nbytes}"
-            )
-        envelope.message.Recv(array)
+    def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
+        """Receive a probed message. Raises PeerError for another size: a longer one would overwrite memory (TRAPS 9)."""
+        if nbytes != expected:
+            name = Tag(tag).name if tag in _TAGS else f"tag {tag}"
+            raise PeerError(f"{name} from rank {source}: {nbytes} bytes, expected {expected}")
+        message.Recv(into)
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
-    def wait(self, request: MPI.Request) -> None:
-        """Wait for one request, politely if need be."""
+    def finish(self, *transfers: Sending | Receiving) -> None:
+        """Wait for messages that are under way; for the header of an announced one politely, if need be."""
+        pending: list[MPI.Request] = []
+        for transfer in transfers:
+            requests = transfer.requests
+            if self.polite and type(transfer) is Sending and transfer.announced:
+                self._wait(requests.pop(0))
+            pending += requests
+        if len(pending) == 1:
+            pending[0].Wait()
+        elif pending:
+            MPI.Request.Waitall(pending)
+
+    def meet(self) -> None:
+        """A barrier at which ranks wait politely."""
+        self._wait(self._comm.Ibarrier())
+
+    def _wait(self, request: MPI.Request) -> None:
         if self.polite:
             _politely(lambda: request.Test() or None)
         else:
             request.Wait()
-
-    def finish(self, requests: list[MPI.Request]) -> None:
-        """Wait for transfers that are under way."""
-        if len(requests) == 1:
-            requests[0].Wait()
-        elif requests:
-            MPI.Request.Waitall(requests)
-
-    def meet(self) -> None:
-        """A barrier at which ranks wait politely."""
-        self.wait(self._comm.Ibarrier())
-
-    # ---------------------------------------------------------------------------------------------------------- print
-
-    def _name(self, tag: int) -> str:
-        return self._tags(tag).name if tag in self._tags.__members__.values() else f"tag {tag}"
-
-    def _tell(self, array: np.ndarray, dest: int, tag: int) -> None:
-        if self._print:
-            print(f"r{self.rank} -> {dest} {self._name(tag)} {array.nbytes / 1e6:.6g} MB", file=sys.stderr, flush=True)
 
 
 def _politely(ready: Callable[[], Any]) -> Any:

@@ -29,7 +29,6 @@ from mpisgd.data import load, sampling
 from mpisgd.finish import Outcome
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
-from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
 from mpisgd.run import run
@@ -62,7 +61,7 @@ _DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=SAMPLES, test_sa
 
 def measure(comm: MPI.Intracomm, repetitions: int = 4) -> list[dict[str, Any]]:
     """Every case on the three ranks of `comm`; the rows are the same on every rank."""
-    wire = Wire(comm, polite=True, tags=Tag)
+    wire = Wire(comm, polite=True)
     _join_gloo(comm)
     with _scratch(comm) as directory:
         rows = [_row(comm, wire, directory, case, repetitions) for case in CASES]

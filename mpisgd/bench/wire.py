@@ -27,7 +27,6 @@ from mpisgd.bench.machine import spread
 from mpisgd.channel import LearnerChannel, ShardChannel
 from mpisgd.config import SgdOptions, SoftsyncOptions
 from mpisgd.flat import host_vector, host_view, slice_bounds
-from mpisgd.messages import Tag
 from mpisgd.mpi import MPI
 from mpisgd.records.progress import Progress
 from mpisgd.records.snapshots import Nowhere
@@ -140,7 +139,7 @@ def _bandwidth(size: int) -> float:
 def _cycle(comm: MPI.Intracomm, size: int, cycles: int, polite: bool) -> float:
     """Median seconds of push + update + pull, seen by the learner."""
     roles = Roles(shard_ranks=(0,), learner_ranks=(1,), evaluator_rank=1)
-    wire = Wire(comm, polite=polite, tags=Tag)
+    wire = Wire(comm, polite=polite)
     protocol = protocols.make(SoftsyncOptions(n=1), 1)
     if comm.Get_rank() == 0:
         update = SliceUpdate(host_vector(size), SgdOptions(), learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)

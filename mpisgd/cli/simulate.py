@@ -1,0 +1,25 @@
+"""`mpisgd simulate [job.toml] [options]`: a run on a virtual cluster, in this one process."""
+
+from __future__ import annotations
+
+from mpisgd import config_file
+from mpisgd.cli.options import parse
+from mpisgd.errors import EXIT_OK, ConfigError
+from mpisgd.guard import launched_size
+
+
+def main(argv: list[str]) -> int:
+    """The configuration of `train`, and of the virtual cluster besides; no mpirun.
+
+    Raises ConfigError, DataError for what cannot be; DeadlockError and the like from the run.
+    """
+    if launched_size() > 1:
+        raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: start it without mpirun")
+    config, print_config = parse(argv, "mpisgd simulate")
+    if print_config:
+        print(config_file.dumps(config), end="")
+        return EXIT_OK
+    from mpisgd.simulate import simulate
+
+    simulate(config)
+    return EXIT_OK

@@ -1,0 +1,56 @@
+"""What the channels ask of a communicator. On a cluster it is `wire.Wire`, over MPI; in virtual time `virtual.wire.VirtualWire`.
+
+Every call blocks until what it says is done, or begins something that `header` and `finish` wait for. A rank's own code between
+two calls depends on nothing but what it was sent: so the loops cannot know which world they are in.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from mpisgd.messages import Fields
+
+Pattern = tuple[int | None, int | None]
+"""(source, tag) of a message; None stands for any."""
+
+
+class Buffer(Protocol):
+    """What a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Communicator(Protocol):
+    """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
+
+    rank: int
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start of the run."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        """Begin to send a message; the bodies must stay as they are until `finish`.
+
+        Where the layout says `announced`, `finish` waits until the receiver has taken the header.
+        """
+
+    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+        """Say where a message is to go when it comes."""
+
+    def header(self, posted: Any) -> Fields:
+        """Wait for the header of a message whose receive was posted."""
+
+    def finish(self, *transfers: Any) -> None:
+        """Wait until these messages are sent (`start`) or received whole (`post`)."""
+
+    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""
+
+    def take_body(self, *bodies: Any) -> None:
+        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another."""
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""

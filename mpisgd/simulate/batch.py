@@ -1,0 +1,86 @@
+"""Outstanding gradients of many virtual learners, each at weights of its own, computed as one batch (torch.func.vmap).
+
+Faster where a single gradient is too small to keep the machine busy; equal to the gradients computed one by one to float
+tolerance, not bit for bit. Models that draw random numbers or change their buffers in training (dropout, batch norm) are
+refused: together they would do it differently.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.config import Config
+from mpisgd.data import DataSet
+from mpisgd.data.sampling import Sampling
+from mpisgd.errors import ConfigError
+from mpisgd.flat import FlatModel
+from mpisgd.gradient import Loss
+
+TOGETHER = 64
+"""Gradients in one batch, at most: beyond it memory grows and speed does not."""
+
+
+class Batch:
+    """The gradients that are wanted, and those that are there."""
+
+    def __init__(self, config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling) -> None:
+        self._config = config
+        self._model = model
+        self._data = data
+        self._sampling = sampling
+        self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._there: dict[int, tuple[int, float]] = {}
+
+        def loss_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            return loss(torch.func.functional_call(model.module, model.views(weights), (inputs,)), targets)
+
+        self._compute: Any = torch.func.vmap(torch.func.grad_and_value(loss_of))
+
+    def check(self) -> None:
+        """Two mini-batches must go through. Raises ConfigError for a model that cannot be batched."""
+        weights = self._model.weights
+        for learner_id in range(2):
+            self.add(learner_id % self._config.virtual.learners, learner_id, weights.clone(), torch.empty_like(weights))
+        try:
+            self._compute_wanted()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ConfigError(f"virtual.batched = True: torch.func.vmap refuses this model: {error}") from error
+        self._there.clear()
+
+    def add(self, learner_id: int, seq: int, weights: Tensor, gradients: Tensor) -> None:
+        """A learner begins mini-batch `seq` at `weights`, (parameters,) float32, and wants the gradient in `gradients`."""
+        self._wanted[learner_id] = (seq, weights, gradients)
+
+    def result(self, learner_id: int) -> tuple[int, float]:
+        """Samples and loss of a mini-batch; its gradient is where it was wanted."""
+        if learner_id not in self._there:
+            self._compute_wanted()
+        return self._there.pop(learner_id)
+
+    def _compute_wanted(self) -> None:
+        names = list(self._wanted)
+        for start in range(0, len(names), TOGETHER):
+            self._compute_some(names[start : start + TOGETHER])
+        self._wanted.clear()
+
+    def _compute_some(self, learner_ids: list[int]) -> None:
+        wanted = [self._wanted[learner_id] for learner_id in learner_ids]
+        indices = [self._sampling.indices(learner_id, wanted[at][0]) for at, learner_id in enumerate(learner_ids)]
+        mu = len(indices[0])
+        inputs, targets = self._data.train.batch(np.concatenate(indices))
+        inputs = inputs.reshape(len(wanted), mu, *inputs.shape[1:])
+        targets = targets.reshape(len(wanted), mu, *targets.shape[1:])
+        gradients, losses = self._compute(torch.stack([weights for _, weights, _ in wanted]), inputs, targets)
+        config = self._config
+        if config.clip_norm > 0:
+            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+            gradients = gradients * torch.clamp(config.clip_norm / (norms + 1e-6), max=1.0)
+        for learner_id, (_, _, into), gradient, loss in zip(learner_ids, wanted, gradients, losses.tolist(), strict=True):
+            into.copy_(gradient)
+            told = loss if config.nonfinite != "drop" or bool(gradient.isfinite().all()) else math.nan
+            self._there[learner_id] = (mu, told)

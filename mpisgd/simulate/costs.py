@@ -1,0 +1,56 @@
+"""What everything costs in one virtual job, from its configuration: the objects of `virtual/`, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpisgd.config import Config
+from mpisgd.roles import Roles
+from mpisgd.virtual import compute, failures
+from mpisgd.virtual.failures import LearnerFailed
+from mpisgd.virtual.network import Network
+from mpisgd.virtual.wire import VirtualWire
+
+_NS = 10**9
+
+
+class Costs:
+    """Compute of learners, network, service of shards, failures.
+
+    Args:
+        nodes: the node of each rank.
+
+    Raises ConfigError, DataError where a cost model does not fit the job.
+    """
+
+    def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
+        learner_nodes = [nodes[rank] for rank in roles.learner_ranks]
+        self._service = config.service
+        self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=roles.lambda_, nodes=learner_nodes)
+        self._failures = failures.make(config.failures, seed=config.seed, lambda_=roles.lambda_)
+        self.network = Network(config.network, nodes)
+
+    def gradient_ns(self, nbytes: int) -> int:
+        """To check a gradient of so many bytes and add it to the sum."""
+        return round((self._service.gradient_s + self._service.gradient_s_per_byte * nbytes) * _NS)
+
+    def update_ns(self, nbytes: int) -> int:
+        """To make an update of a slice of so many bytes."""
+        return round((self._service.update_s + self._service.update_s_per_byte * nbytes) * _NS)
+
+    def compute_of(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
+        """Lets the next mini-batch of a learner pass on its clock. Raises LearnerFailed where it fails meanwhile."""
+        cost = self._compute.nanoseconds(learner_id).__next__
+        work, fails_ns = wire.work, self._failures.nanosecond_of(learner_id)
+        if fails_ns is None:
+            return lambda: work(cost())
+
+        def compute() -> None:
+            ns = cost()
+            left = fails_ns - wire.now_ns()
+            if left <= ns:
+                work(max(0, left))
+                raise LearnerFailed(learner_id, wire.now_ns())
+            work(ns)
+
+        return compute

@@ -1,0 +1,203 @@
+"""One virtual job: the ranks that `run.py` would build on real nodes, on virtual ones."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mpisgd import __version__, config_file, parts, protocols
+from mpisgd.channel import LearnerChannel, ShardChannel
+from mpisgd.config import Config
+from mpisgd.errors import ConfigError, PeerError
+from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.learner import learn
+from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.provenance import environment
+from mpisgd.records import directory, schema
+from mpisgd.records.progress import Progress
+from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
+from mpisgd.roles import Roles, assign
+from mpisgd.shard import Shard
+from mpisgd.simulate.costs import Costs
+from mpisgd.simulate.sizes import Sizes
+from mpisgd.simulate.tensors import Tensors
+from mpisgd.straggler import Delays
+from mpisgd.virtual.cluster import Cluster
+from mpisgd.virtual.failures import LearnerFailed
+from mpisgd.virtual.wire import VirtualWire
+
+
+def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
+    """Run a job on a virtual cluster, from set-up to DONE; its directory is that of a real run.
+
+    Raises ConfigError, DataError before anything is written; DeadlockError and whatever a rank raises.
+    """
+    return Job(config, brought).run()
+
+
+class Job:
+    """A virtual job: roles, costs, and what its ranks compute."""
+
+    def __init__(self, config: Config, brought: Brought) -> None:
+        if config.device != "cpu":
+            raise ConfigError(f"device = {config.device!r}: virtual learners compute on 'cpu'")
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        options = config.virtual
+        size = config.shards + options.learners + int(config.evaluator)
+        nodes = [rank // options.ranks_per_node for rank in range(size)]
+        self.config = config
+        self.hosts = [f"node-{node}" for node in nodes]
+        self.roles: Roles = assign(
+            size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=self.hosts
+        )
+        parts.check_stragglers(config, self.roles.lambda_)
+        self.protocol = protocols.make(config.protocol, self.roles.lambda_)
+        self.costs = Costs(config, self.roles, nodes)
+        self.work: Sizes | Tensors = Tensors(config, brought, self.roles.lambda_) if options.gradients else Sizes(config, brought)
+        self.work.check(self.roles)
+        self.path = Path(config.out)
+        self.accounts = np.zeros((config.shards, 4), np.int64)
+
+    def run(self) -> Outcome:
+        """All ranks, then the common end."""
+        config, logged = self.config, self.config.log.enabled
+        directory.claim(self.path, overwrite=config.overwrite)
+        directory.write_config(self.path, config_file.dumps(config, self._environment()))
+        self._say(
+            f"mpisgd {__version__}, virtual cluster:"
+            f" {headline(config, self.roles.lambda_, self.work.parameters, self.work.meta.train_samples)},"
+            f" {len(set(self.hosts)):,} nodes; log in {self.path}"
+        )
+        cluster = Cluster(len(self.hosts), self.roles.describe)
+        wires: list[VirtualWire] = []
+        for _ in self.hosts:
+            VirtualWire(cluster, self.costs.network, wires)
+        with ExitStack() as stack, _without_gc():
+            cluster.run(self._mains(wires, stack))
+        outcome = finish(outcome_of(self.path, self.accounts), logged=logged)
+        self._say(farewell(outcome, logged=logged))
+        return outcome
+
+    def _mains(self, wires: list[VirtualWire], stack: ExitStack) -> list[Callable[[], None]]:
+        mains: dict[int, Callable[[], None]] = {}
+        for shard, rank in enumerate(self.roles.shard_ranks):
+            mains[rank] = self._shard(shard, wires[rank], stack)
+        for learner_id, rank in enumerate(self.roles.learner_ranks):
+            mains[rank] = self._learner(learner_id, wires[rank])
+        if self.roles.dedicated_evaluator:
+            rank = self.roles.evaluator_rank
+            mains[rank] = functools.partial(self._evaluator, wires[rank])
+        return [mains[rank] for rank in range(len(wires))]
+
+    # ------------------------------------------------------------------------------------------------------------- ranks
+
+    def _shard(self, shard: int, wire: VirtualWire, stack: ExitStack) -> Callable[[], None]:
+        config, lambda_ = self.config, self.roles.lambda_
+        protocol = protocols.make(config.protocol, lambda_)
+        update = self.work.update(shard, protocol.gradients_per_update, wire, self.costs)
+        snapshots = self.work.snapshots(self.path, shard, update)
+        file = self._table_file(schema.shard_file(shard), shard)
+        stack.callback(snapshots.close)
+        stack.callback(file.close)
+        server = Shard(
+            ShardChannel(wire, self.roles, shard),
+            protocol,
+            update,
+            lambda_=lambda_,
+            budget_samples=parts.budget_samples(config, self.work.meta.train_samples),
+            nonfinite=config.nonfinite,
+            snapshots=snapshots,
+            log=ShardLog(file, shard),
+            progress=Progress("off", config.epochs, 0.0),
+        )
+
+        def main() -> None:
+            wire.start_clock()
+            server.serve()
+            self.accounts[shard] = account(server.clock, update.samples, server.diverged, server.updated_s)
+            wire.meet()
+
+        return main
+
+    def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
+        config, failures = self.config, self.config.failures
+        gradient = self.work.gradient(learner_id, wire, self.costs)
+        channel = LearnerChannel(
+            wire,
+            self.roles,
+            learner_id,
+            weights=gradient.host_weights,
+            gradients=gradient.host_gradients,
+            bounds=self.work.bounds,
+            consistent=self.protocol.consistent,
+        )
+        delays = Delays(config.straggler, config.seed, learner_id)
+
+        def main() -> None:
+            wire.start_clock()
+            try:
+                learn(channel, self.protocol, gradient, delays)
+            except LearnerFailed as failure:
+                if failures.then == "stop":
+                    raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
+                wire.sleep(failures.notice_s)
+                channel.goodbye(finished=False)
+            if wire.rank == self.roles.evaluator_rank:
+                self._evaluate(wire)
+            wire.meet()
+
+        return main
+
+    def _evaluator(self, wire: VirtualWire) -> None:
+        wire.start_clock()
+        self._evaluate(wire)
+        wire.meet()
+
+    def _evaluate(self, wire: VirtualWire) -> None:
+        log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
+        self.work.evaluate(wire, self.roles, log, self.path / schema.WEIGHTS)
+        log.close()
+
+    # ----------------------------------------------------------------------------------------------------------- records
+
+    def _table_file(self, name: str, shard: int) -> TableFile:
+        log = self.config.log
+        path = self.path / name if log.enabled else None
+        return TableFile(path, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
+
+    def _environment(self) -> dict[str, object]:
+        return environment(
+            self.config,
+            self.roles,
+            self.hosts,
+            self.work.meta,
+            mpi="none: a virtual cluster",
+            virtual=True,
+            parameters=self.work.parameters,
+            parameter_nbytes=4 * self.work.parameters,
+            batch_norm_policy=self.work.batch_norm_policy,
+        )
+
+    def _say(self, text: str) -> None:
+        if self.config.log.progress != "off":
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Nothing here makes cycles, and looking for them among 100,000 ranks takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

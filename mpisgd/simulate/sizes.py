@@ -1,0 +1,71 @@
+"""A virtual job without gradients: only sizes travel. Timing and staleness, at any scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mpisgd import parts, schedule
+from mpisgd.channel import EvaluatorChannel
+from mpisgd.config import Config
+from mpisgd.errors import ConfigError
+from mpisgd.flat import slice_bounds
+from mpisgd.parts import Brought, Meta
+from mpisgd.records.snapshots import Nowhere, Snapshots
+from mpisgd.records.writer import EvaluatorLog
+from mpisgd.roles import Roles
+from mpisgd.simulate.costs import Costs
+from mpisgd.virtual.sized import SizedGradient, SizedUpdate, SizedVector
+from mpisgd.virtual.wire import VirtualWire
+
+
+class Sizes:
+    """What ranks compute: nothing, but for its time."""
+
+    def __init__(self, config: Config, brought: Brought) -> None:
+        self.config = config
+        options = config.virtual
+        self.meta = Meta(options.train_samples, 0, (), 0)
+        self.parameters = options.parameters or _count(config, brought)
+        self.bounds = slice_bounds(self.parameters, config.shards)
+        self._vector: Any = SizedVector(self.parameters)
+
+    @property
+    def batch_norm_policy(self) -> str:
+        return "no gradients were computed"
+
+    def check(self, roles: Roles) -> None:
+        """Any configuration will do."""
+
+    def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> Any:
+        """The update of one shard."""
+        config = self.config
+        start, end = self.bounds[shard]
+        return SizedUpdate(
+            end - start,
+            learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
+            schedule=schedule.make(config.schedule, config.epochs),
+            train_samples=self.meta.train_samples,
+            work=wire.work,
+            gradient_ns=costs.gradient_ns(4 * (end - start)),
+            update_ns=costs.update_ns(4 * (end - start)),
+        )
+
+    def snapshots(self, path: Path, shard: int, update: Any) -> Snapshots:
+        return Nowhere()
+
+    def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> Any:
+        """What one learner computes."""
+        return SizedGradient(self._vector, self.config.mu, costs.compute_of(learner_id, wire))
+
+    def evaluate(self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path) -> None:
+        """There is nothing to evaluate: the evaluator says goodbye."""
+        EvaluatorChannel(wire, roles, weights=self._vector, averaged=None, bounds=self.bounds).goodbye()
+
+
+def _count(config: Config, brought: Brought) -> int:
+    """Parameters of the model, which must be built for that, for its own data."""
+    try:
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought).size
+    except ConfigError as error:
+        raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

@@ -1,0 +1,163 @@
+"""A virtual job with gradients: every virtual learner computes a real one, on this machine, when its virtual time has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpisgd import parts
+from mpisgd.channel import EvaluatorChannel
+from mpisgd.config import Config
+from mpisgd.evaluator import Evaluator
+from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.gradient import Gradient
+from mpisgd.measure import batch_norm_policy
+from mpisgd.parts import Brought
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.writer import EvaluatorLog
+from mpisgd.roles import Roles
+from mpisgd.simulate.batch import Batch
+from mpisgd.simulate.costs import Costs
+from mpisgd.update import SliceUpdate
+from mpisgd.virtual.wire import VirtualWire
+
+
+class Tensors:
+    """What ranks compute, with one model and one copy of the data for all of them."""
+
+    def __init__(self, config: Config, brought: Brought, lambda_: int) -> None:
+        self.config = config
+        self.data = parts.load_data(config, brought)
+        self.meta = parts.meta_of(self.data)
+        self.loss = parts.load_loss(config, brought)
+        self.model = parts.build_model(config, self.meta, brought)
+        self.initial = self.model.weights.clone()
+        self.parameters = self.model.size
+        self.bounds = slice_bounds(self.parameters, config.shards)
+        self.sampling = parts.make_sampling(config, self.meta, lambda_)
+        self._batch = Batch(config, self.model, self.loss, self.data, self.sampling) if config.virtual.batched else None
+
+    @property
+    def batch_norm_policy(self) -> str:
+        return batch_norm_policy(self.model.module, self.config.evaluation.buffers)
+
+    def check(self, roles: Roles) -> None:
+        """The first mini-batch must fit the model. Raises ConfigError."""
+        parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
+        if self._batch is not None:
+            self._batch.check()
+
+    def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> SliceUpdate:
+        """The update of one shard: the real one, which also takes its virtual time."""
+        start, end = self.bounds[shard]
+        update = parts.make_update(
+            self.config,
+            self.initial[start:end],
+            gradients_per_update=gradients_per_update,
+            train_samples=self.meta.train_samples,
+        )
+        nbytes = 4 * (end - start)
+        update.accumulate = _after(update.accumulate, wire, costs.gradient_ns(nbytes))  # type: ignore[method-assign]
+        update.step = _after(update.step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
+        return update
+
+    def snapshots(self, path: Path, shard: int, update: SliceUpdate) -> Snapshots:
+        return Snapshots(
+            path / f".snapshots-{shard:03d}",
+            every_epochs=self.config.evaluation.every_epochs,
+            vectors=1 if update.averaged is None else 2,
+            size=len(update.weights),
+        )
+
+    def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> VirtualGradient:
+        """What one learner computes."""
+        gradient, take_time = self._gradient(learner_id), costs.compute_of(learner_id, wire)
+        if self._batch is not None:
+            return BatchedGradient(self.model, gradient, take_time, self._batch, learner_id, wire)
+        return VirtualGradient(self.model, gradient, take_time)
+
+    def _gradient(self, learner_id: int) -> Gradient:
+        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
+
+    def evaluate(self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path) -> None:
+        """Every snapshot, as on real ranks; it takes no virtual time."""
+        config = self.config
+        pulled = [host_vector(self.parameters) for _ in range(2 if config.averaging > 0 else 1)]
+        channel = EvaluatorChannel(
+            wire,
+            roles,
+            weights=host_view(pulled[0]),
+            averaged=host_view(pulled[1]) if config.averaging > 0 else None,
+            bounds=self.bounds,
+        )
+        measure = parts.make_measure(config, self.model, self.loss, self.data)
+        evaluator = Evaluator(
+            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=self.meta.train_samples
+        )
+        evaluator.evaluate_all(weights_file)
+
+
+class VirtualGradient:
+    """One learner's gradient: its own weights and gradients, the model of all.
+
+    `host_weights` and `host_gradients`, both (parameters,) float32, are what travels.
+    """
+
+    def __init__(self, model: FlatModel, gradient: Gradient, take_time: Callable[[], None]) -> None:
+        self._model = model
+        self._gradient = gradient
+        self._take_time = take_time
+        self._weights = host_vector(model.size)
+        self._gradients = host_vector(model.size)
+        self.host_weights = host_view(self._weights)
+        self.host_gradients = host_view(self._gradients)
+        self.samples = 0
+
+    def prepare(self, seq: int) -> None:
+        """Nothing is to be gained: virtual learners wait in virtual time."""
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        self._take_time()
+        self._model.weights.copy_(self._weights)
+        loss = self._gradient.compute(seq)
+        self._gradients.copy_(self._model.gradients)
+        self.samples = self._gradient.samples
+        return loss
+
+
+class BatchedGradient(VirtualGradient):
+    """The same, computed together with those of all learners that are computing at that virtual time."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        gradient: Gradient,
+        take_time: Callable[[], None],
+        batch: Batch,
+        learner_id: int,
+        wire: VirtualWire,
+    ) -> None:
+        super().__init__(model, gradient, take_time)
+        self._batch = batch
+        self._learner_id = learner_id
+        self._wire = wire
+
+    def compute(self, seq: int) -> float:
+        """The others that compute now register theirs before this one's virtual time is over."""
+        self._batch.add(self._learner_id, seq, self._weights, self._gradients)
+        self._take_time()
+        self._wire.catch_up()
+        self.samples, loss = self._batch.result(self._learner_id)
+        return loss
+
+
+def _after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
+    """The same action, which takes so many nanoseconds of a rank's virtual time."""
+
+    def timed(*args: Any) -> Any:
+        wire.work(ns)
+        return action(*args)
+
+    return timed
