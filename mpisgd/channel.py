@@ -26,6 +26,9 @@ from mpisgd.roles import Roles
 
 _EMPTY = np.zeros(0, np.float32)
 _ANYBODY: tuple[Pattern, ...] = ((None, Tag.PULL), (None, None))
+# What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
+_PUSH, _PULL, _ANSWER = Tag.PUSH, Tag.PULL, Tag.ANSWER
+_new: Any = tuple.__new__
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -63,22 +66,22 @@ class ShardChannel:
         """
         wire = self._wire
         source, tag, fields = wire.take(_ANYBODY if learner_id is None else self._only(learner_id))
+        if self._learner_of_rank.get(source) != fields[0] and tag != Tag.SNAPSHOT_PULL:
+            raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not")
+        if tag == _PULL:
+            return Pull(*fields)
+        if tag == _PUSH:
+            push: Push = _new(Push, (*fields, wire.now_ns()))
+            if push.nbytes != gradient.nbytes:
+                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
+            wire.take_body(gradient)
+            return push
+        if tag == Tag.GOODBYE:
+            return Goodbye(*fields)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
                 raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
             return SnapshotPull(*fields)
-        if self._learner_of_rank.get(source) != fields[0]:
-            raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not")
-        if tag == Tag.PULL:
-            return Pull(*fields)
-        if tag == Tag.PUSH:
-            arrival_ns = wire.now_ns()
-            if fields[9] != gradient.nbytes:
-                raise PeerError(f"push of rank {source}: a slice of {fields[9]} bytes, expected {gradient.nbytes}")
-            wire.take_body(gradient)
-            return Push._make((*fields, arrival_ns))
-        if tag == Tag.GOODBYE:
-            return Goodbye(*fields)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE or SNAPSHOT_PULL")
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
@@ -89,7 +92,7 @@ class ShardChannel:
         start, nbytes = self._wire.start, weights.nbytes
         for learner_id in learner_ids:
             fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), nbytes)
-            self._under_way.append(start(self._learner_ranks[learner_id], Tag.ANSWER, fields, weights))
+            self._under_way.append(start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
 
     def finish_answers(self) -> None:
         """Wait until the answers have left."""
@@ -148,6 +151,7 @@ class LearnerChannel:
         self._learner_id = learner_id
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
+        self._nbytes = [part.nbytes for part in self._gradients]
         self._consistent = consistent and len(bounds) > 1
         self._shards = range(len(bounds))
         self._clocks = [-1] * len(bounds)
@@ -167,15 +171,14 @@ class LearnerChannel:
         nanoseconds.
         """
         start_ns = self.now_ns()
-        wire, gradients, clocks, learner_id = self._wire, self._gradients, self._clocks, self._learner_id
-        _, _, wait_ns, pull_ns = last
+        start, learner_id = self._wire.start, self._learner_id
+        clocks, _, wait_ns, pull_ns = last
         transfers = []
-        for shard, rank in enumerate(self._ranks):
-            part = gradients[shard]
-            told = (learner_id, clocks[shard], seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, part.nbytes, loss)
-            transfers.append(wire.start(rank, Tag.PUSH, told, part))
+        for rank, clock, gradient, nbytes in zip(self._ranks, clocks, self._gradients, self._nbytes, strict=True):
+            told = (learner_id, clock, seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
+            transfers.append(start(rank, _PUSH, told, gradient))
         self._pushes += 1
-        wire.finish(*transfers)
+        self._wire.finish(*transfers)
         return self.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
@@ -196,15 +199,19 @@ class LearnerChannel:
     def _ask(self, shards: Sequence[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
         """Pull from some shards: post all receives, ask all, then take the answers as they were posted."""
         wire, ranks = self._wire, self._ranks
-        posted = [wire.post(ranks[shard], Tag.ANSWER, self._weights[shard]) for shard in shards]
-        asked = [wire.start(ranks[shard], Tag.PULL, (self._learner_id, min_clock)) for shard in shards]
+        question = (self._learner_id, min_clock)
+        posted, asked = [], []
+        for shard in shards:
+            posted.append(wire.post(ranks[shard], _ANSWER, self._weights[shard]))
+        for shard in shards:
+            asked.append(wire.start(ranks[shard], _PULL, question))
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = False, 0
         for shard, answer in zip(shards, posted, strict=True):
             sender, clock, stopped, _, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
-            expected = 0 if stopped else self._weights[shard].nbytes
+            expected = 0 if stopped else self._nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
                 raise PeerError(
                     f"answer of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock};"

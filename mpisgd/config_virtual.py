@@ -36,7 +36,7 @@ class VirtualOptions:
     """Mean compute seconds from one pause of a learner to its next, exponential."""
 
     def __post_init__(self) -> None:
-        at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-9)
+        at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
         at_least_each(self, "virtual.", 0.0, "slow_nodes")
         require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
 
@@ -79,37 +79,44 @@ class LognormalComputeOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "compute.", mean_s=0, sigma=0)
+        require(self.sigma <= 10, "compute.sigma", self.sigma, "at most 10")
 
 
 @dataclass(frozen=True)
 class HeavyTailComputeOptions:
     """A narrow log-normal body and, now and then, a delay from a Pareto tail: the stragglers of [Chen16 Fig. 3, 4].
 
-    The defaults give, in shape, the 100 learners of those figures: most mean times to collect k gradients between 1.4 and
-    1.8 s, only the last few much longer, the longest 310 s.
+    The defaults give the shape of those figures, not their numbers: of 100 learners, the mean time to collect k gradients is
+    1.4 to 1.8 s for k = 2 to 96, 2.2 s for 99, and 5 s for all 100, whose median is 2.5 s; the longest takes some 310 s.
     """
 
     mean_s: float = 1.6
     """Mean seconds per mini-batch of the body."""
-    sigma: float = 0.07
+    sigma: float = 0.06
     """Deviation of the body's logarithm."""
-    tail_probability: float = 0.01
+    tail_probability: float = 0.012
     """Share of mini-batches that straggle."""
     tail_scale_s: float = 0.5
     """Least extra seconds of a straggling mini-batch."""
-    tail_index: float = 1.2
+    tail_index: float = 1.0
     """Pareto index of the extra seconds: P(extra > x) = (tail_scale_s / x)^tail_index; small = heavy."""
     tail_most_s: float = 310.0
-    """The extra seconds are cut here [Chen16 Fig. 3: the longest seen]."""
+    """The extra seconds are cut here [Chen16 Fig. 3: the longest seen took 310 s]."""
 
     def __post_init__(self) -> None:
-        at_least(self, "compute.", mean_s=0, sigma=0, tail_probability=0, tail_scale_s=0, tail_index=1e-3, tail_most_s=0)
+        at_least(self, "compute.", mean_s=0, sigma=0, tail_probability=0, tail_scale_s=0, tail_index=0.1, tail_most_s=0)
+        require(self.sigma <= 10, "compute.sigma", self.sigma, "at most 10")
         require(self.tail_probability <= 1, "compute.tail_probability", self.tail_probability, "at most 1")
+        least = f"at least compute.tail_scale_s = {self.tail_scale_s!r}"
+        require(self.tail_most_s >= self.tail_scale_s, "compute.tail_most_s", self.tail_most_s, least)
 
 
 @dataclass(frozen=True)
 class EmpiricalComputeOptions:
-    """Compute seconds resampled from the `pushes` of a run, learner by learner (learner l uses those of l modulo its lambda)."""
+    """Compute seconds drawn, with replacement, from the log of a run; learner l draws from its learner l modulo its lambda.
+
+    Without the injected delays, and without the first mini-batch of each learner, which warms up.
+    """
 
     run: str = ""
     """The run's directory."""

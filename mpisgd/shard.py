@@ -7,12 +7,13 @@ waits for another shard (law 2) and sends only to receives that are posted (law 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push, SnapshotPull
+from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push
 from mpisgd.protocols import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, LATE, Kind, Verdict
 from mpisgd.records.progress import Progress
@@ -80,17 +81,17 @@ class Shard:
         self.log.event(Event.STARTED, self.clock, self.channel.now_s())
         self._take_snapshot()
         while self.present or self.evaluating:
-            match self.channel.receive(self.update.scratch, self._expected()):
-                case Push() as push:
-                    self._take(push)
-                case Pull(learner_id=learner_id, min_clock=min_clock):
-                    self._pulls[learner_id] = min_clock
-                    self._answer([learner_id])
-                case Goodbye() as goodbye:
-                    self._part(goodbye)
-                case SnapshotPull(number=number):
-                    self._snapshot_pull = number
-                    self._answer_snapshot()
+            message = self.channel.receive(self.update.scratch, self._expected() if self.protocol.ordered else None)
+            if isinstance(message, Push):
+                self._take(message)
+            elif isinstance(message, Pull):
+                learner_id, self._pulls[learner_id] = message
+                self._answer((learner_id,))
+            elif isinstance(message, Goodbye):
+                self._part(message)
+            else:
+                self._snapshot_pull = message.number
+                self._answer_snapshot()
         self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
 
     def _expected(self) -> int | None:
@@ -111,7 +112,9 @@ class Shard:
                 f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
             )
         self.received[push.learner_id] += 1
-        if self._turn() in (None, push.learner_id):
+        if not self.protocol.ordered:
+            self._sum(push)
+        elif self._turn() in (None, push.learner_id):
             self._sum(push)
             self._sum_parked()
         else:
@@ -130,9 +133,10 @@ class Shard:
         self._verdicts[push.learner_id] = verdict.kind
         self.log.push(push, self.clock, verdict, self.update.learning_rate)
         if verdict.kind is Kind.APPLY:
-            if self.update.gradients == 0:
+            if self._unchecked:
                 self._check_sum()
-            self._summed_learners.add(push.learner_id)
+            if self._check_later:
+                self._summed_learners.add(push.learner_id)
             self.update.accumulate(verdict.weight, push.samples)
             self._losses += push.loss
             self.progress.staleness(self.clock - push.timestamp)
@@ -141,7 +145,8 @@ class Shard:
     def _judge(self, push: Push) -> Verdict:
         if self.finished:
             return LATE
-        if not (math.isfinite(push.loss) and (self._check_later or self.update.scratch_is_finite())):
+        finite = self._check_later or self.update.scratch_is_finite()  # whatever the loss: the update keeps what it finds
+        if not (finite and math.isfinite(push.loss)):
             if self.nonfinite == "stop":
                 self._refuse(f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}")
             self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
@@ -166,7 +171,7 @@ class Shard:
 
         The pass over the bytes then costs nothing. Weights made from a bad sum reach only learners that are about to end.
         """
-        if self._unchecked and not self.update.sum_is_finite():
+        if not self.update.sum_is_finite():
             self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {self.clock}")
         self._unchecked.clear()
 
@@ -189,7 +194,8 @@ class Shard:
             self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
             self.finished = self.update.samples >= self.budget_samples
             if self.finished:
-                self._check_sum()
+                if self._unchecked:
+                    self._check_sum()
                 self.log.event(Event.STOPPED, self.clock, now_s)
             elif self.snapshots.due(epochs_before, self.update.epochs):
                 self._take_snapshot()
@@ -199,25 +205,23 @@ class Shard:
 
     # ----------------------------------------------------------------------------------------------------------- pulls
 
-    def _answer(self, learner_ids: list[int]) -> None:
+    def _answer(self, learner_ids: Iterable[int]) -> None:
         """Answer those of these learners whose pulls the protocol now allows."""
+        clock, pulls, may_pull = self.clock, self._pulls, self.protocol.may_pull
         if self.finished:
             for learner_id in learner_ids:
-                self.channel.stop(learner_id, self.clock)
-                del self._pulls[learner_id]
+                self.channel.stop(learner_id, clock)
+                del pulls[learner_id]
             return
-        ready = [
-            learner_id
-            for learner_id in learner_ids
-            if self._pulls[learner_id] <= self.clock and self.protocol.may_pull(learner_id, self.clock)
-        ]
+        ready = [learner_id for learner_id in learner_ids if pulls[learner_id] <= clock and may_pull(learner_id, clock)]
         if ready:
             now_s = self.channel.now_s()
-            self.channel.start_answers(ready, self.update.served, self.clock, self._verdicts)
-            self._check_sum()
+            self.channel.start_answers(ready, self.update.served, clock, self._verdicts)
+            if self._unchecked:
+                self._check_sum()
             self.channel.finish_answers()
             for learner_id in ready:
-                del self._pulls[learner_id]
+                del pulls[learner_id]
                 self.log.answered(learner_id, now_s)
 
     def _part(self, goodbye: Goodbye) -> None:

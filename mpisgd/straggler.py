@@ -15,13 +15,14 @@ class Delays:
         self._options = options
         self._seed = seed
         self._learner_id = learner_id
+        self._active = options.active
         self._factor = options.slowdown.get(learner_id, 1.0)
 
     def of(self, seq: int, compute_s: float) -> float:
         """Seconds to wait after mini-batch `seq`, which took `compute_s` seconds to compute."""
-        options = self._options
-        if not options.active:
+        if not self._active:
             return 0.0
+        options = self._options
         delay_s = self._random(seq)
         delay_s += (self._factor - 1.0) * (compute_s + delay_s)
         if self._learner_id == options.pause_learner and seq % options.pause_every == options.pause_every - 1:

@@ -3,18 +3,20 @@
 The optimiser is torch.optim's, on the slice as its one parameter. Weighting happens per gradient, in the sum, and so before
 momentum. The sum is divided by the number of gradients that were summed (law 3). The
 learning rate is set before each step as a function of samples applied; torch's schedulers count steps, whose number depends on
-the protocol.
+the protocol. What an update was made of is measured on the way (`norms.py`); no weight depends on it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mpisgd.config import OptimizerOptions
-from mpisgd.flat import host_vector, host_view, is_finite
+from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
+from mpisgd.norms import Norms
 from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, stepper
 from mpisgd.schedule import Schedule
 
@@ -28,6 +30,10 @@ class Step(NamedTuple):
     gradients: int
     """The divisor: how many gradients were summed."""
     learning_rate: float
+    gradient_sq: float = math.nan
+    """Mean |g_i|^2 over the gradients, each before its weight; NaN where it was not measured."""
+    sum_sq: float = math.nan
+    """|sum of w_i g_i|^2, before the divisor; NaN where it was not measured."""
 
 
 class SliceUpdate:
@@ -64,6 +70,7 @@ class SliceUpdate:
         self._scratch = host_vector(weights.numel())
         self.scratch = host_view(self._scratch)
         self._summed = host_view(self._sum)
+        self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
         self.cached = weights.nbytes <= CACHED_NBYTES
@@ -90,18 +97,26 @@ class SliceUpdate:
     def park(self, learner_id: int) -> None:
         """Keep the gradient in `scratch` for later; another buffer takes its place."""
         self._parked[learner_id] = self._scratch
-        self._scratch = self._spare.pop() if self._spare else host_vector(len(self.weights))
-        self.scratch = host_view(self._scratch)
+        self._receive_into(self._spare.pop() if self._spare else host_vector(len(self.weights)))
 
     def unpark(self, learner_id: int) -> None:
         """The gradient kept for this learner is in `scratch` again."""
         self._spare.append(self._scratch)
-        self._scratch = self._parked.pop(learner_id)
-        self.scratch = host_view(self._scratch)
+        self._receive_into(self._parked.pop(learner_id))
+
+    def _receive_into(self, vector: Tensor) -> None:
+        self._scratch = vector
+        self.scratch = host_view(vector)
+        self._norms.received = None
 
     def scratch_is_finite(self) -> bool:
-        """Whether the received gradient has no NaN and no infinity."""
-        return is_finite(self.scratch)
+        """Whether the received gradient has no NaN and no infinity.
+
+        Its squared norm, which tells in nearly all cases, is kept for `accumulate`: where gradients are asked about at all, each
+        that is summed must be, after it was received.
+        """
+        self._norms.received = squared = squared_norm(self.scratch)
+        return math.isfinite(squared) or is_finite(self.scratch)
 
     def sum_is_finite(self) -> bool:
         """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
@@ -109,6 +124,7 @@ class SliceUpdate:
 
     def accumulate(self, weight: float, samples: int) -> None:
         """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
+        self._norms.add(self.scratch)
         if self.gradients == 0:
             self._swap()
             if weight != 1.0:
@@ -126,9 +142,10 @@ class SliceUpdate:
     def step(self) -> Step:
         """Make the update from what was summed; where nothing was (all dropped), the weights stay.
 
-        Returns the divisor and the learning rate that were used.
+        Returns the divisor and the learning rate that were used, and what was measured.
         """
-        step = Step(gradients=self.gradients, learning_rate=self.learning_rate)
+        gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
+        step = Step(self.gradients, self.learning_rate, gradient_sq, sum_sq)
         if self.gradients > 0:
             self._step(self._sum, self.gradients)
             if self.averaged is not None:

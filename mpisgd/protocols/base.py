@@ -25,6 +25,9 @@ class Protocol(ABC):
     consistent: ClassVar[bool]
     """Whether a learner computes only on slices of one clock over all shards."""
 
+    ordered: ClassVar[bool] = False
+    """Whether `expects` ever names a learner."""
+
     gradients_per_update: int
     """How many gradients normally make one update; the divisor itself is counted (law 3)."""
 
@@ -32,7 +35,7 @@ class Protocol(ABC):
         self.present = set(range(lambda_))
 
     def expects(self) -> int | None:
-        """The learner_id whose push the shard must sum next, or None."""
+        """The learner_id whose push the shard must sum next, or None; asked where the protocol is `ordered`."""
         return None
 
     @abstractmethod

@@ -10,8 +10,16 @@ update; with modulation "none" that is Async-Opt [Chen16 Alg. 1, 2] and, with Ad
 
 from __future__ import annotations
 
+import functools
+
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import APPLY, Kind, Verdict
+
+
+@functools.cache
+def modulated(staleness: int) -> Verdict:
+    """alpha0 / tau of alpha0: made once for each staleness that comes up."""
+    return Verdict(Kind.APPLY, weight=1.0 / staleness)
 
 
 class Softsync(Protocol):
@@ -27,9 +35,7 @@ class Softsync(Protocol):
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         self.summed += 1
         staleness = clock - timestamp
-        if self.modulated and staleness > 0:
-            return Verdict(Kind.APPLY, weight=1.0 / staleness)
-        return APPLY
+        return modulated(staleness) if self.modulated and staleness > 0 else APPLY
 
     def update_due(self) -> bool:
         return self.summed >= self.gradients_per_update

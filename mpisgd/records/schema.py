@@ -18,7 +18,7 @@ from mpisgd.protocols.verdict import Reason
 
 __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "Reason", "Verdict"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Event(enum.IntEnum):
@@ -68,6 +68,8 @@ UPDATES = np.dtype(
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took
         ("mean_loss", np.float64),  # of the mini-batches in this update
+        ("gradient_sq", np.float64),  # on this slice: mean |g_i|^2 of the gradients, without weights; NaN = not measured
+        ("sum_sq", np.float64),  # on this slice: |sum of w_i g_i|^2, before the divisor; NaN = not measured, or of one gradient
     ]
 )
 

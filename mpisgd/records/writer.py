@@ -31,6 +31,7 @@ class TableFile:
     """
 
     def __init__(self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float) -> None:
+        self.kept = path is not None
         self._file = None if path is None else h5py.File(path, "w-", libver="latest", locking="best-effort")
         self._flush_rows = flush_rows
         self._flush_s = flush_s
@@ -110,6 +111,8 @@ class ShardLog:
         self._unanswered: dict[int, int] = {}
 
     def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
+        if not self._file.kept:
+            return
         number = self._file.append(
             "pushes",
             (
@@ -124,13 +127,13 @@ class ShardLog:
                 verdict.reason,
                 verdict.weight,
                 learning_rate,
-                push.arrival_s,
+                push.arrival_ns * 1e-9,
                 math.nan,
-                push.compute_s,
-                push.delay_s,
-                push.push_s,
-                push.wait_s,
-                push.pull_s,
+                push.compute_ns * 1e-9,
+                push.delay_ns * 1e-9,
+                push.push_ns * 1e-9,
+                push.wait_ns * 1e-9,
+                push.pull_ns * 1e-9,
                 push.loss,
             ),
         )
@@ -143,8 +146,21 @@ class ShardLog:
             self._file.amend("pushes", number, "answer_s", now_s)
 
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
-        row = (self._shard, clock, step.gradients, samples, step.learning_rate, now_s, update_s, mean_loss)
-        self._file.append("updates", row)
+        self._file.append(
+            "updates",
+            (
+                self._shard,
+                clock,
+                step.gradients,
+                samples,
+                step.learning_rate,
+                now_s,
+                update_s,
+                mean_loss,
+                step.gradient_sq,
+                step.sum_sq,
+            ),
+        )
 
     def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
         self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))

@@ -13,7 +13,7 @@ happen: `DeadlockError` says who waits for whom.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -40,16 +40,16 @@ class Waiting(Protocol):
 
 
 class VirtualRank:
-    """One rank: its clock, and its greenlet."""
+    """One rank: its number, its clock, and the way into its greenlet."""
 
-    __slots__ = ("cluster", "greenlet", "now", "rank", "waiting")
+    __slots__ = ("dead", "now", "rank", "switch", "waiting")
 
-    def __init__(self, cluster: Cluster, rank: int) -> None:
-        self.cluster = cluster
+    def __init__(self, rank: int) -> None:
         self.rank = rank
         self.now = 0
-        self.greenlet: greenlet
+        self.switch: Callable[[], object]
         self.waiting: Waiting | None = None
+        self.dead = False
 
     def happen(self, now_ns: int) -> VirtualRank:
         """A rank is also the event that it goes on."""
@@ -63,39 +63,43 @@ class Cluster:
         name: what a rank is called in messages: `"learner 3"`.
     """
 
-    def __init__(self, size: int, name: Callable[[int], str]) -> None:
+    def __init__(self, name: Callable[[int], str]) -> None:
         self.name = name
-        self.ranks = [VirtualRank(self, rank) for rank in range(size)]
+        self.ranks: Sequence[VirtualRank] = ()
         self.ready: deque[VirtualRank] = deque()
         self.ready_from = _NEVER
         self.heap: list[tuple[int, int, Event]] = []
-        self.serial = count()
+        self.serial = count().__next__
         self._meeting: list[VirtualRank] = []
-        self._alive = 0
+        self._starting: Callable[[], object] | None = None
+        self._running: VirtualRank
 
-    def run(self, mains: list[Callable[[], None]]) -> None:
+    def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
         """Run one main for each rank until all have returned.
 
         Raises what a main raised, or DeadlockError.
         """
+        self.ranks = ranks
         hub = getcurrent()
-        self._alive = len(mains)
-
-        def whole(main: Callable[[], None]) -> None:
-            main()
-            self._alive -= 1
-
-        for rank, main in zip(self.ranks, mains, strict=True):
-            rank.greenlet = greenlet(lambda main=main: whole(main), parent=hub)
-            self.ready.append(rank)
-        while self._alive:
-            self._next().greenlet.switch()
+        self._starting = hub.switch
+        for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
+            whole = greenlet(main, parent=hub)
+            rank.switch = whole.switch
+            rank.switch()
+            rank.dead = whole.dead
+        self._starting = None
+        alive = sum(not rank.dead for rank in ranks)
+        while alive:  # a rank comes back here only when it has returned; waiting ones switch to each other
+            self._running = self._next()
+            self._running.switch()
+            self._running.dead = True
+            alive -= 1
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 
     def at(self, time_ns: int, event: Event) -> None:
         """Let something happen at `time_ns`."""
-        heappush(self.heap, (time_ns, next(self.serial), event))
+        heappush(self.heap, (time_ns, self.serial(), event))
 
     def first_at(self, time_ns: int) -> bool:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order."""
@@ -104,20 +108,25 @@ class Cluster:
 
     def wake(self, rank: VirtualRank, from_ns: int) -> None:
         """The wait of a rank is over: it goes on, at `from_ns` on its own clock or later, when the running one waits."""
-        self.ready_from = min(self.ready_from, from_ns)
+        if from_ns < self.ready_from:
+            self.ready_from = from_ns
         self.ready.append(rank)
 
     def block(self, rank: VirtualRank, waiting: Waiting | None) -> None:
         """The running rank waits; others run until it is woken, or an event lets it go on."""
         rank.waiting = waiting
+        if self._starting is not None:
+            self._starting()
+            return
         following = self._next()
         if following is not rank:
-            following.greenlet.switch()
+            self._running = following
+            following.switch()
 
     def until_first(self, rank: VirtualRank) -> None:
         """Let everything happen that comes before the running rank's clock."""
         if not self.first_at(rank.now):
-            heappush(self.heap, (rank.now, next(self.serial), rank))
+            heappush(self.heap, (rank.now, self.serial(), rank))
             self.block(rank, None)
 
     def meet(self, rank: VirtualRank) -> None:
@@ -137,25 +146,24 @@ class Cluster:
     def _next(self) -> VirtualRank:
         """The rank that goes on now. Raises DeadlockError."""
         ready, heap = self.ready, self.heap
-        if ready:
-            rank = ready.popleft()
-            if not ready:
-                self.ready_from = _NEVER
-            return rank
-        while heap:
+        while True:
+            if ready:
+                rank = ready.popleft()
+                if not ready:
+                    self.ready_from = _NEVER
+                return rank
+            if not heap:
+                raise DeadlockError(self._who_waits())
             now_ns, _, event = heappop(heap)
             following = event.happen(now_ns)
             if following is not None:
                 return following
-            if ready:
-                return self._next()
-        raise DeadlockError(self._who_waits())
 
     # ----------------------------------------------------------------------------------------------------------- deadlock
 
     def _who_waits(self) -> str:
         """Every waiting rank (the first dozen), and a cycle of ranks that wait for each other."""
-        waits = {rank.rank: rank.waiting.describe() for rank in self.ranks if rank.waiting is not None and not rank.greenlet.dead}
+        waits = {rank.rank: rank.waiting.describe() for rank in self.ranks if rank.waiting is not None and not rank.dead}
         lines = [f"{self._called(rank)} {text}" for rank, (text, _) in waits.items()]
         if len(lines) > 12:
             lines[12:] = [f"... and {len(lines) - 12} more"]

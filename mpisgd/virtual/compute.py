@@ -1,6 +1,6 @@
 """How long virtual learners compute: nanoseconds of each mini-batch, a function of (seed, learner_id, seq) (DESIGN 4, law 5).
 
-A learner's numbers are drawn in blocks, one stream of `mpisgd.streams` each, which spreads the price of a stream (10 us).
+A learner's numbers are drawn in blocks, one stream of `mpisgd.streams` each, which spreads the price of a stream (3 us).
 The blocks grow, so that 100,000 learners with a few mini-batches each stay cheap too; their sizes are part of every seeded
 run. Numbers are rounded to whole nanoseconds: machines whose mathematical libraries differ in the last bit still agree.
 """
@@ -55,10 +55,10 @@ class Compute:
         if not 0 <= learner_id < len(self._factors):
             raise ProtocolError(f"no compute for learner_id = {learner_id}; there are {len(self._factors)} learners")
         draw, factor = self._draws[learner_id % len(self._draws)], self._factors[learner_id]
-        if isinstance(draw, float):
-            working: Iterator[int] = repeat(int(_whole(np.array(draw * factor))))
-        else:
+        if callable(draw):
             working = _endless(Domain.COMPUTE, self._seed, learner_id, _times(draw, factor))
+        else:
+            working = repeat(int(_whole(np.array(draw * factor))))
         if not self._pause_mean_s:
             return working
         return _with_pauses(working, _endless(Domain.PAUSE, self._seed, learner_id, self._pauses))
@@ -76,9 +76,10 @@ def make(options: ComputeOptions, virtual: VirtualOptions, *, seed: int, lambda_
     """
     if len(nodes) != lambda_:
         raise ProtocolError(f"{len(nodes)} nodes of learners: expected lambda = {lambda_}")
-    expected = f"a node of learners, from {min(nodes)} to {max(nodes)}"
+    known = set(nodes)
     for node, factor in virtual.slow_nodes.items():
-        require(node in nodes, f"virtual.slow_nodes[{node}]", factor, expected)
+        expected = f"a node of learners, from {min(known)} to {max(known)}"
+        require(node in known, f"virtual.slow_nodes[{node}]", factor, expected)
     return Compute(_draws(options, lambda_), [virtual.slow_nodes.get(node, 1.0) for node in nodes], virtual, seed)
 
 

@@ -34,6 +34,7 @@ class Network:
         self._local_ns = max(_NS / options.local_bandwidth, self._rank_ns)
         self._between_ns = max(self._rank_ns, self._node_ns)
         self._shared = len(set(nodes)) < len(nodes)
+        self._last_nbytes = self._last_ns = 0
         self._out = [0] * len(nodes)
         self._in = [0] * len(nodes)
         self._node_out = [0] * (max(nodes) + 1)
@@ -45,10 +46,14 @@ class Network:
         To be called in the order of `begin_ns`.
         """
         rank_out, rank_in = self._out, self._in
-        begin_ns = max(begin_ns, rank_out[source])
-        begin_ns = max(begin_ns, rank_in[dest])
+        if rank_out[source] > begin_ns:
+            begin_ns = rank_out[source]
+        if rank_in[dest] > begin_ns:
+            begin_ns = rank_in[dest]
         if not self._shared:  # a node of its own for each rank: the node's links add no queue
-            end_ns = begin_ns + round(nbytes * self._between_ns)
+            if nbytes != self._last_nbytes:
+                self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._between_ns)
+            end_ns = begin_ns + self._last_ns
             rank_out[source] = rank_in[dest] = end_ns
             return end_ns
         nodes = self._nodes

@@ -7,6 +7,7 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappush
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,19 @@ from mpisgd.virtual.network import Network
 
 
 class Sending:
-    """A message under way. It arrives, is matched with a receive, and its bytes are transferred."""
+    """A message under way: it arrives, is matched with a receive, and its bytes are transferred."""
 
-    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "receiving", "sender", "tag", "waiter")
+    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "receiving", "source", "tag", "waiter")
 
-    def __init__(self, sender: VirtualWire, dest: VirtualWire, tag: int, fields: Fields, bodies: Any, arrival: int) -> None:
-        self.sender = sender
+    def __init__(self, source: int, dest: VirtualWire, tag: int, fields: Fields, bodies: Any, arrival: int) -> None:
+        self.source = source
         self.dest = dest
         self.tag = tag
         self.fields = fields
         self.bodies = bodies
         self.arrival = arrival
-        self.end: int | None = None
+        self.end = -1
+        """When it is over; -1 = not yet known."""
         self.waiter: VirtualRank | None = None
         self.receiving: Receiving | None = None
 
@@ -57,41 +59,27 @@ class Receiving:
         self.bodies = bodies
         self.posted = posted
         self.fields: Fields = ()
-        self.begun: int | None = None
-        self.end: int | None = None
+        self.begun = -1
+        self.end = -1
         self.waiter: VirtualRank | None = None
 
     def describe(self) -> tuple[str, int | None]:
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
-class Taking:
-    """Waiting for whatever comes, or for one rank."""
-
-    __slots__ = ("patterns",)
-
-    def __init__(self, patterns: tuple[Pattern, ...]) -> None:
-        self.patterns = patterns
-
-    def describe(self) -> tuple[str, int | None]:
-        sources = {source for source, _ in self.patterns}
-        wanted = " or ".join("anything" if tag is None else Tag(tag).name for _, tag in self.patterns)
-        return f"waits for {wanted}", sources.pop() if len(sources) == 1 else None
-
-
-class VirtualWire:
-    """One virtual rank's end of the communicator."""
+class VirtualWire(VirtualRank):
+    """One virtual rank, and its end of the communicator."""
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
-        self.rank = len(wires)
+        """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
+        super().__init__(len(wires))
         self._cluster = cluster
         self._network = network
         self._wires = wires
-        self._self: VirtualRank = cluster.ranks[self.rank]
         self._arrived: dict[int, deque[Sending]] = {}
-        self._posted: dict[tuple[int, int], deque[Receiving]] = {}
         self._waiting = 0
-        self._takes = False
+        self._posted: dict[tuple[int, int], deque[Receiving]] = {}
+        self._patterns: tuple[Pattern, ...] | None = None
         self._taken: Sending
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
@@ -100,59 +88,53 @@ class VirtualWire:
     # ------------------------------------------------------------------------------------------------------------ seconds
 
     def now_ns(self) -> int:
-        return self._self.now
+        return self.now
 
     def sleep(self, seconds: float) -> None:
-        self._self.now += round(seconds * 1e9)
+        self.now += round(seconds * 1e9)
 
     def work(self, ns: int) -> None:
         """Let nanoseconds pass on this rank."""
-        self._self.now += ns
+        self.now += ns
 
     def catch_up(self) -> None:
         """Let everything happen that comes before this rank's clock."""
-        self._cluster.until_first(self._self)
+        self._cluster.until_first(self)
 
     def start_clock(self) -> None:
         self.meet()
 
     def meet(self) -> None:
-        self._cluster.meet(self._self)
+        self._cluster.meet(self)
 
     # --------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Sending:
-        me = self._self
-        me.now += self._overhead_ns
-        arrival = me.now + self._latency_ns
+        self.now = now = self.now + self._overhead_ns
         receiver = self._wires[dest]
-        message = Sending(self, receiver, tag, fields, bodies, arrival)
-        posted = receiver._posted.get((self.rank, tag))
-        if posted:
+        message = Sending(self.rank, receiver, tag, fields, bodies, now + self._latency_ns)
+        if receiver._posted and (posted := receiver._posted.get((self.rank, tag))):
             receiver.match(message, posted.popleft())
         else:
-            self._cluster.at(arrival, message)
+            cluster = self._cluster
+            heappush(cluster.heap, (message.arrival, cluster.serial(), message))
         return message
 
     def finish(self, *transfers: Sending | Receiving) -> None:
-        me = self._self
         for transfer in transfers:
-            end = transfer.end
-            if end is None:
-                transfer.waiter = me
-                self._cluster.block(me, transfer)
-                end = transfer.end
-                assert end is not None
-            me.now = max(me.now, end)
+            if transfer.end < 0:
+                transfer.waiter = self
+                self._cluster.block(self, transfer)
+            if transfer.end > self.now:
+                self.now = transfer.end
 
     # ------------------------------------------------------------------------------------------------------------ receive
 
     def post(self, source: int, tag: int, *bodies: Any) -> Receiving:
-        receiving = Receiving(source, tag, bodies, self._self.now)
-        arrived = self._arrived.get(tag)
-        if arrived:
+        receiving = Receiving(source, tag, bodies, self.now)
+        if self._waiting and (arrived := self._arrived.get(tag)):
             for message in arrived:
-                if message.sender.rank == source:
+                if message.source == source:
                     arrived.remove(message)
                     self._waiting -= 1
                     self.match(message, receiving)
@@ -166,37 +148,33 @@ class VirtualWire:
         return receiving
 
     def header(self, posted: Receiving) -> Fields:
-        me = self._self
-        begun = posted.begun
-        if begun is None:
-            posted.waiter = me
-            self._cluster.block(me, posted)
-            begun = posted.begun
-            assert begun is not None
-        me.now = max(me.now, begun)
+        if posted.begun < 0:
+            posted.waiter = self
+            self._cluster.block(self, posted)
+        if posted.begun > self.now:
+            self.now = posted.begun
         return posted.fields
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        me, cluster = self._self, self._cluster
         message: Sending | None = None
         if self._waiting:
-            cluster.until_first(me)
+            self._cluster.until_first(self)
             message = self._look(patterns)
         while message is None:
-            self._takes = True
-            cluster.block(me, Taking(patterns))
+            self._patterns = patterns
+            self._cluster.block(self, self)
             message = self._look(patterns)
         self._taken = message
-        me.now += self._overhead_ns
+        self.now += self._overhead_ns
         if not message.bodies:
-            message.end = me.now
+            message.end = self.now
             if message.waiter is not None:
-                cluster.wake(message.waiter, me.now)
-        return message.sender.rank, message.tag, message.fields
+                self._cluster.wake(message.waiter, self.now)
+        return message.source, message.tag, message.fields
 
     def take_body(self, *bodies: Any) -> None:
-        message, me = self._taken, self._self
-        receiving = Receiving(message.sender.rank, message.tag, bodies, me.now)
+        message = self._taken
+        receiving = Receiving(message.source, message.tag, bodies, self.now)
         self.match(message, receiving)
         self.finish(receiving)
 
@@ -204,29 +182,40 @@ class VirtualWire:
         """The first message that has arrived, of the first pattern that any matches."""
         arrived = self._arrived
         for source, tag in patterns:
-            if tag is not None:
-                queues = [arrived[tag]] if tag in arrived else []
-            else:
-                queues = [queue for queue in arrived.values() if queue]
             found: Sending | None = None
-            for queue in queues:
-                for message in queue:
-                    if source is None or message.sender.rank == source:
-                        if found is None or message.arrival < found.arrival:
-                            found = message
-                        break
+            for queue in arrived.values() if tag is None else (arrived[tag],) if tag in arrived else ():
+                if not queue:
+                    continue
+                message = queue[0]
+                if source is not None and message.source != source:
+                    of_source = [each for each in queue if each.source == source]
+                    if not of_source:
+                        continue
+                    message = of_source[0]
+                if found is None or message.arrival < found.arrival:
+                    found = message
             if found is not None:
-                arrived[found.tag].remove(found)
+                queue = arrived[found.tag]
+                if queue[0] is found:
+                    queue.popleft()
+                else:
+                    queue.remove(found)
                 self._waiting -= 1
                 return found
         return None
+
+    def describe(self) -> tuple[str, int | None]:
+        """What this rank waits for, where it takes what comes."""
+        patterns = self._patterns or ()
+        sources = {source for source, _ in patterns}
+        wanted = " or ".join("anything" if tag is None else Tag(tag).name for _, tag in patterns)
+        return f"waits for {wanted}", sources.pop() if len(sources) == 1 else None
 
     # ------------------------------------------------------------------------------------------------- what happens to it
 
     def arrive(self, message: Sending, now_ns: int) -> VirtualRank | None:
         """A message is here: it finds its posted receive, or waits to be taken. Returns this rank where it takes anything."""
-        posted = self._posted.get((message.sender.rank, message.tag))
-        if posted:
+        if self._posted and (posted := self._posted.get((message.source, message.tag))):
             self.match(message, posted.popleft())
             return None
         queue = self._arrived.get(message.tag)
@@ -234,15 +223,14 @@ class VirtualWire:
             queue = self._arrived[message.tag] = deque()
         queue.append(message)
         self._waiting += 1
-        if not self._takes:
+        if self._patterns is None:
             return None
-        self._takes = False
-        me = self._self
-        if now_ns < me.now:  # busy until then: what else comes meanwhile may go first
-            self._cluster.at(me.now, me)
+        self._patterns = None
+        if now_ns < self.now:  # busy until then: what else comes meanwhile may go first
+            self._cluster.at(self.now, self)
             return None
-        me.now = now_ns
-        return me
+        self.now = now_ns
+        return self
 
     def match(self, message: Sending, receiving: Receiving) -> None:
         """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
@@ -251,7 +239,7 @@ class VirtualWire:
         receiving.fields = message.fields
         message.receiving = receiving
         cluster = self._cluster
-        if receiving.bodies or message.bodies:
+        if message.bodies:
             if cluster.first_at(begun):
                 self.transfer(message, receiving, begun)
                 return
@@ -267,17 +255,15 @@ class VirtualWire:
     def transfer(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The bytes of the bodies cross the links. Raises PeerError where more come than there is room for."""
         nbytes = 0
-        for sent, received in zip(message.bodies, receiving.bodies, strict=True):
-            nbytes += sent.nbytes
-            if sent.nbytes > received.nbytes:
-                raise PeerError(
-                    f"{Tag(message.tag).name} from rank {message.sender.rank}: {sent.nbytes} bytes, expected {received.nbytes}"
-                )
+        for sent, received in zip(message.bodies, receiving.bodies, strict=False):
+            size = sent.nbytes
+            if size > received.nbytes:
+                raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
             if type(received) is np.ndarray:
                 received[: len(sent)] = sent
+            nbytes += size
         cluster = self._cluster
-        end = self._network.transfer(message.sender.rank, self.rank, nbytes, now_ns)
-        message.end = receiving.end = end
+        message.end = receiving.end = end = self._network.transfer(message.source, self.rank, nbytes, now_ns)
         if message.waiter is not None:
             cluster.wake(message.waiter, end)
         if receiving.waiter is not None:

@@ -20,11 +20,13 @@ TRAIN_SAMPLES = 1000
 
 
 def row(table: str, **fields: Any) -> np.ndarray:
-    """One row; fields that are not given are 0, answer_s NaN, weight 1, staleness clock - timestamp."""
+    """One row; fields that are not given are 0, answer_s and norms NaN, weight 1, staleness clock - timestamp."""
     record = np.zeros(1, schema.TABLES[table])
     if table == "pushes":
         fields = {"answer_s": np.nan, "weight": 1.0, "samples": 4, **fields}
         fields.setdefault("staleness", fields.get("clock", 0) - fields.get("timestamp", 0))
+    if table == "updates":
+        fields = {"gradient_sq": np.nan, "sum_sq": np.nan, **fields}
     for name, value in fields.items():
         record[name] = value
     return record
@@ -79,7 +81,13 @@ def write_run(
     return path
 
 
-def write_file(path: Path, tables: Mapping[str, np.ndarray], summary: tuple[int, ...], shard: int, version: int = 1) -> None:
+def write_file(
+    path: Path,
+    tables: Mapping[str, np.ndarray],
+    summary: tuple[int, ...],
+    shard: int,
+    version: int = schema.SCHEMA_VERSION,
+) -> None:
     """One rank's file, with three torn rows after the committed ones of each table."""
     with h5py.File(path, "w", libver="latest") as file:
         file.attrs["schema_version"] = version

@@ -1,150 +1,119 @@
-"""Stand-ins without MPI: ranks joined by lists in memory, a crew of learners before a shard, a communicator of threads."""
+"""Stand-ins without MPI: messages that lie before a rank, a crew of learners before a shard, a communicator of threads."""
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 import threading
+import types
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mpisgd.errors import PeerError
-from mpisgd.messages import Goodbye, Message, Pull, Push, SnapshotPull, Tag
-from mpisgd.roles import Roles
+import mpisgd
+from mpisgd.messages import Goodbye, Message, Pull, Push, SnapshotPull
 
-ANSWERS = (Tag.ANSWER, Tag.WEIGHTS, Tag.SNAPSHOT_ANSWER, Tag.SNAPSHOT_WEIGHTS)
+WIRE = Path(mpisgd.__file__).parent / "wire.py"
 
 
 class Stuck(AssertionError):
     """A rank waits for what nobody will send: under MPI this would be a hang."""
 
 
-def roles(shards: int = 1, learners: int = 2, evaluator: bool = False) -> Roles:
-    """Packed: shards, learners, evaluator."""
-    learner_ranks = tuple(range(shards, shards + learners))
-    return Roles(tuple(range(shards)), learner_ranks, shards + learners if evaluator else learner_ranks[0])
+# ---------------------------------------------------------------------------------------------------- MPI without MPI
 
 
-# --------------------------------------------------------------------------------------------------------------- the wire
-
-
-@dataclass
-class Envelope:
-    """As `wire.Envelope`."""
+class Envelope(NamedTuple):
+    """A message that has arrived, whole, at the only rank there is."""
 
     source: int
     tag: int
-    nbytes: int
-    message: bytes
+    payload: bytes
+
+    def Recv(self, into: Any) -> None:
+        view = memoryview(into).cast("B")
+        view[: len(self.payload)] = self.payload
 
 
-@dataclass
-class Request:
-    """A posted receive, or a send under way, whose buffer is read only when it is finished."""
+class Status:
+    source = tag = nbytes = -1
 
-    array: np.ndarray
-    source: int = -1
-    dest: int = -1
-    tag: int = -1
-    done: bool = False
+    def Get_count(self, datatype: object) -> int:
+        return self.nbytes
 
 
-@dataclass
-class Network:
-    """All ranks of a fake job, in one thread.
+class Done:
+    """A request that needs no waiting for."""
 
-    `idle` is called while a rank waits; it lets somebody else do something, and returns whether anybody could.
-    """
+    def Wait(self) -> None: ...
 
-    idle: Callable[[], bool] = lambda: False
-    now_ns: int = 0
-    slept_s: list[float] = field(default_factory=list)
-    sent: list[tuple[int, int, Tag]] = field(default_factory=list)
-    announced: list[Tag] = field(default_factory=list)
-    inbox: dict[int, list[Envelope]] = field(default_factory=dict)
-    posted: dict[int, list[Request]] = field(default_factory=dict)
-
-    def deliver(self, source: int, dest: int, tag: int, message: bytes) -> None:
-        """Into the receive that was posted first, as MPI does; else into the inbox. Answers need a posted one (law 1)."""
-        self.sent.append((source, dest, Tag(tag)))
-        for request in self.posted.get(dest, []):
-            if not request.done and (request.source, request.tag) == (source, tag):
-                assert len(message) <= request.array.nbytes, f"{len(message)} bytes overrun a buffer of {request.array.nbytes}"
-                request.array.view(np.uint8).reshape(-1)[: len(message)] = np.frombuffer(message, np.uint8)
-                request.done = True
-                return
-        assert tag not in ANSWERS, f"law 1: rank {source} sends {Tag(tag).name} to rank {dest}, which has posted no receive"
-        self.inbox.setdefault(dest, []).append(Envelope(source, tag, len(message), message))
-
-    def wait_until(self, ready: Callable[[], Any], who: str) -> Any:
-        while not (result := ready()):
-            if not self.idle():
-                raise Stuck(f"{who} waits for ever")
-        return result
+    def Test(self) -> bool:
+        return True
 
 
-class FakeWire:
-    """One rank's end of a `Network`, with the methods of `wire.Wire` that channels call."""
+class Comm:
+    """An mpi4py communicator of one rank before which messages lie; it says which of MPI's sends were used, and for what."""
 
-    def __init__(self, network: Network, rank: int) -> None:
-        self.network = network
-        self.rank = rank
+    def __init__(self) -> None:
+        self.inbox: list[Envelope] = []
+        self.sent: list[tuple[str, int, int, bytes]] = []
 
-    def now_ns(self) -> int:
-        self.network.now_ns += 1000
-        return self.network.now_ns
+    def Get_rank(self) -> int:
+        return 0
 
-    def sleep(self, seconds: float) -> None:
-        self.network.slept_s.append(seconds)
+    def Isend(self, buffer: Any, dest: int, tag: int) -> Done:
+        return self._send("Isend", buffer, dest, tag)
 
-    def send(self, array: np.ndarray, dest: int, tag: int) -> None:
-        self.network.deliver(self.rank, dest, tag, array.tobytes())
+    def Issend(self, buffer: Any, dest: int, tag: int) -> Done:
+        return self._send("Issend", buffer, dest, tag)
 
-    def announce(self, array: np.ndarray, dest: int, tag: int) -> Request:
-        self.network.announced.append(Tag(tag))
-        self.send(array, dest, tag)
-        return Request(array, dest=dest, tag=tag, done=True)
+    def _send(self, how: str, buffer: Any, dest: int, tag: int) -> Done:
+        self.sent.append((how, dest, tag, bytes(memoryview(buffer).cast("B"))))
+        return Done()
 
-    def start_send(self, array: np.ndarray, dest: int, tag: int) -> Request:
-        return Request(array, dest=dest, tag=tag)
+    def Irecv(self, into: Any, source: int, tag: int) -> Done:
+        message = self.Improbe(source, tag, Status())
+        if message is None:
+            raise Stuck(f"nothing of tag {tag} from rank {source}; there are only {self.inbox}")
+        message.Recv(into)
+        return Done()
 
-    def post_receive(self, array: np.ndarray, source: int, tag: int) -> Request:
-        request = Request(array, source=source, tag=tag)
-        self.network.posted.setdefault(self.rank, []).append(request)
-        return request
+    def Improbe(self, source: int, tag: int, status: Status) -> Envelope | None:
+        """The first that matches, taken out. Raises Stuck where there is nothing at all: nothing ever comes."""
+        for message in self.inbox:
+            if source in (-1, message.source) and tag in (-1, message.tag):
+                self.inbox.remove(message)
+                status.source, status.tag, status.nbytes = message.source, message.tag, len(message.payload)
+                return message
+        if not self.inbox:
+            raise Stuck("the inbox is empty")
+        return None
 
-    def probe(self, *patterns: tuple[int | None, int | None]) -> Envelope:
-        inbox = self.network.inbox.setdefault(self.rank, [])
+    def Mprobe(self, source: int, tag: int, status: Status) -> Envelope:
+        message = self.Improbe(source, tag, status)
+        if message is None:
+            raise Stuck(f"nothing of tag {tag} from rank {source}; there are only {self.inbox}")
+        return message
 
-        def match() -> Envelope | None:
-            for source, tag in patterns:
-                for envelope in inbox:
-                    if source in (None, envelope.source) and tag in (None, envelope.tag):
-                        return envelope
-            return None
 
-        envelope: Envelope = self.network.wait_until(match, f"rank {self.rank}, for {patterns},")
-        inbox.remove(envelope)
-        return envelope
-
-    def accept(self, envelope: Envelope, array: np.ndarray) -> None:
-        if envelope.nbytes != array.nbytes:
-            raise PeerError(f"tag {envelope.tag} from rank {envelope.source}: {envelope.nbytes} bytes, expected {array.nbytes}")
-        array.view(np.uint8).reshape(-1)[:] = np.frombuffer(envelope.message, np.uint8)
-
-    def wait(self, request: Request) -> None:
-        if request.dest >= 0 and not request.done:
-            request.done = True
-            self.network.deliver(self.rank, request.dest, request.tag, request.array.tobytes())
-        self.network.wait_until(lambda: request.done, f"rank {self.rank}, for {request},")
-
-    def finish(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.wait(request)
+def wire_without_mpi() -> types.ModuleType:
+    """`mpisgd.wire`, loaded beside the real one, which would start MPI."""
+    stub = types.ModuleType("mpisgd.mpi")
+    request = types.SimpleNamespace(Waitall=lambda requests: None)
+    stub.MPI = types.SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=object(), Request=request)  # type: ignore[attr-defined]
+    spec = importlib.util.spec_from_file_location("wire_without_mpi", WIRE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {"mpisgd.mpi": stub}):
+        spec.loader.exec_module(module)
+    return module
 
 
 # ------------------------------------------------------------------------------------------------------ a shard's channel
@@ -152,8 +121,8 @@ class FakeWire:
 
 def push(learner_id: int, timestamp: int = 0, seq: int = 0, **fields: Any) -> Push:
     """A push of which only what matters is said."""
-    given = {"samples": 2, "compute_s": 0.0, "delay_s": 0.0, "push_s": 0.0, "wait_s": 0.0, "pull_s": 0.0, "loss": 1.0}
-    return Push(learner_id=learner_id, timestamp=timestamp, seq=seq, **{**given, "arrival_s": 0.0, **fields})
+    given: dict[str, Any] = {**dict.fromkeys(Push._fields, 0), "samples": 2, "nbytes": 4, "loss": 1.0, **fields}
+    return Push._make({**given, "learner_id": learner_id, "timestamp": timestamp, "seq": seq}[name] for name in Push._fields)
 
 
 class ScriptedChannel:

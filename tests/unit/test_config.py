@@ -34,6 +34,16 @@ from mpisgd.config import (
     kind_of,
     make_options,
 )
+from mpisgd.config_virtual import (
+    ConstantComputeOptions,
+    FailureOptions,
+    HeavyTailComputeOptions,
+    LognormalComputeOptions,
+    NetworkOptions,
+    NormalComputeOptions,
+    ServiceOptions,
+    VirtualOptions,
+)
 from mpisgd.errors import ConfigError, nearest
 
 #: (class, prefix, field, a value that is refused, what the message expects)
@@ -60,6 +70,29 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
             (EvaluationOptions, "evaluation.", {"every_epochs": 0, "batch": 1, "recalibrate_batches": 1}),
             (LogOptions, "log.", {"flush_rows": 1, "flush_s": 0, "progress_s": 0}),
             (
+                VirtualOptions,
+                "virtual.",
+                {
+                    "learners": 1, "parameters": 0, "train_samples": 1, "ranks_per_node": 1, "pause_mean_s": 0,
+                    "pause_every_s": 1e-3,
+                },
+            ),
+            (ConstantComputeOptions, "compute.", {"mean_s": 0}),
+            (NormalComputeOptions, "compute.", {"mean_s": 0, "deviation_s": 0}),
+            (LognormalComputeOptions, "compute.", {"mean_s": 0, "sigma": 0}),
+            (
+                HeavyTailComputeOptions,
+                "compute.",
+                {"mean_s": 0, "sigma": 0, "tail_probability": 0, "tail_scale_s": 0, "tail_index": 0.1, "tail_most_s": 0},
+            ),
+            (
+                NetworkOptions,
+                "network.",
+                {"latency_s": 0, "overhead_s": 0, "bandwidth": 1, "node_bandwidth": 1, "local_bandwidth": 1},
+            ),
+            (ServiceOptions, "service.", {"gradient_s_per_byte": 0, "update_s_per_byte": 0, "gradient_s": 0, "update_s": 0}),
+            (FailureOptions, "failures.", {"mean_s": 0, "notice_s": 0}),
+            (
                 Config,
                 "",
                 {
@@ -76,6 +109,11 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
     (AdamOptions, "optimizer.", "beta1", 1.0, "a number below 1"),
     (AdamOptions, "optimizer.", "beta2", 1.5, "a number below 1"),
     (StragglerOptions, "straggler.", "delay_probability", 1.01, "at most 1"),
+    (ConstantComputeOptions, "compute.", "mean_s", math.inf, "a finite number >= 0"),
+    (LognormalComputeOptions, "compute.", "sigma", 10.5, "at most 10"),
+    (HeavyTailComputeOptions, "compute.", "sigma", 10.5, "at most 10"),
+    (HeavyTailComputeOptions, "compute.", "tail_probability", 1.01, "at most 1"),
+    (HeavyTailComputeOptions, "compute.", "tail_most_s", 0.25, "at least compute.tail_scale_s = 0.5"),
     (Config, "", "averaging", 1.0, "a number below 1"),
     (Config, "", "epochs", 0.0, "a number above 0"),
     (Config, "", "out", "", "the path of a directory"),
@@ -99,6 +137,9 @@ def test_every_bound(cls: type, prefix: str, name: str, value: Any, expected: st
         (StragglerOptions, {"delay": "pareto"}, r"straggler\.delay_spread = 1\.0: expected a shape above 1 for pareto"),
         (StragglerOptions, {"slowdown": {0: 2.0, 3: 0.5}}, r"straggler\.slowdown\[3\] = 0\.5: expected a factor >= 1"),
         (StragglerOptions, {"slowdown": {1: math.inf}}, r"straggler\.slowdown\[1\] = inf: expected a factor >= 1"),
+        (VirtualOptions, {"slow_nodes": {0: 2.0, 3: -0.5}}, r"virtual\.slow_nodes\[3\] = -0\.5: expected a finite number >= 0"),
+        (VirtualOptions, {"batched": True, "gradients": False}, r"virtual\.batched = True: expected virtual\.gradients = true"),
+        (FailureOptions, {"at_s": {2: math.nan}}, r"failures\.at_s\[2\] = nan: expected a finite number >= 0"),
     ],
 )
 def test_fields_that_do_not_fit_each_other(cls: type, fields: dict[str, Any], message: str) -> None:

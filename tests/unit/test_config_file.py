@@ -13,16 +13,22 @@ import pytest
 
 from mpisgd import config_file
 from mpisgd.config import KINDS, Config, CustomModelOptions, MlpOptions, SoftsyncOptions, StepOptions
+from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.errors import ConfigError
+
+#: Changed together with all the others, it would be refused; it is written and read below.
+UNCHANGED = {"batched"}
 
 
 def changed(cls: type) -> Any:
-    """An instance of which no field has its default; so a field that is not written or not read is seen."""
+    """An instance of which no field but UNCHANGED has its default; so a field that is not written or not read is seen."""
     hints = typing.get_type_hints(cls)
     return cls(**{item.name: _changed(hints[item.name], item) for item in dataclasses.fields(cls)})
 
 
 def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
+    if item.name in UNCHANGED:
+        return item.default
     if dataclasses.is_dataclass(hint):
         return changed(typing.cast(type, hint))
     if isinstance(hint, types.UnionType) and all(dataclasses.is_dataclass(each) for each in typing.get_args(hint)):
@@ -77,6 +83,10 @@ def test_the_environment_is_written_and_passed_over() -> None:
         ("alpha0 = 1\nepochs = 3", Config(alpha0=1.0, epochs=3.0)),
         ('[schedule]\nname = "step"\nepochs = [1, 2.5]', Config(schedule=StepOptions(epochs=(1.0, 2.5)))),
         ('[model]\nname = "mlp"\nhidden = []', Config(model=MlpOptions(hidden=()))),
+        ("[virtual]\nbatched = true", Config(virtual=VirtualOptions(batched=True))),
+        ("[virtual]\nslow_nodes = {2 = 3.5}", Config(virtual=VirtualOptions(slow_nodes={2: 3.5}))),
+        ("[failures]\nat_s = {0 = 1.5}", Config(failures=FailureOptions(at_s={0: 1.5}))),
+        ('[compute]\nname = "empirical"\nrun = "out"', Config(compute=EmpiricalComputeOptions(run="out"))),
         ('model = "my.nets:make"', Config(model=CustomModelOptions(factory="my.nets:make"))),
         (
             '[model]\nname = "my.nets:make"\nkwargs = {depth = 2}',
@@ -91,6 +101,7 @@ def test_the_environment_is_written_and_passed_over() -> None:
 def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
     read = config_file.read(write(tmp_path, text))
     assert read == config
+    assert config_file.from_mapping(config_file.to_mapping(read)) == config
     assert isinstance(read.alpha0, float)
 
 

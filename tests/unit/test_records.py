@@ -282,8 +282,8 @@ def foreign(path: Path, kind: str) -> None:
     with h5py.File(path, "r+") as file:
         if kind == "no version":
             del file.attrs["schema_version"]
-        elif kind == "version 2":
-            file.attrs["schema_version"] = 2
+        elif kind == "version 1":
+            file.attrs["schema_version"] = 1
         elif kind == "no table":
             del file["pushes"]
         elif kind == "no count":
@@ -299,8 +299,8 @@ def foreign(path: Path, kind: str) -> None:
     ("kind", "message"),
     [
         ("text", "cannot be read as HDF5"),
-        ("no version", "has schema version None, this mpisgd reads 1"),
-        ("version 2", "has schema version 2, this mpisgd reads 1"),
+        ("no version", "has schema version None, this mpisgd reads 2"),
+        ("version 1", "has schema version 1, this mpisgd reads 2"),
         ("no table", "table pushes cannot be read"),
         ("no count", "table pushes cannot be read"),
         ("other layout", "table pushes has another layout than this mpisgd writes"),

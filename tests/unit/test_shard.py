@@ -117,7 +117,8 @@ def test_hardsync_sums_gradients_in_learner_order_whoever_came_first(
     assert done.rows("pushes", "learner_id", "clock", "staleness", "weight") == [(who, 0, 0, 1.0) for who in EVERYBODY]
     assert len(done.shard.update._spare) == min(2, parked_nbytes // 4)
     assert done.weights == [0.0]
-    assert done.rows("updates", "clock", "gradients", "samples") == [(1, 3, 6)]
+    assert done.rows("updates", "clock", "gradients", "samples", "sum_sq") == [(1, 3, 6, 0.0)]
+    assert read_table(log, "updates")["gradient_sq"] == pytest.approx((1e16 + 1.0 + 1e16) / 3)
     assert done.answers == [*(("weights", who, 0, [0.0]) for who in EVERYBODY), *(("stop", who, 1) for who in (2, 1, 0))]
     assert done.summary == (0, 1, 6, 3, 3, 0)
 
@@ -213,7 +214,7 @@ def test_drop_leaves_it_out_and_counts_it_out(log: Path) -> None:
     assert done.rows("pushes", "verdict", "reason", "weight") == [
         (Verdict.APPLY, Reason.NONE, 1.0), (Verdict.DROP, Reason.NONFINITE, 0.0), (Verdict.APPLY, Reason.NONE, 1.0)
     ]  # fmt: skip
-    assert done.rows("updates", "gradients", "samples") == [(2, 4)]
+    assert done.rows("updates", "gradients", "samples", "gradient_sq", "sum_sq") == [(2, 4, (4.0 + 16.0) / 2, 36.0)]
     assert done.weights == [-3.0]
     assert (int(Event.NONFINITE), 1) in done.rows("events", "kind", "learner_id")
     assert done.summary == (0, 1, 4, 3, 3, 0)
@@ -225,7 +226,8 @@ def test_an_update_of_which_all_was_dropped_goes_by_without_weights(log: Path) -
     ]  # fmt: skip
     done = serve(log, script, HardsyncOptions(), 2, nonfinite="drop")
     assert done.rows("updates", "clock", "gradients", "samples") == [(1, 0, 0)]
-    assert math.isnan(read_table(log, "updates")["mean_loss"][0])
+    for column in ("mean_loss", "gradient_sq", "sum_sq"):
+        assert math.isnan(read_table(log, "updates")[column][0])
     assert [answer for answer in done.answers if answer[2] == 1] == [("weights", 0, 1, [0.0]), ("weights", 1, 1, [0.0])]
 
 
@@ -235,6 +237,26 @@ def test_continue_applies_it_and_reports_the_run_as_diverged(log: Path) -> None:
     assert done.weights == [-math.inf]
     assert done.rows("pushes", "verdict") == [(Verdict.APPLY,)]
     assert done.summary == (0, 1, 2, 1, 1, 1)
+
+
+# ------------------------------------------------------------------------------------------------------- squared norms
+
+
+@pytest.mark.parametrize("cached_nbytes", [0, 10**9])
+@pytest.mark.parametrize("nonfinite", ["stop", "continue"])
+def test_norms_are_of_the_gradients_that_were_summed(
+    cached_nbytes: int, nonfinite: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of one that backup dropped in between, also where nobody looks at single gradients."""
+    monkeypatch.setattr("mpisgd.norms.PASS_GRADIENTS", 0)
+    monkeypatch.setattr("mpisgd.update.CACHED_NBYTES", cached_nbytes)
+    loss = 1.0 if nonfinite == "stop" else math.nan
+    script = [
+        *pulls(*EVERYBODY), (push(0), 2.0), (push(1), 4.0), *pulls(0, clock=1), (push(0, 1, 1), 1.0), (push(2), 1000.0),
+        *pulls(1, clock=1), (push(1, 1, 1, loss=loss), 3.0), *pulls(0, 1, 2, clock=2), *byes({0: 2, 1: 2, 2: 1}),
+    ]  # fmt: skip
+    done = serve(log, script, BackupOptions(N=2), 3, budget=8, nonfinite=nonfinite)
+    assert done.rows("updates", "gradient_sq", "sum_sq") == [(10.0, 36.0), (5.0, 16.0)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- the end
@@ -342,7 +364,8 @@ def test_a_snapshot_that_is_waited_for_ends_with_the_learners(log: Path) -> None
 
 def test_every_row_of_a_short_run(log: Path) -> None:
     """Column by column; the channel's clock ticks one second whenever it is asked."""
-    details = {"compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "arrival_s": 0.6}
+    tenths = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "arrival_ns")
+    details = {name: 100_000_000 * (1 + place) for place, name in enumerate(tenths)}
     script = [
         *pulls(0, 1), (push(1, 0, 0, loss=2.0, samples=2, **details), 4.0), *pulls(1), (push(0, 0, 0, loss=3.0), 1.0), *pulls(0),
         *byes({0: 1, 1: 1}),
@@ -351,17 +374,19 @@ def test_every_row_of_a_short_run(log: Path) -> None:
     rows = read_table(log, "pushes")
     names = schema.PUSHES.names or ()
     first = dict(zip(names, rows[0].tolist(), strict=True))
-    assert first == {
+    assert first == pytest.approx({
         "shard": 0, "clock": 0, "timestamp": 0, "staleness": 0, "learner_id": 1, "seq": 0, "samples": 2,
         "verdict": Verdict.APPLY, "reason": Reason.NONE, "weight": 1.0, "learning_rate": 1.0, "arrival_s": 0.6, "answer_s": 7.0,
         "compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "loss": 2.0,
-    }  # fmt: skip
+    }, rel=1e-12)  # fmt: skip
     assert rows[["clock", "staleness", "learner_id", "loss"]][1].tolist() == (1, 1, 0, 3.0)
     assert math.isnan(rows["answer_s"][1])  # its pull was stopped, not answered
-    assert read_table(log, "updates").tolist() == [
-        (0, 1, 1, 2, 1.0, 6.0, 1.0, 2.0),
-        (0, 2, 1, 4, 1.0, 9.0, 1.0, 3.0),
+    updates = read_table(log, "updates")
+    assert updates[list(schema.UPDATES.names or ())[:9]].tolist() == [
+        (0, 1, 1, 2, 1.0, 6.0, 1.0, 2.0, 16.0),
+        (0, 2, 1, 4, 1.0, 9.0, 1.0, 3.0, 1.0),
     ]
+    assert np.isnan(updates["sum_sq"]).all()
     events = read_table(log, "events")
     assert np.isnan(events["value"]).all()
     assert events[["shard", "clock", "kind", "learner_id", "time_s"]].tolist() == [

@@ -1,0 +1,81 @@
+"""Ranks of a virtual cluster for tests: one main for each, and wires that write down what goes over them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpisgd.config_virtual import NetworkOptions
+from mpisgd.messages import Fields, Tag
+from mpisgd.roles import Roles
+from mpisgd.virtual.cluster import Cluster
+from mpisgd.virtual.network import Network
+from mpisgd.virtual.wire import VirtualWire
+
+ANSWERS = (Tag.ANSWER, Tag.SNAPSHOT_ANSWER)
+FREE = NetworkOptions(latency_s=0.0, overhead_s=0.0, bandwidth=1e18, node_bandwidth=1e18, local_bandwidth=1e18)
+
+
+def packed(shards: int = 1, learners: int = 2, evaluator: bool = False) -> Roles:
+    """Shards, learners, evaluator."""
+    learner_ranks = tuple(range(shards, shards + learners))
+    return Roles(tuple(range(shards)), learner_ranks, shards + learners if evaluator else learner_ranks[0])
+
+
+class WatchedWire(VirtualWire):
+    """Holds law 1: an answer is sent only to a receive that is posted. `sent` and `posted` are in the order of calls."""
+
+    def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
+        super().__init__(cluster, network, wires)
+        self.everybody = wires
+        self.sent: list[tuple[int, Tag]] = []
+        self.posted: list[tuple[int, Tag]] = []
+        self.open: Counter[tuple[int, int]] = Counter()
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        self.sent.append((dest, Tag(tag)))
+        if tag in ANSWERS:
+            theirs = self.everybody[dest].open  # type: ignore[attr-defined]
+            assert theirs[self.rank, tag] > 0, f"law 1: rank {self.rank} answers rank {dest}, which has posted no receive"
+            theirs[self.rank, tag] -= 1
+        return super().start(dest, tag, fields, *bodies)
+
+    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+        self.posted.append((source, Tag(tag)))
+        self.open[source, tag] += 1
+        return super().post(source, tag, *bodies)
+
+
+class Scene:
+    """A virtual cluster.
+
+    Args:
+        nodes: the node of each rank; by default each has one of its own.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        network: NetworkOptions = FREE,
+        nodes: list[int] | None = None,
+        name: Callable[[int], str] = "somebody {}".format,
+        wire: type[VirtualWire] = VirtualWire,
+    ) -> None:
+        self.cluster = Cluster(name)
+        links = Network(network, nodes or list(range(size)))
+        self.wires: list[Any] = []
+        for _ in range(size):
+            wire(self.cluster, links, self.wires)
+        self.left: list[int] = []
+
+    def run(self, mains: Mapping[int, Callable[[], None]]) -> None:
+        """Rank r runs `mains[r]`; the others leave at once. `left` are the ranks that have returned."""
+
+        def main(rank: int) -> None:
+            if rank in mains:
+                mains[rank]()
+            self.left.append(rank)
+
+        self.cluster.run(self.wires, [lambda rank=rank: main(rank) for rank in range(len(self.wires))])  # type: ignore[misc]
