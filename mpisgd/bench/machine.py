@@ -14,17 +14,16 @@ import numpy as np
 import torch
 
 from mpisgd import __version__
-from mpisgd.mpi import MPI
 
 
-def describe(ranks: int) -> dict[str, Any]:
+def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
     """Processor, cores, versions: what one must know to compare two files."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if ranks == 1 else os.cpu_count(),
         "ranks": ranks,
-        "mpi": MPI.Get_library_version().split("\n")[0].strip("\0 "),
+        "mpi": mpi,
         "versions": {"mpisgd": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
         "python": platform.python_version(),
     }

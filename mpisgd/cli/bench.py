@@ -11,12 +11,13 @@ from typing import Any
 import tyro
 
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
-from mpisgd.guard import failing_fast, launched_rank
+from mpisgd.guard import failing_fast, launched_rank, launched_size
 
 BENCHES = {
     "wire": (2, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update"),
     "train": (3, "images/s of hardsync, over PyTorch DDP with gloo and over loops that do not communicate"),
     "log": (3, "images/s of hardsync with the run log, over without"),
+    "virtual": (1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
 }
 
 
@@ -33,8 +34,9 @@ class Options:
 
 
 def usage() -> str:
-    lines = [f"  mpirun -n {ranks} mpisgd bench {name:<6} {text}" for name, (ranks, text) in BENCHES.items()]
-    return "\n".join(["usage: mpirun -n RANKS mpisgd bench WHAT [options]", "", *lines])
+    launch = {name: f"mpirun -n {ranks} " if ranks > 1 else "" for name, (ranks, _) in BENCHES.items()}
+    lines = [f"  {launch[name]:<12}mpisgd bench {name:<7} {text}" for name, (_, text) in BENCHES.items()]
+    return "\n".join(["usage: [mpirun -n RANKS] mpisgd bench WHAT [options]", "", *lines])
 
 
 def main(argv: list[str]) -> int:
@@ -50,20 +52,29 @@ def main(argv: list[str]) -> int:
     if what not in BENCHES:
         raise ConfigError(f"bench {what!r} is unknown{nearest(what, BENCHES)}")
     options = tyro.cli(Options, args=rest, prog=f"mpisgd bench {what}", console_outputs=launched_rank() == 0)
+    needed = BENCHES[what][0]
+    if needed == 1:
+        if launched_size() > 1:
+            raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: start it without mpirun")
+        _tell(what, options, *_MEASURES[what](options), mpi="")
+        return EXIT_OK
     from mpisgd.mpi import MPI
 
     comm = MPI.COMM_WORLD
-    needed = BENCHES[what][0]
     if comm.Get_size() != needed:
         raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), expected {needed}: mpirun -n {needed} ...")
     with failing_fast(comm, lambda: f"bench {what}"):
         rows, lines = _MEASURES[what](options)
     if comm.Get_rank() == 0:
-        from mpisgd.bench.machine import describe, write
-
-        print("\n".join(lines))
-        write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(needed), "rows": rows})
+        _tell(what, options, rows, lines, mpi=MPI.Get_library_version().split("\n")[0].strip("\0 "))
     return EXIT_OK
+
+
+def _tell(what: str, options: Options, rows: list[dict[str, Any]], lines: list[str], mpi: str) -> None:
+    from mpisgd.bench.machine import describe, write
+
+    print("\n".join(lines))
+    write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(BENCHES[what][0], mpi), "rows": rows})
 
 
 def _told(value: dict[str, float], digits: int = 2) -> str:
@@ -106,4 +117,18 @@ def _log(options: Options) -> Measured:
     return rows, [f"{row['case']}: log on / off {_told(row['on_over_off'], 3)}" for row in rows]
 
 
-_MEASURES: dict[str, Callable[[Options], Measured]] = {"wire": _wire, "train": _train, "log": _log}
+def _virtual(options: Options) -> Measured:
+    from mpisgd.bench import virtual
+
+    rows = virtual.measure(options.repetitions)
+    lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
+    for row in rows:
+        log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
+        real, rate = f"{row['real_s']['median']:.2f} s", _told(row["gradients_per_s"], 0)
+        lines.append(f"{row['learners']:9,} {row['gradients']:10,} {log:>4} {real:>9} {rate:>32} {peak:>9}")
+    batched = virtual.measure_batched(options.repetitions)
+    lines += [f"gradients of 30 learners in batches, over one by one, {row['model']}: {_told(row['speed_up'])}" for row in batched]
+    return rows + batched, lines
+
+
+_MEASURES: dict[str, Callable[[Options], Measured]] = {"wire": _wire, "train": _train, "log": _log, "virtual": _virtual}

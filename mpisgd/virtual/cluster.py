@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -25,11 +25,8 @@ from mpisgd.errors import DeadlockError
 _NEVER = 1 << 62
 
 
-class Event(Protocol):
-    """Something that happens at a virtual nanosecond."""
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        """Do it; a rank that must go on at this very nanosecond is returned."""
+Action = Callable[[Any, int], "VirtualRank | None"]
+"""What an event does: (its subject, virtual nanosecond) -> a rank that must go on at this very nanosecond, or None."""
 
 
 class Waiting(Protocol):
@@ -51,9 +48,10 @@ class VirtualRank:
         self.waiting: Waiting | None = None
         self.dead = False
 
-    def happen(self, now_ns: int) -> VirtualRank:
-        """A rank is also the event that it goes on."""
-        return self
+
+def _goes_on(rank: VirtualRank, now_ns: int) -> VirtualRank:
+    """The event that a rank goes on."""
+    return rank
 
 
 class Cluster:
@@ -68,7 +66,7 @@ class Cluster:
         self.ranks: Sequence[VirtualRank] = ()
         self.ready: deque[VirtualRank] = deque()
         self.ready_from = _NEVER
-        self.heap: list[tuple[int, int, Event]] = []
+        self.heap: list[tuple[int, int, Action, Any]] = []
         self.serial = count().__next__
         self._meeting: list[VirtualRank] = []
         self._starting: Callable[[], object] | None = None
@@ -97,9 +95,13 @@ class Cluster:
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 
-    def at(self, time_ns: int, event: Event) -> None:
+    def at(self, time_ns: int, action: Action, subject: Any) -> None:
         """Let something happen at `time_ns`."""
-        heappush(self.heap, (time_ns, self.serial(), event))
+        heappush(self.heap, (time_ns, self.serial(), action, subject))
+
+    def go_on_at(self, time_ns: int, rank: VirtualRank) -> None:
+        """Let a waiting rank go on at `time_ns`."""
+        heappush(self.heap, (time_ns, self.serial(), _goes_on, rank))
 
     def first_at(self, time_ns: int) -> bool:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order."""
@@ -126,7 +128,7 @@ class Cluster:
     def until_first(self, rank: VirtualRank) -> None:
         """Let everything happen that comes before the running rank's clock."""
         if not self.first_at(rank.now):
-            heappush(self.heap, (rank.now, self.serial(), rank))
+            self.go_on_at(rank.now, rank)
             self.block(rank, None)
 
     def meet(self, rank: VirtualRank) -> None:
@@ -154,8 +156,8 @@ class Cluster:
                 return rank
             if not heap:
                 raise DeadlockError(self._who_waits())
-            now_ns, _, event = heappop(heap)
-            following = event.happen(now_ns)
+            now_ns, _, action, subject = heappop(heap)
+            following = action(subject, now_ns)
             if following is not None:
                 return following
 

@@ -18,11 +18,14 @@ from mpisgd.messages import Fields, Tag
 from mpisgd.virtual.cluster import Cluster, VirtualRank
 from mpisgd.virtual.network import Network
 
+_ANYTHING = (None, None)
+
 
 class Sending:
     """A message under way: it arrives, is matched with a receive, and its bytes are transferred."""
 
     __slots__ = ("arrival", "bodies", "dest", "end", "fields", "receiving", "source", "tag", "waiter")
+    receiving: Receiving
 
     def __init__(self, source: int, dest: VirtualWire, tag: int, fields: Fields, bodies: Any, arrival: int) -> None:
         self.source = source
@@ -34,14 +37,6 @@ class Sending:
         self.end = -1
         """When it is over; -1 = not yet known."""
         self.waiter: VirtualRank | None = None
-        self.receiving: Receiving | None = None
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        """Before it is matched: it arrives. After: its transfer begins."""
-        if self.receiving is None:
-            return self.dest.arrive(self, now_ns)
-        self.dest.transfer(self, self.receiving, now_ns)
-        return None
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
@@ -81,6 +76,8 @@ class VirtualWire(VirtualRank):
         self._posted: dict[tuple[int, int], deque[Receiving]] = {}
         self._patterns: tuple[Pattern, ...] | None = None
         self._taken: Sending
+        self._handed: Sending | None = None
+        self._arrive = self.arrive
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -114,10 +111,10 @@ class VirtualWire(VirtualRank):
         receiver = self._wires[dest]
         message = Sending(self.rank, receiver, tag, fields, bodies, now + self._latency_ns)
         if receiver._posted and (posted := receiver._posted.get((self.rank, tag))):
-            receiver.match(message, posted.popleft())
+            receiver._match(message, posted.popleft())
         else:
             cluster = self._cluster
-            heappush(cluster.heap, (message.arrival, cluster.serial(), message))
+            heappush(cluster.heap, (message.arrival, cluster.serial(), receiver._arrive, message))
         return message
 
     def finish(self, *transfers: Sending | Receiving) -> None:
@@ -137,7 +134,7 @@ class VirtualWire(VirtualRank):
                 if message.source == source:
                     arrived.remove(message)
                     self._waiting -= 1
-                    self.match(message, receiving)
+                    self._match(message, receiving)
                     return receiving
         key = (source, tag)
         posted = self._posted.get(key)
@@ -163,7 +160,8 @@ class VirtualWire(VirtualRank):
         while message is None:
             self._patterns = patterns
             self._cluster.block(self, self)
-            message = self._look(patterns)
+            message = self._handed or self._look(patterns)
+            self._handed = None
         self._taken = message
         self.now += self._overhead_ns
         if not message.bodies:
@@ -173,10 +171,11 @@ class VirtualWire(VirtualRank):
         return message.source, message.tag, message.fields
 
     def take_body(self, *bodies: Any) -> None:
-        message = self._taken
-        receiving = Receiving(message.source, message.tag, bodies, self.now)
-        self.match(message, receiving)
-        self.finish(receiving)
+        message, cluster = self._taken, self._cluster
+        cluster.until_first(self)
+        message.end = self.now = self._transfer(message, bodies, self.now)
+        if message.waiter is not None:
+            cluster.wake(message.waiter, self.now)
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
@@ -216,23 +215,29 @@ class VirtualWire(VirtualRank):
     def arrive(self, message: Sending, now_ns: int) -> VirtualRank | None:
         """A message is here: it finds its posted receive, or waits to be taken. Returns this rank where it takes anything."""
         if self._posted and (posted := self._posted.get((message.source, message.tag))):
-            self.match(message, posted.popleft())
+            self._match(message, posted.popleft())
             return None
+        patterns = self._patterns
+        if patterns is not None and patterns[-1] == _ANYTHING and now_ns >= self.now:  # nothing else is here
+            self._patterns = None
+            self._handed = message
+            self.now = now_ns
+            return self
         queue = self._arrived.get(message.tag)
         if queue is None:
             queue = self._arrived[message.tag] = deque()
         queue.append(message)
         self._waiting += 1
-        if self._patterns is None:
+        if patterns is None:
             return None
         self._patterns = None
         if now_ns < self.now:  # busy until then: what else comes meanwhile may go first
-            self._cluster.at(self.now, self)
+            self._cluster.go_on_at(self.now, self)
             return None
         self.now = now_ns
         return self
 
-    def match(self, message: Sending, receiving: Receiving) -> None:
+    def _match(self, message: Sending, receiving: Receiving) -> None:
         """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
         begun = message.arrival if message.arrival > receiving.posted else receiving.posted
         receiving.begun = begun
@@ -241,9 +246,9 @@ class VirtualWire(VirtualRank):
         cluster = self._cluster
         if message.bodies:
             if cluster.first_at(begun):
-                self.transfer(message, receiving, begun)
+                self._begin(message, begun)
                 return
-            cluster.at(begun, message)
+            cluster.at(begun, self._begin, message)
         else:
             message.end = receiving.end = begun
             if message.waiter is not None:
@@ -252,20 +257,24 @@ class VirtualWire(VirtualRank):
             cluster.wake(receiving.waiter, begun)
             receiving.waiter = None
 
-    def transfer(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
-        """The bytes of the bodies cross the links. Raises PeerError where more come than there is room for."""
+    def _begin(self, message: Sending, now_ns: int) -> None:
+        """The transfer of a message that has met its receive begins."""
+        receiving, cluster = message.receiving, self._cluster
+        message.end = receiving.end = end = self._transfer(message, receiving.bodies, now_ns)
+        if message.waiter is not None:
+            cluster.wake(message.waiter, end)
+        if receiving.waiter is not None:
+            cluster.wake(receiving.waiter, end)
+            receiving.waiter = None
+
+    def _transfer(self, message: Sending, bodies: Any, now_ns: int) -> int:
+        """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
         nbytes = 0
-        for sent, received in zip(message.bodies, receiving.bodies, strict=False):
+        for sent, received in zip(message.bodies, bodies, strict=False):
             size = sent.nbytes
             if size > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
             if type(received) is np.ndarray:
                 received[: len(sent)] = sent
             nbytes += size
-        cluster = self._cluster
-        message.end = receiving.end = end = self._network.transfer(message.source, self.rank, nbytes, now_ns)
-        if message.waiter is not None:
-            cluster.wake(message.waiter, end)
-        if receiving.waiter is not None:
-            cluster.wake(receiving.waiter, end)
-            receiving.waiter = None
+        return self._network.transfer(message.source, self.rank, nbytes, now_ns)

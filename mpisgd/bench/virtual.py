@@ -1,0 +1,111 @@
+"""`bench virtual`: gradients per second of real time on a virtual cluster, in one process.
+
+Without tensors: 1-softsync with one shard, log-normal mini-batches, for growing lambda; the whole of `simulate` counts, from
+the configuration to DONE. The network's own times are those of the defaults; mini-batches are long enough that the shard is
+busy a quarter of the time, whatever lambda. With gradients: those of all learners computed as one batch (torch.func.vmap) over
+one by one.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mpisgd.bench.machine import spread
+from mpisgd.config import (
+    Config,
+    EvaluationOptions,
+    LogOptions,
+    MlpOptions,
+    ModelOptions,
+    SmallCnnOptions,
+    SoftmaxOptions,
+    SoftsyncOptions,
+    replace,
+)
+from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
+from mpisgd.simulate import simulate
+
+PARAMETERS = 89_578
+"""Of the CIFAR-10 network [Zhang16 4.1]: 358 kB."""
+SHARD_S = 4e-4
+"""Virtual seconds of compute per learner and gradient: about four times what a gradient takes on the shard."""
+#: lambda -> gradients
+SIZES = {30: 200_000, 100: 200_000, 1_000: 200_000, 10_000: 200_000, 100_000: 300_000}
+MODELS: dict[str, ModelOptions] = {
+    "softmax": SoftmaxOptions(),
+    "mlp": MlpOptions(),
+    "small_cnn": SmallCnnOptions(),
+}
+
+
+def measure(repetitions: int) -> list[dict[str, Any]]:
+    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log."""
+    rows: list[dict[str, Any]] = []
+    for learners, gradients in SIZES.items():
+        for log in (False, True) if learners == min(SIZES) else (False,):
+            seconds = [_seconds(_timing(learners, gradients, log)) for _ in range(repetitions)]
+            rows.append(
+                {
+                    "learners": learners,
+                    "gradients": gradients,
+                    "log": log,
+                    "real_s": spread(seconds),
+                    "gradients_per_s": spread([gradients / each for each in seconds]),
+                    "peak_nbytes": _peak_nbytes(),
+                }
+            )
+    return rows
+
+
+def measure_batched(repetitions: int) -> list[dict[str, Any]]:
+    """Seconds of a run at lambda = 30 with gradients one by one, over the same with gradients in batches."""
+    rows = []
+    for name, model in MODELS.items():
+        single, batched = [], []
+        for _ in range(repetitions):
+            single.append(_seconds(_training(model, batched=False)))
+            batched.append(_seconds(_training(model, batched=True)))
+        ratios = [s / b for s, b in zip(single, batched, strict=True)]
+        rows.append({"model": name, "one_by_one_s": spread(single), "batched_s": spread(batched), "speed_up": spread(ratios)})
+    return rows
+
+
+def _timing(learners: int, gradients: int, log: bool) -> Config:
+    return Config(
+        protocol=SoftsyncOptions(n=1),
+        mu=1,
+        epochs=gradients / 50_000,
+        virtual=VirtualOptions(learners=learners, gradients=False, parameters=PARAMETERS),
+        compute=LognormalComputeOptions(mean_s=SHARD_S * learners),
+        log=LogOptions(enabled=log, progress="off", flush_rows=4096, flush_s=1e9),
+    )
+
+
+def _training(model: ModelOptions, *, batched: bool) -> Config:
+    return Config(
+        protocol=SoftsyncOptions(n=15),
+        model=model,
+        mu=4,
+        epochs=1,
+        virtual=VirtualOptions(learners=30, batched=batched),
+        compute=LognormalComputeOptions(),
+        evaluation=EvaluationOptions(every_epochs=0),
+        log=LogOptions(enabled=False, progress="off"),
+    )
+
+
+def _seconds(config: Config) -> float:
+    with tempfile.TemporaryDirectory() as directory:
+        start_s = time.perf_counter()
+        simulate(replace(config, out=str(Path(directory) / "run")))
+        return time.perf_counter() - start_s
+
+
+def _peak_nbytes() -> int:
+    """Largest memory of this process so far; ru_maxrss counts kilobytes, on macOS bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
