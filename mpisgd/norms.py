@@ -1,8 +1,9 @@
 """Squared norms of gradients and of their sum on one slice: what the gradient noise scale is estimated from, nearly for nothing.
 
 [McCandlish18] McCandlish, Kaplan, Amodei et al.: An Empirical Model of Large-Batch Training (arXiv:1812.06162). Its appendix
-A.1 needs squared norms of gradients of two batch sizes; a shard sees both: single gradients, of mu samples, and their sum. The
-norms of slices add up over the shards; `analysis/noise_scale.py` does the rest.
+A.1 needs squared norms of gradients of two batch sizes; a shard sees both: single gradients, of mu samples, and their sum. Both
+are measured with the weights that the gradients have in the sum. The norms of slices add up over the shards;
+`analysis/noise_scale.py` does the rest.
 
 A single gradient's norm is known already where it is checked for NaN; the others cost a pass over the slice: 7 us, 63 us, 1.1 ms
 for slices of 0.35, 4, 44 MB, of cycles (push, update, pull) of about 0.12, 1, 25 ms. So a shard affords one pass in
@@ -35,20 +36,20 @@ class Norms:
         self._owed = 0
         self._due = True
 
-    def add(self, gradient: np.ndarray) -> None:
-        """A gradient, (slice,) float32, not yet weighted, goes into the sum."""
-        if self.received is None:
-            self._total += self._pass(gradient) if self._due else math.nan
-        else:
-            self._total += self.received
+    def add(self, gradient: np.ndarray, weight: float) -> None:
+        """A gradient, (slice,) float32, not yet weighted, goes into the sum with this weight."""
+        squared = self.received
+        if squared is None:
+            squared = self._pass(gradient) if self._due else math.nan
+        self._total += weight * weight * squared
         self.received = None
         self._owed -= 1
 
     def take(self, summed: np.ndarray, gradients: int) -> tuple[float, float]:
         """The update of so many gradients is to be made from `summed`, (slice,) float32: its weighted, undivided sum.
 
-        Returns the mean squared norm of the gradients and that of the sum; each NaN where it was not measured or is too large for
-        float32. The sum of one gradient, which is no second batch size, is not measured.
+        Returns the mean squared norm of the weighted gradients, and that of their sum; each NaN where it was not measured or is
+        too large for float32. The sum of one gradient, which is no second batch size, is not measured.
         """
         gradient_sq = self._total / gradients if gradients else math.nan
         sum_sq = self._pass(summed) if self._due and gradients > 1 and math.isfinite(gradient_sq) else math.nan

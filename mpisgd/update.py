@@ -31,9 +31,9 @@ class Step(NamedTuple):
     """The divisor: how many gradients were summed."""
     learning_rate: float
     gradient_sq: float = math.nan
-    """Mean |g_i|^2 over the gradients, each before its weight; NaN where it was not measured."""
+    """Mean |w_i g_i|^2 over the gradients g_i and their weights w_i; NaN where it was not measured."""
     sum_sq: float = math.nan
-    """|sum of w_i g_i|^2, before the divisor; NaN where it was not measured."""
+    """|sum w_i g_i|^2, before the divisor; NaN where it was not measured."""
 
 
 class SliceUpdate:
@@ -124,7 +124,7 @@ class SliceUpdate:
 
     def accumulate(self, weight: float, samples: int) -> None:
         """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
-        self._norms.add(self.scratch)
+        self._norms.add(self.scratch, weight)
         if self.gradients == 0:
             self._swap()
             if weight != 1.0:

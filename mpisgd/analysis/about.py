@@ -12,6 +12,9 @@ from mpisgd.analysis.tables import Column, Table
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 
+#: More hosts than these are counted, not named.
+_HOSTS_NAMED = 8
+
 
 @dataclass(frozen=True)
 class Status:
@@ -96,6 +99,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
+        *_virtual(run),
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
@@ -105,9 +109,29 @@ def header(run: Run, state: Status, final_error: str) -> Table:
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
 
 
+def virtual(run: Run) -> bool:
+    """Whether the run was one of virtual ranks, and its seconds are virtual."""
+    return bool(run.environment.get("virtual", False))
+
+
+def _virtual(run: Run) -> list[tuple[str, str]]:
+    """What a virtual run must say of itself."""
+    if not virtual(run):
+        return []
+    compute = dict(run.config.get("compute", {}))
+    kind = compute.pop("name", "?")
+    options = ", ".join(f"{key} = {value}" for key, value in compute.items())
+    with_gradients = run.config.get("virtual", {}).get("gradients", True)
+    what = "" if with_gradients else "; no gradients were computed, only sizes travelled: losses say nothing"
+    return [("virtual cluster", f"all seconds are virtual; mini-batches: {kind} ({options}){what}")]
+
+
 def hosts(run: Run) -> str:
-    """E.g. `n1 (3 ranks), n2 (2 ranks)`."""
+    """E.g. `n1 (3 ranks), n2 (2 ranks)`; of many, their number."""
     counted = collections.Counter(str(host) for host in run.environment.get("hosts", []))
+    if len(counted) > _HOSTS_NAMED:
+        least, most = min(counted.values()), max(counted.values())
+        return f"{len(counted):,}, of {least if least == most else f'{least} to {most}'} rank{'s' * (most > 1)} each"
     return ", ".join(f"{host} ({ranks} rank{'s' if ranks > 1 else ''})" for host, ranks in counted.items()) or "?"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
+from mpisgd.analysis import about, arrivals, books, noise_scale, staleness, throughput, training
 from mpisgd.analysis.tables import Table
 from mpisgd.analysis.writing import Drawing, say, tell, terminal, write
 from mpisgd.errors import EXIT_FAILED, EXIT_OK
@@ -46,7 +46,7 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
     for table in tables:
         table.print_to(console)
         say(console, "")
-    drawings = draw(run)
+    drawings = (*draw(run), _timeline(run))
     folder = out or run.path / "report"
     lines = [state.text, *(f"**Books do not balance**: {problem}" for problem in problems)]
     files = write(folder / "report.md", f"Report of {run.name}", lines, tables, drawings)
@@ -70,13 +70,14 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         staleness.histogram_table(run),
         arrivals.arrival_table(run),
         arrivals.collect_table(run),
+        noise_scale.table(run),
         books.shard_table(run),
         books.learner_table(run),
     )
 
 
 def draw(run: Run) -> tuple[Drawing, ...]:
-    """All figures of a run; matplotlib is imported here and not before."""
+    """All figures of a run but its timeline; matplotlib is imported here and not before."""
     from mpisgd.analysis import figures, figures_time
 
     title = about.label(run)
@@ -113,6 +114,12 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             "no gradient was pushed",
         ),
     )
+
+
+def _timeline(run: Run) -> Drawing:
+    from mpisgd.analysis import figures_timeline
+
+    return figures_timeline.drawing(run)
 
 
 def arrival_axis(run: Run) -> str:

@@ -68,8 +68,8 @@ UPDATES = np.dtype(
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took
         ("mean_loss", np.float64),  # of the mini-batches in this update
-        ("gradient_sq", np.float64),  # on this slice: mean |g_i|^2 of the gradients, without weights; NaN = not measured
-        ("sum_sq", np.float64),  # on this slice: |sum of w_i g_i|^2, before the divisor; NaN = not measured, or of one gradient
+        ("gradient_sq", np.float64),  # of this slice: mean |w_i g_i|^2 over gradients g_i, weights w_i; NaN = not measured
+        ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one gradient
     ]
 )
 

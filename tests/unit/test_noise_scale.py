@@ -184,7 +184,7 @@ def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(
 
 
 def by_hand(path: Path, **fields: Any) -> Run:
-    """mu = 4, c = 2: batches of 4 and 8; tr(Sigma) = (5 - 3) / (1/4 - 1/8) = 16 and |G|^2 = 3 - 16/8 = 1."""
+    """mu = 4, c = 2: batches of 4 and 8; by A.1 tr(Sigma) = (5 - 12/4) / (1/4 - 1/8) = 16 and |G|^2 = 3 - 16/8 = 1."""
     protocol = {"name": "softsync", "n": 1}
     updates = [
         row("updates", **{"clock": clock, "gradients": 2, "samples": 8 * clock, "gradient_sq": 5.0, "sum_sq": 12.0, **fields})
@@ -208,13 +208,22 @@ def test_a_run_with_a_pencil(tmp_path: Path) -> None:
     assert "Approximate: gradients of one update come from different weights" in table.note
 
 
+def test_gradients_of_uneven_weight_and_noise(every_update: None, tmp_path: Path) -> None:
+    """A large gradient with a small weight, and nothing: they have nothing in common. sum w^2 / mu = 1/4 of 1.25."""
+    one, other = Given(np.array([5.0, 0.0], np.float32), weight=0.5), Given(np.zeros(2, np.float32))
+    found = noise_scale(run_of(tmp_path / "run", [[one, other]] * 4))
+    assert (found.gradient_sq, found.variance) == (0.0, 0.25 * 25 / (1.25 / 4))
+
+
 def test_where_noise_hides_the_gradient_there_is_no_ratio(tmp_path: Path) -> None:
     run = by_hand(tmp_path / "run", sum_sq=8.0)
     found = noise_scale(run)
     assert (found.variance, found.gradient_sq) == (24.0, -1.0)
     assert math.isnan(found.samples)
     assert math.isnan(found.error)
-    assert noise.table(run).rows[-1] == ("whole run", 8, None, None, 24.0, -1.0, None)
+    table = noise.table(run)
+    assert table.rows[-1] == ("whole run", 8, None, None, 24.0, -1.0, None)
+    assert table.note.endswith("–: |G|² is lost in noise, or nothing was measured.")
 
 
 @pytest.mark.parametrize("fields", [{"gradient_sq": math.nan}, {"sum_sq": math.nan}, {"gradients": 3}, {"gradients": 1}])
@@ -259,15 +268,15 @@ def nan_pair(step: Step) -> bool:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_the_sum_is_weighted_and_single_gradients_are_not(check: bool, every_update: None) -> None:
+def test_weights_are_those_of_the_sum(check: bool, every_update: None) -> None:
     update = slice_update(torch.zeros(2))
     for _ in range(3):  # buffers change places
         add(update, Given(np.array([3.0, 4.0]), weight=0.5), check)
         add(update, Given(np.array([0.0, 2.0]), weight=0.25), check)
-        assert numbers(update.step()) == ((25 + 4) / 2, 1.5**2 + 2.5**2)
+        assert numbers(update.step()) == ((25 / 4 + 4 / 16) / 2, 1.5**2 + 2.5**2)
     add(update, Given(np.array([3.0, 4.0]), weight=0.5), check)
     one = update.step()
-    assert one.gradient_sq == 25.0
+    assert one.gradient_sq == 25 / 4
     assert math.isnan(one.sum_sq)
 
 
