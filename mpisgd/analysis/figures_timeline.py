@@ -133,7 +133,9 @@ def _bars(axes: Axes, name: str, row: np.ndarray, start: np.ndarray, end: np.nda
     top, bottom = row + low, row + high
     corners = np.stack([start, top, end, top, end, bottom, start, bottom], axis=1).reshape(-1, 4, 2)
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.0}
-    if name == "delay":
+    if name == "compute":  # one mini-batch is seen apart from the next, also where nothing lies between that could be seen
+        look["linewidth"] = 0.4
+    elif name == "delay":
         look["hatch"] = "////"
     elif name in ("update", "evaluate"):  # short, and alone on their rows: seen at any length
         look |= {"edgecolor": colour, "linewidth": 0.7}

@@ -1,0 +1,60 @@
+"""`mpisgd timeline RUN`: who computed, waited, sent and received when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from mpisgd.errors import EXIT_OK, ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write a Chrome trace of a run, for https://ui.perfetto.dev or chrome://tracing, and of a small one a figure beside it.
+
+    Works on real and virtual runs, also on those that are under way or were killed.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run's directory, e.g. results/run."""
+    out: Path | None = None
+    """The trace; the figure has the same name, but ends in .png. Default: <run>/report/timeline.json."""
+    from_s: float | None = None
+    """The window begins so many seconds after the start barrier of the run. Default: 0."""
+    to_s: float | None = None
+    """The window ends so many seconds after the start barrier. Default: the end of the run, or 50,000 pushes."""
+    learners: int | None = None
+    """Show the first so many learners. Default: all, but at most 256."""
+    figure: bool = True
+    """Draw the figure, where it can be read."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd timeline")
+    from mpisgd.analysis import about, chrome_trace, timeline
+    from mpisgd.analysis.writing import say, terminal
+    from mpisgd.records.reader import Run
+
+    out = options.out or options.run / "report" / "timeline.json"
+    if out.suffix == ".png":
+        raise ConfigError(f"--out {out}: expected the name of a trace, such as timeline.json; the figure becomes timeline.png")
+    console, run = terminal(), Run(options.run)
+    found = timeline.look(run, from_s=options.from_s, to_s=options.to_s, learners=options.learners)
+    events = chrome_trace.write(out, found, {"run": about.label(run), "placement": found.slack(), "notes": list(found.notes)})
+    for note in found.notes:
+        say(console, f"shown: {note}")
+    say(console, found.slack())
+    say(console, f"written to {out}: {events:,} events; open it in https://ui.perfetto.dev or chrome://tracing")
+    if options.figure:
+        from mpisgd.analysis import figures_timeline, style
+
+        drawing = figures_timeline.drawing(run, found)
+        if drawing.figure is None:
+            say(console, f"no figure {drawing.key}: {drawing.missing}")
+        else:
+            style.save(drawing.figure, out.with_suffix(".png"))
+            say(console, f"written to {out.with_suffix('.png')}: {drawing.caption.lower()}")
+    return EXIT_OK
