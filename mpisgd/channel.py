@@ -197,18 +197,15 @@ class LearnerChannel:
         return Answers(tuple(self._clocks), stop, began_ns - start_ns, self.now_ns() - began_ns)
 
     def _ask(self, shards: Sequence[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
-        """Pull from some shards: post all receives, ask all, then take the answers as they were posted."""
+        """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
         wire, ranks = self._wire, self._ranks
         question = (self._learner_id, min_clock)
-        posted, asked = [], []
-        for shard in shards:
-            posted.append(wire.post(ranks[shard], _ANSWER, self._weights[shard]))
-        for shard in shards:
-            asked.append(wire.start(ranks[shard], _PULL, question))
+        ask, weights = wire.ask, self._weights
+        asked = [ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = False, 0
-        for shard, answer in zip(shards, posted, strict=True):
+        for shard, answer in zip(shards, asked, strict=True):
             sender, clock, stopped, _, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
             expected = 0 if stopped else self._nbytes[shard]
@@ -222,7 +219,6 @@ class LearnerChannel:
                 stop = True
             else:
                 self._clocks[shard] = clock
-        wire.finish(*asked)
         return stop, began_ns
 
     def goodbye(self, *, finished: bool) -> None:
@@ -281,13 +277,13 @@ class EvaluatorChannel:
     def _pull_slice(self, number: int, shard: int) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
-        posted = wire.post(rank, Tag.SNAPSHOT_ANSWER, *(vector[start:end] for vector in self._vectors))
-        asked = wire.start(rank, Tag.SNAPSHOT_PULL, (number,))
-        sender, there, clock, samples, taken_ns, nbytes = wire.header(posted)
+        slices = (vector[start:end] for vector in self._vectors)
+        asked = wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
+        sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
             raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
-        wire.finish(posted, asked)
+        wire.finish(asked)
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:

@@ -40,6 +40,9 @@ class Communicator(Protocol):
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Say where a message is to go when it comes."""
 
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+        """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
+
     def header(self, posted: Any) -> Fields:
         """Wait for the header of a message whose receive was posted."""
 

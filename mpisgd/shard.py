@@ -139,7 +139,8 @@ class Shard:
                 self._summed_learners.add(push.learner_id)
             self.update.accumulate(verdict.weight, push.samples)
             self._losses += push.loss
-            self.progress.staleness(self.clock - push.timestamp)
+            if self.progress.on:
+                self.progress.staleness(self.clock - push.timestamp)
         self._update_if_due()
 
     def _judge(self, push: Push) -> Verdict:

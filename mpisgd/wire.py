@@ -124,6 +124,12 @@ class Wire:
             requests.append(receive(body, source, layout.body))
         return Receiving(source, layout, buffer, requests)
 
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: np.ndarray) -> Receiving:
+        """Post the receive of an answer, then begin to send the question."""
+        answer = self.post(dest, answer_tag, *bodies)
+        answer.requests += self.start(dest, tag, fields).requests
+        return answer
+
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
         self._wait(posted.requests.pop(0))

@@ -42,6 +42,7 @@ class Progress:
         if mode == "auto":
             mode = "bar" if stream is not None else "plain"
         self._mode = mode
+        self.on = mode != "off"
         self._total = total_epochs
         self._every_s = 0.2 if mode == "bar" else every_s
         self._bar = _bar(total_epochs, stream or sys.stderr) if mode == "bar" else None

@@ -86,10 +86,11 @@ class Cluster:
             rank.switch()
             rank.dead = whole.dead
         self._starting = None
+        here = VirtualRank(-1)
+        here.switch = hub.switch
         alive = sum(not rank.dead for rank in ranks)
         while alive:  # a rank comes back here only when it has returned; waiting ones switch to each other
-            self._running = self._next()
-            self._running.switch()
+            self.block(here, None)
             self._running.dead = True
             alive -= 1
 
@@ -120,7 +121,18 @@ class Cluster:
         if self._starting is not None:
             self._starting()
             return
-        following = self._next()
+        ready, heap = self.ready, self.heap
+        following = None
+        while following is None:
+            if ready:
+                following = ready.popleft()
+                if not ready:
+                    self.ready_from = _NEVER
+            elif heap:
+                now_ns, _, action, subject = heappop(heap)
+                following = action(subject, now_ns)
+            else:
+                raise DeadlockError(self._who_waits())
         if following is not rank:
             self._running = following
             following.switch()
@@ -144,22 +156,6 @@ class Cluster:
             each.now = now
             if each is not rank:
                 self.wake(each, now)
-
-    def _next(self) -> VirtualRank:
-        """The rank that goes on now. Raises DeadlockError."""
-        ready, heap = self.ready, self.heap
-        while True:
-            if ready:
-                rank = ready.popleft()
-                if not ready:
-                    self.ready_from = _NEVER
-                return rank
-            if not heap:
-                raise DeadlockError(self._who_waits())
-            now_ns, _, action, subject = heappop(heap)
-            following = action(subject, now_ns)
-            if following is not None:
-                return following
 
     # ----------------------------------------------------------------------------------------------------------- deadlock
 

@@ -144,6 +144,11 @@ class VirtualWire(VirtualRank):
             posted.append(receiving)
         return receiving
 
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Receiving:
+        answer = self.post(dest, answer_tag, *bodies)
+        self.start(dest, tag, fields)  # is taken before it is answered: nothing more is to be waited for
+        return answer
+
     def header(self, posted: Receiving) -> Fields:
         if posted.begun < 0:
             posted.waiter = self
@@ -218,11 +223,16 @@ class VirtualWire(VirtualRank):
             self._match(message, posted.popleft())
             return None
         patterns = self._patterns
-        if patterns is not None and patterns[-1] == _ANYTHING and now_ns >= self.now:  # nothing else is here
-            self._patterns = None
-            self._handed = message
-            self.now = now_ns
-            return self
+        if patterns is not None and patterns[-1] == _ANYTHING:  # so nothing else is here
+            if now_ns >= self.now:
+                self.now = now_ns
+                self._patterns = None
+                self._handed = message
+                return self
+            if self._cluster.first_at(self.now):  # busy until then, and nothing else comes meanwhile
+                self._patterns = None
+                self._handed = message
+                return self
         queue = self._arrived.get(message.tag)
         if queue is None:
             queue = self._arrived[message.tag] = deque()
@@ -270,7 +280,8 @@ class VirtualWire(VirtualRank):
     def _transfer(self, message: Sending, bodies: Any, now_ns: int) -> int:
         """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
         nbytes = 0
-        for sent, received in zip(message.bodies, bodies, strict=False):
+        for at, sent in enumerate(message.bodies):
+            received = bodies[at]
             size = sent.nbytes
             if size > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
