@@ -32,19 +32,37 @@ class WatchedWire(VirtualWire):
         self.sent: list[tuple[int, Tag]] = []
         self.posted: list[tuple[int, Tag]] = []
         self.open: Counter[tuple[int, int]] = Counter()
+        self.asking = False
+
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+        self._posts(dest, answer_tag)
+        self._sends(dest, tag)
+        self.asking = True
+        try:
+            return super().ask(dest, tag, fields, answer_tag, *bodies)
+        finally:
+            self.asking = False
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        if not self.asking:
+            self._sends(dest, tag)
+        return super().start(dest, tag, fields, *bodies)
+
+    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+        if not self.asking:
+            self._posts(source, tag)
+        return super().post(source, tag, *bodies)
+
+    def _sends(self, dest: int, tag: int) -> None:
         self.sent.append((dest, Tag(tag)))
         if tag in ANSWERS:
             theirs = self.everybody[dest].open  # type: ignore[attr-defined]
             assert theirs[self.rank, tag] > 0, f"law 1: rank {self.rank} answers rank {dest}, which has posted no receive"
             theirs[self.rank, tag] -= 1
-        return super().start(dest, tag, fields, *bodies)
 
-    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+    def _posts(self, source: int, tag: int) -> None:
         self.posted.append((source, Tag(tag)))
         self.open[source, tag] += 1
-        return super().post(source, tag, *bodies)
 
 
 class Scene:

@@ -1,0 +1,103 @@
+"""`mpisgd replay RUN`: is the log of a run a proof of what it left?"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from mpisgd.errors import EXIT_FAILED, EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from mpisgd.replay.record import Row
+
+_PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Check the log of a run, compute the run again serially in the recorded order, and compare the last weights.
+
+    On the CPU, with the same libraries, they are the same bit for bit. Else the first place where the log cannot be true is named,
+    or the largest difference and where it is. Exit status 0: the same; 1: not; 2: there is no run or log that can be read.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run's directory, e.g. results/run; of one that did not finish, as far as its log goes."""
+    until: int | None = None
+    """Stop when all shards have come to this clock, and print what their weights are there."""
+    shard: int | None = None
+    """Print the gradients that this shard took: clock, timestamp, staleness, recorded loss, recomputed loss."""
+    learner: int | None = None
+    """Print the gradients of this learner."""
+    check: bool = False
+    """Print nothing: the exit status says it."""
+    tolerance: float | None = None
+    """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
+    data_dir: str | None = None
+    """Where staged data files lie here, if not where the run found them."""
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd replay")
+    from mpisgd.records.reader import Run
+    from mpisgd.replay import replay
+
+    run = Run(options.run)
+    _require("shard", options.shard, run.shards)
+    _require("learner", options.learner, run.lambda_)
+    printer = _Printer(options)
+    proof = replay(
+        options.run,
+        until=options.until,
+        tolerance=options.tolerance,
+        data_dir=options.data_dir,
+        told=printer.told,
+        at_first=options.check,
+    )
+    if not options.check:
+        print(*proof.lines(), sep="\n")
+    return EXIT_OK if proof.holds else EXIT_FAILED
+
+
+def _require(name: str, number: int | None, count: int) -> None:
+    if number is not None and not 0 <= number < count:
+        raise ConfigError(f"{name} = {number}: expected 0 to {count - 1}")
+
+
+class _Printer:
+    """The gradients that were asked for on standard output; now and then, how far it is on standard error."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._rows = not options.check and (options.shard is not None or options.learner is not None)
+        self._told = 0
+        self._next_s = time.monotonic() + _PROGRESS_S
+        if self._rows:
+            print(f"{'shard':>5} {'row':>7} {'clock':>7} {'timestamp':>9} {'staleness':>9} {'learner':>7} {'batch':>7}", end="")
+            print(f" {'verdict':>7} {'loss':>13} {'recomputed':>13}")
+
+    def told(self, number: int, row: Row, loss: float) -> None:
+        options = self._options
+        if self._rows and options.shard in (None, row.shard) and options.learner in (None, row.learner_id):
+            self._print_row(number, row, loss)
+        self._told += 1
+        if not options.check and time.monotonic() > self._next_s:
+            print(f"shard {row.shard} is at clock {row.clock:,}; {self._told:,} rows so far", file=sys.stderr, flush=True)
+            self._next_s = time.monotonic() + _PROGRESS_S
+
+    def _print_row(self, number: int, row: Row, loss: float) -> None:
+        from mpisgd.protocols.verdict import Kind
+        from mpisgd.replay.finding import same
+
+        mark = "" if same(loss, row.loss) else "  other"
+        print(
+            f"{row.shard:>5} {number:>7} {row.clock:>7} {row.timestamp:>9} {row.staleness:>9} {row.learner_id:>7} {row.seq:>7}",
+            end="",
+        )
+        print(f" {Kind(row.verdict).name:>7} {row.loss:>13.9g} {loss:>13.9g}{mark}")

@@ -1,0 +1,119 @@
+"""Two vectors of weights beside each other: the same bits, or how far apart, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.errors import DataError
+from mpisgd.flat import FlatModel, host_view
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How recomputed weights differ from recorded ones.
+
+    Attributes:
+        name: "theta" or "thetabar".
+        elements: how many have other bits (any NaN is like any other).
+        largest: the largest absolute difference; infinite where one is not finite and the other is.
+        moved: the largest way that a weight went in the run, from the initial to the recorded one.
+        parameter: the name, in the model, of the parameter with the largest difference.
+        place: its place in the flat vector.
+        shard: the shard that owns it, and `bounds` that shard's slice.
+    """
+
+    name: str
+    elements: int
+    largest: float = 0.0
+    moved: float = 0.0
+    parameter: str = ""
+    place: int = -1
+    shard: int = -1
+    bounds: tuple[int, int] = (0, 0)
+
+    def within(self, tolerance: float) -> bool:
+        """Whether the difference is at most this share of the way that weights went; 0 = every bit is the same."""
+        return self.elements == 0 or (tolerance > 0 and self.largest <= tolerance * self.moved)
+
+    def __str__(self) -> str:
+        share = f", {self.largest / self.moved:.1e} of the way that weights went" if self.moved > 0 else ""
+        start, end = self.bounds
+        return (
+            f"{self.name}: {self.elements:,} parameters differ, by {self.largest:.3e} at most{share},"
+            f" in {self.parameter}, place {self.place} of the flat vector, in the slice {start} to {end - 1} of shard {self.shard}"
+        )
+
+
+def difference(
+    name: str, recomputed: Tensor, recorded: Tensor, initial: Tensor, model: FlatModel, bounds: list[tuple[int, int]]
+) -> Difference:
+    """All vectors (parameters,) float32."""
+    ours, theirs = host_view(recomputed), host_view(recorded)
+    other = (ours.view(np.int32) != theirs.view(np.int32)) & ~(np.isnan(ours) & np.isnan(theirs))
+    if not other.any():
+        return Difference(name, 0)
+    apart = np.where(other, _apart(ours, theirs), 0.0)
+    place = int(np.argmax(np.where(other, apart, -1.0)))
+    shard = next(shard for shard, (_, end) in enumerate(bounds) if place < end)
+    return Difference(
+        name=name,
+        elements=int(np.count_nonzero(other)),
+        largest=float(apart[place]),
+        moved=_largest(_apart(theirs, host_view(initial))),
+        parameter=_parameter_at(model, place),
+        place=place,
+        shard=shard,
+        bounds=bounds[shard],
+    )
+
+
+def _apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """float64: infinite also where either is NaN."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart: np.ndarray = np.abs(ours.astype(np.float64) - theirs)
+    apart[np.isnan(apart)] = np.inf
+    return apart
+
+
+def _largest(apart: np.ndarray) -> float:
+    """Of those that are finite."""
+    return float(apart[np.isfinite(apart)].max(initial=0.0))
+
+
+def _parameter_at(model: FlatModel, place: int) -> str:
+    end = 0
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad:
+            end += parameter.numel()
+            if place < end:
+                return name
+    raise IndexError(place)
+
+
+def load_weights(path: Path, names: list[str], model: FlatModel) -> dict[str, Tensor]:
+    """The recorded weights as flat vectors, (parameters,) float32, in the order that `model` has; its weights are overwritten.
+
+    Raises DataError where there is no such file, or it holds other parameters.
+    """
+    try:
+        states = torch.load(path, weights_only=True, map_location="cpu")
+        return {name: _flat(states[name], model) for name in names}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: the run says it is done, and there is nothing to compare with") from error
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, UnpicklingError) as error:
+        raise DataError(f"{path} cannot be read as the weights of this model: {type(error).__name__}: {error}") from error
+
+
+def _flat(state: dict[str, Tensor], model: FlatModel) -> Tensor:
+    for name, parameter in model.module.named_parameters():
+        if state[name].shape != parameter.shape:
+            raise ValueError(f"{name} has shape {tuple(state[name].shape)}, expected {tuple(parameter.shape)}")
+        if parameter.requires_grad:
+            parameter.data.copy_(state[name])
+    return model.weights.clone()

@@ -1,0 +1,47 @@
+"""Where a log cannot be true, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NoReturn
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place in a log; `str()` is one line.
+
+    `row` counts from 0 in `table` of the shard's own file; -1 is the table as a whole. -1 as `clock`, `learner_id` or `seq`: the
+    place is of none in particular.
+    """
+
+    why: str
+    shard: int
+    table: str
+    row: int = -1
+    clock: int = -1
+    learner_id: int = -1
+    seq: int = -1
+
+    def __str__(self) -> str:
+        named = {"clock": self.clock, "learner": self.learner_id, "mini-batch": self.seq}
+        details = ", ".join(f"{name} {number}" for name, number in named.items() if number >= 0)
+        row = f", row {self.row}" if self.row >= 0 else ""
+        return f"shard {self.shard}, {self.table}{row}{f' ({details})' if details else ''}: {self.why}"
+
+
+class Untrue(Exception):
+    """Raised inside this package where a log cannot be true; it goes no further than `replay`."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+def refuse(why: str, shard: int, table: str, **place: int) -> NoReturn:
+    raise Untrue(Finding(why, shard, table, **place))
+
+
+def same(one: float, other: float) -> bool:
+    """Equal, or both NaN."""
+    return one == other or (math.isnan(one) and math.isnan(other))

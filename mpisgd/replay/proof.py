@@ -1,0 +1,108 @@
+"""What a replay found, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from mpisgd.replay.difference import Difference
+from mpisgd.replay.finding import Finding
+
+
+class Waypoint(NamedTuple):
+    """One shard when it had come to the clock that was asked for."""
+
+    shard: int
+    clock: int
+    crc32: int
+    """Of the bytes of the slice of theta."""
+    norm: float
+    """L2 norm of that slice."""
+    mean_loss: float
+    """Of the update that made this clock, recomputed; NaN at clock 0."""
+    recorded_mean_loss: float
+
+    def __str__(self) -> str:
+        return (
+            f"shard {self.shard} at clock {self.clock}: crc32 {self.crc32:08x}, norm {self.norm:.9g},"
+            f" mean loss {self.mean_loss:.9g}, recorded {self.recorded_mean_loss:.9g}"
+        )
+
+
+@dataclass
+class Proof:
+    """What was replayed and how it compares with what the run left.
+
+    Attributes:
+        run: the protocol and sizes, in words.
+        tolerance: share of the way of weights, and of a loss, by which recomputed ones may differ; 0 = bit for bit.
+        why_tolerant: why it is not 0 by itself.
+        finding: the first place where the log cannot be true; what is found before anything is computed ends the replay.
+        clocks: how far each shard came; `gradients` were recomputed for it, in `seconds`.
+        other_losses: gradients whose recomputed loss is another than the recorded one, by `largest_loss` at most.
+        differences: of theta and, where the run kept it, thetabar; empty where there was nothing to compare with, for
+            `nothing_to_compare`.
+        waypoints: the weights at the clock that was asked for.
+        notes: what may explain a difference.
+    """
+
+    path: Path
+    run: str
+    threads: int
+    tolerance: float = 0.0
+    why_tolerant: str = ""
+    finding: Finding | None = None
+    clocks: tuple[int, ...] = ()
+    gradients: int = 0
+    seconds: float = 0.0
+    parameters: int = 0
+    other_losses: int = 0
+    largest_loss: float = 0.0
+    differences: list[Difference] = field(default_factory=list)
+    nothing_to_compare: str = ""
+    waypoints: list[Waypoint] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the log proves what the run left."""
+        return self.finding is None and all(each.within(self.tolerance) for each in self.differences)
+
+    @property
+    def reason(self) -> str:
+        """Why it does not hold, in one line; "" where it does."""
+        if self.finding is not None:
+            return str(self.finding)
+        return "; ".join(str(each) for each in self.differences if not each.within(self.tolerance))
+
+    def lines(self) -> list[str]:
+        """The account, a line each, the result last."""
+        lines = [f"{self.path}: {self.run}"]
+        if self.clocks:
+            clocks = " and ".join(f"{clock:,}" for clock in self.clocks)
+            lines.append(
+                f"replayed: {self.gradients:,} gradients, {clocks} updates, {self.seconds:.1f} s with {self.threads} thread(s)"
+            )
+        lines += [str(waypoint) for waypoint in self.waypoints]
+        if self.why_tolerant:
+            lines.append(f"within a tolerance of {self.tolerance:g} only: {self.why_tolerant}")
+        if self.nothing_to_compare:
+            lines.append(self.nothing_to_compare)
+        return [*lines, *self._result()]
+
+    def _result(self) -> list[str]:
+        names = " and ".join(each.name for each in self.differences)
+        if self.holds and not self.differences:
+            return ["the log is true as far as it goes"]
+        if self.holds and not any(each.elements for each in self.differences):
+            return [f"identical: {names}, {self.parameters:,} parameters, bit for bit"]
+        result = [] if self.finding is None else [f"the log cannot be true: {self.finding}"]
+        if self.other_losses:
+            result.append(
+                f"{self.other_losses:,} gradients have another loss than the log says, by {self.largest_loss:.3e} at most"
+            )
+        result += [str(each) for each in self.differences if each.elements]
+        if self.holds:
+            return [*result, f"the same within the tolerance: {names}, {self.parameters:,} parameters"]
+        return [*result, *self.notes, "not the same"]

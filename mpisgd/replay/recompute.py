@@ -1,0 +1,128 @@
+"""Goes through the serial order, computes, and compares each loss, each update and the last weights with what the run left."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+
+from mpisgd.flat import host_view
+from mpisgd.protocols.verdict import Kind
+from mpisgd.records import schema
+from mpisgd.replay.difference import difference, load_weights
+from mpisgd.replay.finding import Finding, same
+from mpisgd.replay.order import Compute, Take, Update, serial_order
+from mpisgd.replay.proof import Proof, Waypoint
+from mpisgd.replay.record import Record, Row
+from mpisgd.replay.serial import Serial
+
+_NORM_TOLERANCE = 1e-3
+"""Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
+
+Told = Callable[[int, Row, float], None]
+"""Told of each gradient that a shard takes: the number of its row, the row, the recomputed loss."""
+
+
+class Recompute:
+    """Writes into `proof` what it finds."""
+
+    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told) -> None:
+        self.record = record
+        self.serial = serial
+        self.proof = proof
+        self.told = told
+        self.clocks = [0 for _ in record.shards]
+        self._losses = [0.0 for _ in record.shards]
+        self._gradients = [0 for _ in record.shards]
+        proof.parameters = serial.model.size
+
+    def run(self, *, until: int | None, at_first: bool) -> None:
+        """To the end of the log, until all shards have come to clock `until`, or to the first disagreement."""
+        proof = self.proof
+        for shard in range(len(self.clocks)):
+            self._pass(shard, until, math.nan, math.nan)
+        if until != 0:
+            for action in serial_order(self.record):
+                self._do(action, until)
+                if len(proof.waypoints) == len(self.clocks) or (at_first and proof.finding):
+                    break
+        proof.clocks = tuple(self.clocks)
+        proof.waypoints.sort()
+        if until is not None:
+            there = "stopped at" if len(proof.waypoints) == len(self.clocks) else "the logs end before all shards come to"
+            proof.nothing_to_compare = f"{there} clock {until}"
+        elif self.record.done is None:
+            proof.nothing_to_compare = "the run did not finish: it left no weights to compare with"
+        elif not (at_first and proof.finding):
+            self._compare_weights()
+
+    def _do(self, action: Compute | Take | Update, until: int | None) -> None:
+        match action:
+            case Compute():
+                self._compute(action)
+            case Take(shard=shard, row=number):
+                row = self.record.shards[shard].row(number)
+                loss = self.serial.take(action, row)
+                if row.verdict == Kind.APPLY:
+                    self._losses[shard] += loss
+                    self._gradients[shard] += 1
+                self.told(number, row, loss)
+            case Update():
+                self._update(action, until)
+
+    def _compute(self, action: Compute) -> None:
+        log = self.record.shards[0]
+        number = int(log.rows_of[action.learner_id][action.number])
+        row = log.row(number)
+        loss, samples = self.serial.compute(action)
+        self.proof.gradients += 1
+        place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
+        if samples != row.samples:
+            self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
+        if not same(loss, row.loss):
+            self.proof.other_losses += 1
+            apart = abs(loss - row.loss)
+            self.proof.largest_loss = max(self.proof.largest_loss, apart if math.isfinite(apart) else math.inf)
+            if not apart <= self.proof.tolerance * max(1.0, abs(row.loss)):
+                self._find(Finding(f"loss {row.loss!r}, recomputed {loss!r}", log.shard, "pushes", **place))
+
+    def _update(self, action: Update, until: int | None) -> None:
+        """Make it, and compare what it was made of; the norms, where both have them, say that the sums are the same."""
+        shard, clock = action
+        recorded = self.record.shards[shard].updates[clock - 1]
+        step = self.serial.update(action)
+        self.clocks[shard] = clock
+        for name, value in step._asdict().items():
+            said = recorded[name].item()
+            if name.endswith("_sq"):
+                agree = math.isclose(said, value, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance))
+                agree = agree or math.isnan(said) or math.isnan(value)
+            else:
+                agree = said == value
+            if not agree:
+                self._find(Finding(f"{name} {said!r}, recomputed {value!r}", shard, "updates", row=clock - 1, clock=clock))
+        gradients, losses = self._gradients[shard], self._losses[shard]
+        self._gradients[shard], self._losses[shard] = 0, 0.0
+        self._pass(shard, until, losses / gradients if gradients else math.nan, recorded["mean_loss"].item())
+
+    def _pass(self, shard: int, until: int | None, mean_loss: float, recorded: float) -> None:
+        """Note the weights where a shard passes the clock that was asked for."""
+        if self.clocks[shard] == until:
+            weights = host_view(self.serial.shards[shard].weights)
+            norm = float((weights.astype(float) ** 2).sum() ** 0.5)
+            self.proof.waypoints.append(Waypoint(shard, until, zlib.crc32(weights.tobytes()), norm, mean_loss, recorded))
+
+    def _find(self, finding: Finding) -> None:
+        """Only the first place is evidence: what comes after it follows from it."""
+        if self.proof.finding is None:
+            self.proof.finding = finding
+
+    def _compare_weights(self) -> None:
+        serial, names = self.serial, ["theta"]
+        if self.record.config.averaging > 0:
+            names.append("thetabar")
+        recorded = load_weights(self.record.path / schema.WEIGHTS, names, serial.model)
+        for name in names:
+            recomputed = serial.weights(averaged=name == "thetabar")
+            each = difference(name, recomputed, recorded[name], serial.initial, serial.model, serial.bounds)
+            self.proof.differences.append(each)

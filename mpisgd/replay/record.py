@@ -1,0 +1,173 @@
+"""What a run's log says, shard by shard, in the order in which each shard did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpisgd import config_file
+from mpisgd.config import Config
+from mpisgd.errors import DataError
+from mpisgd.protocols import Protocol, make
+from mpisgd.records import schema
+from mpisgd.records.reader import Run, read_table
+from mpisgd.records.schema import Event
+
+_CHUNK_ROWS = 4096
+
+
+class Row(NamedTuple):
+    """The columns of `schema.PUSHES` that say what was done."""
+
+    shard: int
+    clock: int
+    timestamp: int
+    staleness: int
+    learner_id: int
+    seq: int
+    samples: int
+    verdict: int
+    reason: int
+    weight: float
+    learning_rate: float
+    arrival_s: float
+    answer_s: float
+    loss: float
+
+
+class Departure(NamedTuple):
+    """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before."""
+
+    clock: int
+    time_s: float
+    learner_id: int
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The log of one shard.
+
+    Attributes:
+        pushes: dtype `schema.PUSHES`, in the order of summation; of a shard that did not leave in order, as far as it says
+            what became of them: of clocks up to that of the last update that is recorded.
+        updates: dtype `schema.UPDATES`.
+        summary: the shard's last words, dtype `schema.SUMMARY`, `final_clock` -1 where it did not leave in order.
+    """
+
+    shard: int
+    lambda_: int
+    pushes: np.ndarray
+    updates: np.ndarray
+    departures: list[Departure]
+    summary: np.void
+
+    @property
+    def finished(self) -> bool:
+        """Whether the shard left in order, so that its log is whole."""
+        return bool(self.summary["final_clock"] >= 0)
+
+    @property
+    def final_clock(self) -> int:
+        return len(self.updates)
+
+    def rows(self) -> Iterator[Row]:
+        """All rows as plain Python numbers, a chunk in memory at a time."""
+        chosen = self.pushes[list(Row._fields)]
+        for start in range(0, len(chosen), _CHUNK_ROWS):
+            yield from map(Row._make, chosen[start : start + _CHUNK_ROWS].tolist())
+
+    def row(self, number: int) -> Row:
+        return Row._make(self.pushes[number][list(Row._fields)].item())
+
+    @cached_property
+    def rows_of(self) -> list[np.ndarray]:
+        """Per learner the numbers of its rows, in their order; learner_ids must be in range."""
+        learners = self.pushes["learner_id"]
+        counts = np.bincount(learners, minlength=self.lambda_)
+        return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """int64 (rows,): the how manyth push of its learner each row is, from 0."""
+        numbers = np.empty(len(self.pushes), np.int64)
+        for rows in self.rows_of:
+            numbers[rows] = np.arange(len(rows))
+        return numbers
+
+
+@dataclass(frozen=True)
+class Record:
+    """The log of a run and the configuration that it had.
+
+    A learner pushes each gradient to all shards, and shards keep the order of one learner's pushes: so a gradient is named by
+    (learner_id, number), and the number of a row is the same on all shards. `seq` is no such name: a mini-batch that was
+    rejected is computed again under its old one.
+    """
+
+    run: Run
+    config: Config
+    shards: list[ShardRecord]
+    done: dict[str, Any] | None
+    """What DONE says; None = the run did not finish."""
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def lambda_(self) -> int:
+        return self.run.lambda_
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing at the end of any shard's log."""
+        return all(shard.finished for shard in self.shards)
+
+    @property
+    def computed(self) -> bool:
+        """Whether gradients were computed: on a virtual cluster perhaps only sizes travelled."""
+        return self.config.virtual.gradients or not self.run.environment.get("virtual", False)
+
+    def environment(self, name: str) -> int:
+        """A number that the run wrote beside its configuration. Raises DataError where it did not."""
+        number = self.run.environment.get(name)
+        if not isinstance(number, int):
+            raise DataError(f"{self.path / schema.CONFIG}: [environment] {name} = {number!r}, expected a number")
+        return number
+
+    def protocol(self) -> Protocol:
+        """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
+        return make(self.config.protocol, self.lambda_)
+
+    def has_gradient(self, learner_id: int, number: int) -> bool:
+        """Whether all shards' logs have this push."""
+        return all(number < len(shard.rows_of[learner_id]) for shard in self.shards)
+
+
+def read(path: str | Path) -> Record:
+    """Raises DataError where there is no run or no log of it that can be read, ConfigError where its configuration cannot."""
+    run = Run(path)
+    done = run.done
+    summaries = {int(summary["shard"]): summary for summary in run.summaries}
+    config = config_file.from_mapping(run.config)
+    shards = [_shard(run, shard, summaries.get(shard)) for shard in range(run.shards)]
+    return Record(run, config, shards, done)
+
+
+def _shard(run: Run, shard: int, summary: np.void | None) -> ShardRecord:
+    """By file, not by the column `shard`, which is one of those in doubt."""
+    path = run.path / schema.shard_file(shard)
+    if summary is None:
+        raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
+    pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
+    if summary["final_clock"] < 0:
+        # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
+        pushes = pushes[pushes["clock"] <= len(updates)]
+    departed = events[events["kind"] == Event.DEPARTED]
+    departures = [Departure(*row) for row in departed[["clock", "time_s", "learner_id"]].tolist()]
+    return ShardRecord(shard, run.lambda_, pushes, updates, departures, summary)

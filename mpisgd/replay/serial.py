@@ -1,0 +1,187 @@
+"""The computation again, serially: the same gradients, sums and steps as the run's, in the order of its log.
+
+A learner computed from weights whose slices were of certain clocks of certain shards. A slice is kept from the update that
+made it until the last gradient that came from it; the log tells how many there are. So as many slices are kept as the run itself
+had under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd import parts
+from mpisgd.data import DataSet
+from mpisgd.errors import DataError
+from mpisgd.flat import slice_bounds
+from mpisgd.gradient import Gradient
+from mpisgd.parts import Brought, Meta
+from mpisgd.protocols.verdict import Kind
+from mpisgd.replay.order import Compute, Take, Update
+from mpisgd.replay.record import Record, Row
+from mpisgd.update import SliceUpdate, Step
+
+
+@dataclass
+class _Gradient:
+    """A gradient, (parameters,) float32, that not all shards have taken."""
+
+    vector: Tensor
+    loss: float
+    to_take: int
+
+
+class Serial:
+    """All learners and all shards, one after the other, on the CPU.
+
+    `model` is the network; its flat weights are those of the gradient that was computed last.
+
+    Raises ConfigError or DataError where the parts cannot be made, or are not of the sizes that the run had.
+    """
+
+    def __init__(self, record: Record, brought: Brought, data: DataSet, meta: Meta) -> None:
+        config = record.config
+        self.record = record
+        self.config = config
+        self.data = data
+        self.model = parts.build_model(config, meta, brought)
+        _check_size(record, self.model.size)
+        self.bounds = slice_bounds(self.model.size, config.shards)
+        self.loss = parts.load_loss(config, brought)
+        self.sampling = parts.make_sampling(config, meta, record.lambda_)
+        self.initial = self.model.weights.clone()
+        self.shards = [
+            parts.make_update(
+                config,
+                self.initial[start:end],
+                gradients_per_update=record.protocol().gradients_per_update,
+                train_samples=meta.train_samples,
+            )
+            for start, end in self.bounds
+        ]
+        self._learners: dict[int, Gradient] = {}
+        self._buffers: dict[int, list[Tensor]] = {}
+        self._initial_buffers = self._copy_buffers()
+        self._computing = -1
+        self._uses = [np.bincount(log.pushes["timestamp"], minlength=1).tolist() for log in record.shards]
+        self._slices: list[dict[int, Tensor]] = [{} for _ in self.shards]
+        self._under_way: dict[tuple[int, int], _Gradient] = {}
+        self._loaded = [-1 for _ in self.shards]
+        for shard in range(len(self.shards)):
+            self._keep(shard, 0)
+
+    def compute(self, action: Compute) -> tuple[float, int]:
+        """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples."""
+        learner_id, number = action
+        for shard, log in enumerate(self.record.shards):
+            row = log.rows_of[learner_id][number]
+            self._load(shard, int(log.pushes["timestamp"][row]))
+        seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
+        gradient = self._learner(learner_id)
+        self._take_turn(learner_id)
+        loss = gradient.compute(seq)
+        self._under_way[learner_id, number] = _Gradient(self.model.gradients.clone(), loss, to_take=len(self.shards))
+        return loss, gradient.samples
+
+    def take(self, action: Take, row: Row) -> float:
+        """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
+        key = (action.learner_id, action.number)
+        gradient = self._under_way[key]
+        if row.verdict == Kind.APPLY:
+            start, end = self.bounds[action.shard]
+            update = self.shards[action.shard]
+            update.scratch[:] = gradient.vector[start:end].numpy()
+            if update.cached or self.config.nonfinite != "stop":
+                update.scratch_is_finite()  # as the shard did: the norm that it found on the way is in the log
+            update.accumulate(row.weight, row.samples)
+        gradient.to_take -= 1
+        if not gradient.to_take:
+            del self._under_way[key]
+        return gradient.loss
+
+    def update(self, action: Update) -> Step:
+        """A shard makes its next update."""
+        step = self.shards[action.shard].step()
+        self._keep(action.shard, action.clock)
+        return step
+
+    def weights(self, averaged: bool = False) -> Tensor:
+        """(parameters,) float32: the slices of all shards as they are now, a copy."""
+        return torch.cat([_of(update, averaged) for update in self.shards])
+
+    def _learner(self, learner_id: int) -> Gradient:
+        if learner_id not in self._learners:
+            made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
+            self._learners[learner_id] = made
+        return self._learners[learner_id]
+
+    def _take_turn(self, learner_id: int) -> None:
+        """Buffers that are no parameters (what spectral normalisation keeps, say) are each learner's own, as on real ranks."""
+        if learner_id != self._computing:
+            self._buffers[self._computing] = self._copy_buffers()
+            self._computing = learner_id
+            own = self._buffers.get(learner_id, self._initial_buffers)
+            for buffer, value in zip(self.model.module.buffers(), own, strict=True):
+                buffer.copy_(value)
+
+    def _copy_buffers(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.model.module.buffers()]
+
+    def _keep(self, shard: int, clock: int) -> None:
+        """Keep the slice that a shard has now, if a gradient will be computed from it."""
+        uses = self._uses[shard]
+        if clock < len(uses) and uses[clock]:
+            self._slices[shard][clock] = self.shards[shard].weights.clone()
+
+    def _load(self, shard: int, clock: int) -> None:
+        """Put a slice into the model; forget it after its last use."""
+        start, end = self.bounds[shard]
+        if self._loaded[shard] != clock:
+            self.model.weights[start:end].copy_(self._slices[shard][clock])
+            self._loaded[shard] = clock
+        self._uses[shard][clock] -= 1
+        if not self._uses[shard][clock]:
+            del self._slices[shard][clock]
+
+
+def _of(update: SliceUpdate, averaged: bool) -> Tensor:
+    if not averaged:
+        return update.weights
+    assert update.averaged is not None
+    return update.averaged
+
+
+def load_data(record: Record, brought: Brought) -> tuple[DataSet, Meta]:
+    """Raises ConfigError, DataError: also where the data are not as many as the run's."""
+    data = parts.load_data(record.config, brought)
+    meta = parts.meta_of(data)
+    recorded = record.environment("train_samples")
+    if meta.train_samples != recorded:
+        raise DataError(f"the data have {meta.train_samples} training samples, those of {record.path} had {recorded}")
+    return data, meta
+
+
+def _check_size(record: Record, size: int) -> None:
+    recorded = record.environment("parameters")
+    if size != recorded:
+        raise DataError(
+            f"the model has {size} parameters, that of {record.path} had {recorded}; where the run's model came as a Python object,"
+            " replay it from Python: mpisgd.replay.replay(path, Brought(model=...))"
+        )
+
+
+@contextmanager
+def as_in_the_run(threads: int) -> Iterator[None]:
+    """So many torch threads, for the last bits of sums depend on them; afterwards torch is as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,275 @@
+"""Is the log of one shard possible at all? Row by row, beside a protocol that is fed what the shard was fed.
+
+Integers, seconds and losses only: this is done before anything is computed. What a shard does between two messages is
+`mpisgd.shard`; here it is done again without weights. Of seconds only the order is used, and equal ones are taken either way:
+in virtual time many things happen at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpisgd import schedule
+from mpisgd.config import Config
+from mpisgd.errors import ProtocolError
+from mpisgd.parts import budget_samples
+from mpisgd.protocols.verdict import DROP_NONFINITE, LATE, Kind, Reason, Verdict
+from mpisgd.replay.finding import refuse, same
+from mpisgd.replay.record import Departure, Record, Row, ShardRecord
+
+
+def walk(record: Record, shard: ShardRecord) -> None:
+    """Raises Untrue at the first row of `pushes` or `updates` that cannot be."""
+    _check_seconds(shard)
+    _Walk(record, shard).walk()
+
+
+def learning_rates(config: Config, gradients_per_update: int, train_samples: int) -> Callable[[int], float]:
+    """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
+    alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
+    factor = schedule.make(config.schedule, config.epochs)
+    return lambda samples: alpha0 * factor(samples / train_samples)
+
+
+def _check_seconds(shard: ShardRecord) -> None:
+    """Updates must follow each other in time: the walk looks up clocks by seconds."""
+    times = shard.updates["time_s"]
+    wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
+    if len(wrong):
+        row = int(wrong[0])
+        before = f"the one before at {times[row - 1]} s" if row else "the start"
+        refuse(f"done at {times[row]} s, before {before}", shard.shard, "updates", row=row, clock=row + 1)
+
+
+class _Walk:
+    """The state of a shard that has no weights."""
+
+    def __init__(self, record: Record, shard: ShardRecord) -> None:
+        train_samples = record.environment("train_samples")
+        self.config = record.config
+        self.lambda_ = record.lambda_
+        self.shard = shard
+        self.protocol = record.protocol()
+        self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
+        self.rate_at = learning_rates(self.config, self.protocol.gradients_per_update, train_samples)
+        self.budget = budget_samples(self.config, train_samples)
+        self.departures = list(shard.departures)
+        self.updated_s: list[float] = shard.updates["time_s"].tolist()
+        answers = shard.pushes["answer_s"]
+        self.least = np.searchsorted(shard.updates["time_s"], answers, side="left").tolist()
+        self.most = np.searchsorted(shard.updates["time_s"], answers, side="right").tolist()
+        self.last: dict[int, tuple[int, Row]] = {}
+        self.place = {"row": -1}
+        self.arrival_s = 0.0
+        self.clock = 0
+        self.finished = False
+        self.samples = 0
+        self.rate = self.rate_at(0)
+        self._begin_sum()
+
+    def _begin_sum(self) -> None:
+        self.gradients = self.pending_samples = 0
+        self.losses = 0.0
+
+    def walk(self) -> None:
+        for number, row in enumerate(self.shard.rows()):
+            self.place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
+            self._check_numbers(row)
+            self._let_depart(row)
+            self._check_clock(row)
+            self._check_turn(row)
+            self._check_learner(row)
+            self._check_seconds(row)
+            self._check_verdict(row)
+            self.last[row.learner_id] = (number, row)
+            if row.verdict == Kind.APPLY:
+                self.gradients += 1
+                self.pending_samples += row.samples
+                self.losses += row.loss
+            self._update_while_due()
+        self._check_end()
+
+    def _refuse(self, why: str) -> NoReturn:
+        refuse(why, self.shard.shard, "pushes", **self.place)
+
+    # ------------------------------------------------------------------------------------------------------------ one row
+
+    def _check_numbers(self, row: Row) -> None:
+        if row.shard != self.shard.shard:
+            self._refuse(f"it says shard {row.shard}")
+        if not 0 <= row.learner_id < self.lambda_:
+            self._refuse(f"there are learners 0 to {self.lambda_ - 1}")
+        if row.samples < 1:
+            self._refuse(f"{row.samples} samples")
+        if row.staleness != row.clock - row.timestamp:
+            self._refuse(f"staleness {row.staleness} is not clock - timestamp = {row.clock} - {row.timestamp}")
+        if not 0 <= row.timestamp <= row.clock:
+            self._refuse(f"timestamp {row.timestamp}: weights of clocks 0 to {row.clock} were there")
+
+    def _check_clock(self, row: Row) -> None:
+        if row.clock > self.clock:
+            wanted = f"update {self.clock + 1} of {self.gradients} gradient(s) before this row is not what the protocol makes"
+            self._refuse(f"the shard was at clock {self.clock}: {wanted}")
+        if row.clock < self.clock:
+            self._refuse(f"the shard was at clock {self.clock}: update {self.clock} was due after the row before this one")
+
+    def _check_turn(self, row: Row) -> None:
+        turn = self._turn()
+        if turn in (None, row.learner_id):
+            return
+        departs = any(each.learner_id == row.learner_id and each.clock <= self.clock for each in self.departures)
+        if not departs and turn in self._to_come(row):  # else kept until its turn, and summed as it left; or `turn` had left
+            self._refuse(f"it was learner {turn}'s turn")
+
+    def _to_come(self, row: Row) -> set[int]:
+        return set(self.shard.pushes["learner_id"][self.place["row"] :].tolist())
+
+    def _turn(self) -> int | None:
+        return None if self.finished else self.protocol.expects()
+
+    def _check_learner(self, row: Row) -> None:
+        """Its mini-batches follow each other, and it computed from weights that it had been given."""
+        if row.learner_id not in self.protocol.present:
+            self._refuse("this learner had left")
+        number, last = self.last.get(row.learner_id, (-1, None))
+        if last is None:
+            if row.seq != 0:
+                self._refuse("it is the first push of this learner: expected mini-batch 0")
+            return
+        again = self.rejects and row.seq == last.seq
+        if row.seq != last.seq + 1 and not again:
+            self._refuse(f"its mini-batch before was {last.seq}, in row {number}")
+        if row.timestamp < last.timestamp:
+            self._refuse(f"timestamp {row.timestamp}: its gradient before was computed from {last.timestamp}, in row {number}")
+        if math.isnan(last.answer_s):
+            if self.shard.finished and row.timestamp != last.timestamp:
+                self._refuse(f"timestamp {row.timestamp}: it was given no weights after {last.timestamp}, row {number} says")
+            return
+        least, most = self.least[number], self.most[number]
+        if row.timestamp < least or (row.timestamp > most and not self.protocol.consistent):
+            given = f"clock {least}" if least == most else f"clocks {least} to {most}"
+            self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
+        if row.arrival_s < last.answer_s:
+            self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
+
+    def _check_seconds(self, row: Row) -> None:
+        """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
+        if not row.arrival_s >= 0:
+            self._refuse(f"it arrived at {row.arrival_s} s")
+        if self.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.clock]:
+            done_s = self.updated_s[self.clock]
+            self._refuse(f"it arrived at {row.arrival_s} s, after update {self.clock + 1} was done, {done_s} s")
+        if self._turn() is None:
+            before_s = max(self.arrival_s, self.updated_s[self.clock - 1] if self.clock else 0.0)
+            if row.arrival_s < before_s:
+                self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
+        self.arrival_s = max(self.arrival_s, row.arrival_s)
+
+    def _check_verdict(self, row: Row) -> None:
+        if row.learning_rate != self.rate:
+            self._refuse(f"learning rate {row.learning_rate}, the schedule says {self.rate}")
+        expected = self._judge(row)
+        if (row.verdict, row.reason, row.weight) != (expected.kind, expected.reason, expected.weight):
+            said = _said(row.verdict, row.reason, row.weight)
+            self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
+
+    def _judge(self, row: Row) -> Verdict:
+        """As `Shard._judge`; where gradients that are not finite are dropped, learners give them the loss NaN."""
+        if self.finished:
+            return LATE
+        if not math.isfinite(row.loss) and self.config.nonfinite != "continue":
+            if self.config.nonfinite == "stop":
+                self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
+            self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
+            return DROP_NONFINITE
+        try:
+            return self.protocol.on_push(row.learner_id, row.timestamp, self.clock)
+        except ProtocolError as error:
+            self._refuse(str(error))
+
+    # ------------------------------------------------------------------------------------------------------------ updates
+
+    def _update_while_due(self) -> None:
+        while not self.finished and self.protocol.update_due():
+            if self.clock == len(self.shard.updates):
+                if self.shard.finished:
+                    place = {"row": self.clock, "clock": self.clock + 1}
+                    refuse(f"it is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place)
+                return
+            self._check_update(self.shard.updates[self.clock])
+            self.clock += 1
+            self.samples += self.pending_samples
+            self.rate = self.rate_at(self.samples)
+            self._begin_sum()
+            self.protocol.on_update()
+            self.finished = self.samples >= self.budget
+
+    def _check_update(self, update: np.void) -> None:
+        expected: dict[str, Any] = {
+            "shard": self.shard.shard,
+            "clock": self.clock + 1,
+            "gradients": self.gradients,
+            "samples": self.samples + self.pending_samples,
+            "learning_rate": self.rate,
+            "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
+        }
+        for name, value in expected.items():
+            if not same(update[name].item(), value):
+                why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
+                refuse(why, self.shard.shard, "updates", row=self.clock, clock=self.clock + 1)
+
+    # --------------------------------------------------------------------------------------------------------- departures
+
+    def _let_depart(self, row: Row) -> None:
+        """Let those learners leave who left before this row was summed.
+
+        Seconds say so, but where rows are not in the order of arrival, or happened at once. Then the row itself says so: the shard
+        has another clock already, or it is not the turn of this learner.
+        """
+        while self.departures and self.departures[0].clock <= self.clock:
+            left = self.departures[0]
+            out_of_turn = self._turn() not in (None, row.learner_id) and left.learner_id != row.learner_id
+            if not (left.time_s < row.arrival_s or row.clock > self.clock or out_of_turn):
+                return
+            self._depart()
+
+    def _depart(self) -> None:
+        left = self.departures.pop(0)
+        at_once = left.clock == self.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
+        if left.clock != self.clock and not at_once:
+            self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.clock}")
+        after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
+        before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
+        if not after_s <= left.time_s <= before_s:
+            self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
+        self.protocol.on_departure(left.learner_id)
+        self._update_while_due()
+
+    def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
+        refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
+
+    # ------------------------------------------------------------------------------------------------------------ the end
+
+    def _check_end(self) -> None:
+        while self.departures and (self.departures[0].clock <= self.clock or self.shard.finished):
+            self._depart()
+        shard, updates = self.shard, len(self.shard.updates)
+        if self.clock < updates:
+            why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
+            refuse(why, shard.shard, "updates", row=self.clock, clock=self.clock + 1)
+        if shard.finished:
+            received = len(shard.pushes)
+            expected = {"final_clock": self.clock, "samples": self.samples, "received": received, "pushed": received}
+            for name, value in expected.items():
+                if shard.summary[name] != value:
+                    refuse(f"{name} {shard.summary[name]}, but the rows of pushes and updates give {value}", shard.shard, "summary")
+
+
+def _said(kind: int, reason: int, weight: float) -> str:
+    verdict = Kind(kind).name if kind in set(Kind) else f"verdict {kind}"
+    why = Reason(reason).name if reason in set(Reason) else f"reason {reason}"
+    return f"{verdict} with weight {weight}{f' ({why})' if reason else ''}"

@@ -1,0 +1,370 @@
+"""The laws of DESIGN 4 over random protocols, sizes, costs, stragglers and failures: every log must prove them.
+
+hypothesis draws the configurations, the same ones each time. They run on wires that watch law 1: no answer is sent to a learner
+that has not posted its receive.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mpisgd.messages import Fields
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event, Verdict
+from mpisgd.simulate import job
+from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
+from tests.virtual.scene import WatchedWire
+
+pytestmark = pytest.mark.timeout(300)  # a virtual job may also go on for ever
+
+Rows = np.ndarray
+Check = Callable[[Path, dict[str, Any], float], None]
+
+
+# -------------------------------------------------------------------------------------------------------------- the laws
+
+
+class Laws:
+    """What one log must prove."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.protocol = run.config["protocol"]
+        self.name = self.protocol["name"]
+        self.synchronous = self.name in ("hardsync", "backup")
+        self.lambda_ = run.lambda_
+        self.clocks = run.summaries["final_clock"].tolist()
+        self.pushes = [run.pushes[run.pushes["shard"] == shard] for shard in range(run.shards)]
+        self.updates = [run.updates[run.updates["shard"] == shard] for shard in range(run.shards)]
+        self.departed = [
+            run.events[(run.events["kind"] == Event.DEPARTED) & (run.events["shard"] == shard)] for shard in range(run.shards)
+        ]
+
+    def hold(self) -> None:
+        self.the_end_is_orderly()
+        self.shards_agree_on_what_was_pushed()
+        for shard in range(self.run.shards):
+            self.books_balance(shard)
+            self.staleness_is_clock_minus_timestamp(shard)
+            self.the_divisor_is_counted(shard)
+            self.enough_gradients_make_an_update(shard)
+            self.verdicts_are_the_protocols(shard)
+            for learner_id in range(self.lambda_):
+                self.a_learner_goes_on_in_order(self.pushes[shard][self.pushes[shard]["learner_id"] == learner_id])
+
+    # ------------------------------------------------------------------------------------------------------ laws 8 and 4
+
+    def the_end_is_orderly(self) -> None:
+        """Everybody has left, DONE is written, and the run is as long as was asked for, where a learner is left."""
+        run = self.run
+        assert run.done is not None
+        assert run.done["clock"] == self.clocks
+        assert run.done["books_balanced"] is True
+        assert not run.summaries["diverged"].any()
+        budget = run.config["epochs"] * run.environment["train_samples"]
+        for shard in range(run.shards):
+            assert len(self.updates[shard]) == self.clocks[shard] >= 0
+            finished = run.summaries["samples"][shard] >= budget
+            assert finished or len(self.departed[shard]) > 0
+            stopped = (run.events["kind"] == Event.STOPPED) & (run.events["shard"] == shard)
+            assert stopped.sum() == finished
+            assert len(set(self.departed[shard]["learner_id"].tolist())) == len(self.departed[shard])
+        files = {path.name for path in run.path.iterdir()} - {schema.WEIGHTS}
+        shard_files = {schema.shard_file(shard) for shard in range(run.shards)}
+        assert files == {schema.CONFIG, schema.LOG, schema.DONE, schema.evaluator_file(), *shard_files}, "no scratch is left"
+
+    def books_balance(self, shard: int) -> None:
+        books, summary, rows = self.run.books()[shard], self.run.summaries[shard], self.pushes[shard]
+        assert books.balanced
+        assert books.pushed == summary["received"] == summary["pushed"] == len(rows)
+        assert books.rejected == 0
+        for learner_id in range(self.lambda_):
+            own = rows[rows["learner_id"] == learner_id]
+            kinds = [np.count_nonzero(own["verdict"] == kind) for kind in (Verdict.APPLY, Verdict.DROP, Verdict.LATE)]
+            assert sum(kinds) == len(own)
+        late = rows["verdict"] == Verdict.LATE
+        assert (rows["clock"][late] == self.clocks[shard]).all()
+        assert not late[: np.count_nonzero(~late)].any(), "nothing is applied or dropped after the end"
+
+    def shards_agree_on_what_was_pushed(self) -> None:
+        """Each mini-batch goes to every shard; a synchronous learner computes it on one clock (law 2)."""
+        first = self.of_mini_batches(0)
+        for shard in range(1, self.run.shards):
+            other = self.of_mini_batches(shard)
+            assert other.keys() == first.keys()
+            for mini_batch, (timestamp, compute_s) in other.items():
+                assert compute_s == first[mini_batch][1]
+                if self.synchronous:
+                    assert timestamp == first[mini_batch][0]
+        if self.synchronous and not len(np.concatenate(self.departed)):
+            assert len(set(self.clocks)) == 1
+
+    def of_mini_batches(self, shard: int) -> dict[tuple[int, int], tuple[int, float]]:
+        rows = self.pushes[shard]
+        return {(int(row["learner_id"]), int(row["seq"])): (int(row["timestamp"]), float(row["compute_s"])) for row in rows}
+
+    # ----------------------------------------------------------------------------------------------- staleness, verdicts
+
+    def staleness_is_clock_minus_timestamp(self, shard: int) -> None:
+        rows = self.pushes[shard]
+        assert (rows["staleness"] >= 0).all()
+        assert (rows["timestamp"] >= 0).all()
+        assert np.array_equal(rows["staleness"], rows["clock"] - rows["timestamp"])
+        assert (np.diff(rows["clock"]) >= 0).all()
+        assert not len(rows) or rows["clock"][-1] <= self.clocks[shard]
+        assert (np.diff(self.updates[shard]["time_s"]) >= 0).all()
+
+    def verdicts_are_the_protocols(self, shard: int) -> None:
+        rows = self.pushes[shard]
+        applied, dropped = rows[rows["verdict"] == Verdict.APPLY], rows[rows["verdict"] == Verdict.DROP]
+        if self.synchronous:
+            assert not applied["staleness"].any(), "only fresh gradients are applied"
+            assert (applied["weight"] == 1.0).all()
+        if self.name == "backup":
+            assert (dropped["staleness"] > 0).all(), "only late ones are dropped"
+        else:
+            assert not len(dropped)
+        if self.name == "hardsync":
+            for clock in range(self.clocks[shard]):
+                order = applied["learner_id"][applied["clock"] == clock]
+                assert (np.diff(order) > 0).all(), "summed in the order of learners, each once (law 5)"
+        if self.name == "softsync":
+            modulated = self.protocol["modulation"] == "inverse"
+            assert np.array_equal(applied["weight"], (1.0 / np.maximum(applied["staleness"], 1)) ** modulated)
+
+    # --------------------------------------------------------------------------------------------------- law 3: the divisor
+
+    def the_divisor_is_counted(self, shard: int) -> None:
+        rows, updates, clock = self.pushes[shard], self.updates[shard], self.clocks[shard]
+        applied = rows[(rows["verdict"] == Verdict.APPLY) & (rows["clock"] < clock)]
+        assert np.array_equal(updates["clock"], np.arange(1, clock + 1))
+        assert np.array_equal(updates["gradients"], np.bincount(applied["clock"], minlength=clock))
+        per_update = np.bincount(applied["clock"], weights=applied["samples"], minlength=clock)
+        assert np.array_equal(updates["samples"], np.cumsum(per_update))
+
+    def enough_gradients_make_an_update(self, shard: int) -> None:
+        """c of softsync, lambda of hardsync, N of backup; in the update during which a learner leaves, anything in between."""
+        for update in self.updates[shard]:
+            left = self.departed[shard]["clock"]
+            before, after = (self.lambda_ - np.count_nonzero(gone) for gone in (left < update["clock"] - 1, left < update["clock"]))
+            assert max(1, self.wanted(after)) <= update["gradients"] <= max(1, self.wanted(before))
+
+    def wanted(self, present: int) -> int:
+        if self.name == "softsync":
+            return present // int(self.protocol["n"])
+        if self.name == "backup":
+            wanted = self.protocol.get("N") or self.lambda_ - self.protocol.get("b", 1)
+            return min(int(wanted), present)
+        return present
+
+    # ----------------------------------------------------------------------------------------------------- one learner
+
+    def a_learner_goes_on_in_order(self, rows: Rows) -> None:
+        """None of its mini-batches is lost, doubled or overtaken; a push is done before the pull that follows it."""
+        assert np.array_equal(rows["seq"], np.arange(len(rows)))
+        assert (rows["timestamp"][1:] >= rows["clock"][:-1]).all(), "a pull never overtakes the push before it"
+        if self.synchronous:
+            assert (np.diff(rows["timestamp"]) > 0).all(), "new weights for each mini-batch"
+        answered = rows["answer_s"][:-1]
+        assert not np.isnan(answered).any()
+        took_s = (rows["compute_s"] + rows["delay_s"])[1:]
+        assert (answered >= rows["arrival_s"][:-1]).all()
+        assert (rows["arrival_s"][1:] >= answered + took_s - 1e-9).all(), "a mini-batch takes its time"
+        assert (rows["samples"] == self.run.config["mu"]).all()
+
+
+class JitteryWire(WatchedWire):
+    """Sends each message some drawn time later than it is told to: so shards see learners in different orders."""
+
+    mean_ns = 0.0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.random = random.Random(self.rank)
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        self.work(round(self.random.expovariate(1.0) * self.mean_ns))
+        return super().start(dest, tag, fields, *bodies)
+
+
+def obeys(out: Path, base: Mapping[str, Any], changes: Mapping[str, Any], jitter_s: float) -> Laws:
+    """The laws of the run of a configuration, on wires that watch law 1; all were held."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job, "VirtualWire", JitteryWire)
+        patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
+        laws = Laws(simulated(out, base, **changes))
+    laws.hold()
+    return laws
+
+
+# --------------------------------------------------------------------------------------------------- random configurations
+
+
+@st.composite
+def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, Any]:
+    """Anything that a user may write, from instant to awful."""
+    learners = draw(st.sampled_from([1, 2, 3, 5, most_learners]).filter(lambda many: many <= most_learners))
+    shards, ranks_per_node = draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2, 3]))
+    learner = st.integers(0, learners - 1).map(str)
+    node = st.integers(shards, shards + learners - 1).map(lambda rank: str(rank // ranks_per_node))
+    compute = draw(computes)
+    return {
+        "protocol": draw(protocols(protocol, learners)),
+        "shards": shards,
+        "evaluator": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**32)),
+        "virtual": {
+            "learners": learners,
+            "ranks_per_node": ranks_per_node,
+            "slow_nodes": draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2)),
+            "pause_mean_s": draw(st.sampled_from([0.0, 0.0, 0.5])),
+            "pause_every_s": 0.5,
+        },
+        "compute": compute,
+        "network": draw(networks),
+        "service": draw(services),
+        "straggler": draw(stragglers(learner)),
+        "failures": draw(st.one_of(st.just({}), failures(learner, compute["mean_s"] or 1e-6))),
+        "epochs": draw(st.sampled_from([0.2, 0.5, 1.0, 1.5])),
+        "mu": draw(st.sampled_from([4, 4, 20])),
+    }
+
+
+def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
+    own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+        "hardsync": {},
+        "softsync": {"n": st.integers(1, learners), "modulation": st.sampled_from(["inverse", "none"])},
+        "backup": {"N": st.integers(1, learners)},
+    }
+    return st.fixed_dictionaries({"name": st.just(name), **own[name]})
+
+
+computes = st.one_of(
+    st.builds(lambda s: {"name": "constant", "mean_s": s}, st.sampled_from([0.0, 1e-6, 0.1])),
+    st.builds(lambda share: {"name": "normal", "mean_s": 0.1, "deviation_s": 0.1 * share}, st.sampled_from([0.05, 0.3, 1.0])),
+    st.builds(lambda sigma: {"name": "lognormal", "mean_s": 0.1, "sigma": sigma}, st.sampled_from([0.05, 0.5, 3.0])),
+    st.builds(lambda p: {"name": "heavy_tail", "mean_s": 0.05, "tail_probability": p}, st.sampled_from([0.05, 0.5])),
+)
+networks = st.fixed_dictionaries(
+    {
+        "latency_s": st.sampled_from([0.0, 2e-6, 0.05]),
+        "overhead_s": st.sampled_from([0.0, 1e-6, 0.01]),
+        "bandwidth": st.sampled_from([1e4, 1e7, 1e12]),
+        "node_bandwidth": st.sampled_from([2e4, 1e7, 1e12]),
+        "local_bandwidth": st.sampled_from([1e4, 1e12]),
+    }
+)
+services = st.fixed_dictionaries(
+    {
+        "gradient_s": st.sampled_from([0.0, 0.0, 0.02]),
+        "update_s": st.sampled_from([0.0, 0.0, 0.1]),
+        "update_s_per_byte": st.sampled_from([0.0, 1e-5]),
+    }
+)
+
+
+def stragglers(learner: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "slowdown": st.dictionaries(learner, st.sampled_from([1.5, 8.0, 50.0]), max_size=2),
+            "delay": st.sampled_from(["none", "none", "exponential"]),
+            "delay_mean_s": st.just(0.05),
+            "pause_learner": st.one_of(st.just(-1), learner.map(int)),
+            "pause_every": st.just(7),
+            "pause_s": st.sampled_from([0.01, 2.0]),
+        }
+    )
+
+
+def failures(learner: st.SearchStrategy[str], compute_s: float) -> st.SearchStrategy[dict[str, Any]]:
+    """Some leave early, after so many mini-batches or so, and in some jobs all do in the end."""
+    return st.fixed_dictionaries(
+        {
+            "at_s": st.dictionaries(learner, st.sampled_from([0.0, 1.5, 3.1, 7.7]).map(lambda many: many * compute_s), min_size=1),
+            "notice_s": st.sampled_from([0.0, 0.05, 3.0]),
+            "mean_s": st.sampled_from([0.0, 0.0, 20 * compute_s]),
+        }
+    )
+
+
+jitters = st.sampled_from([0.0, 1e-6, 0.02, 0.2])
+
+COMMON = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def drawn_jobs(max_examples: int, most_learners: int = 8) -> Callable[[Check], Any]:
+    """So many drawn jobs of each protocol, each in a directory of its own."""
+
+    def over_protocols(check: Check) -> Any:
+        @pytest.mark.parametrize("protocol", ["hardsync", "softsync", "backup"])
+        def test(protocol: str) -> None:
+            @settings(COMMON, max_examples=max_examples)
+            @given(jobs(protocol, most_learners), jitters)
+            def one(changes: dict[str, Any], jitter_s: float) -> None:
+                with tempfile.TemporaryDirectory() as directory:
+                    check(Path(directory), changes, jitter_s)
+
+            one()
+
+        return test
+
+    return over_protocols
+
+
+@drawn_jobs(max_examples=50)
+def test_any_virtual_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
+    obeys(directory / "run", SIZES, changes, jitter_s)
+
+
+@drawn_jobs(max_examples=5, most_learners=4)
+def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
+    run = obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s).run
+    assert np.isfinite(run.pushes["loss"]).all()
+    assert np.isfinite(run.updates["mean_loss"][run.updates["gradients"] > 0]).all()
+    assert len(run.evaluations)
+
+
+@drawn_jobs(max_examples=5)
+def test_it_is_the_same_again(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
+    runs = [simulated(directory / name, SIZES, **changes) for name in ("first", "again")]
+    assert tables(runs[0]) == tables(runs[1])
+
+
+# ------------------------------------------------------------------------------------------- law 2: shards decide alone
+
+DIFFERING = {"virtual": {"learners": 5}, "shards": 3, "compute": {"name": "lognormal", "sigma": 0.5}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shards_that_drop_different_learners_still_end_together(seed: int, tmp_path: Path) -> None:
+    """No shard waits for another; the learners see to it that they compute on one clock."""
+    laws = obeys(tmp_path / "run", SIZES, {**DIFFERING, "protocol": {"name": "backup", "N": 3}, "seed": seed}, jitter_s=0.05)
+    dropped = [set(rows[rows["verdict"] == Verdict.DROP][["learner_id", "seq"]].tolist()) for rows in laws.pushes]
+    assert dropped[0] != dropped[1] != dropped[2] != dropped[0]
+    assert len(set(laws.clocks)) == 1
+    orders = [rows[["learner_id", "seq"]].tolist() for rows in laws.pushes]
+    assert orders[0] != orders[1]
+
+
+def test_without_a_promise_a_learner_computes_on_slices_of_different_clocks(tmp_path: Path) -> None:
+    changes = {**DIFFERING, "protocol": {"name": "softsync", "n": 5}}
+    laws = obeys(tmp_path / "run", SIZES, changes, jitter_s=0.05)
+    stamps = [laws.of_mini_batches(shard) for shard in range(3)]
+    differing = sum(len({stamps[shard][mini_batch][0] for shard in range(3)}) > 1 for mini_batch in stamps[0])
+    assert differing > 0.2 * len(stamps[0])

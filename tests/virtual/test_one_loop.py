@@ -1,0 +1,157 @@
+"""One loop, two worlds (DESIGN 3): learner, shard, evaluator, channels and protocols do not know which one they are in."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import mpisgd
+from mpisgd import parts
+from mpisgd.protocols.softsync import Softsync
+from mpisgd.simulate import job, sizes, tensors
+from mpisgd.update import SliceUpdate
+from tests.unit.fakes import Status
+from tests.virtual.jobs import TENSORS, simulated
+
+PACKAGE = Path(mpisgd.__file__).parent
+LOOPS = [
+    *(PACKAGE / f"{name}.py" for name in ("learner", "shard", "channel", "evaluator", "communicator", "messages", "update")),
+    *sorted((PACKAGE / "protocols").glob("*.py")),
+]
+#: What only one of the two worlds has.
+WORLDS = (
+    "mpisgd.virtual",
+    "mpisgd.simulate",
+    "mpisgd.config_virtual",
+    "mpisgd.mpi",
+    "mpisgd.wire",
+    "mpisgd.run",
+    "mpi4py",
+    "greenlet",
+)
+#: By which one could ask.
+TELLING = {"virtual", "is_virtual", "simulated", "real", "world", "VirtualWire", "Wire", "VirtualOptions", "greenlet", "MPI"}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Wherever in the file, also under TYPE_CHECKING."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def asks(source: str) -> list[str]:
+    """What in a module's source could tell the two worlds apart."""
+    tree = ast.parse(source)
+    found = [name for name in imported(tree) if any(name == world or name.startswith(f"{world}.") for world in WORLDS)]
+    messages = {name.removeprefix("mpisgd.messages.") for name in imported(tree) if name.startswith("mpisgd.messages.")}
+    fine = {
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(node.args[1], ast.Name) and node.args[1].id in messages
+    }
+    for node in ast.walk(tree):
+        if node in fine:  # isinstance(message, Push): what was sent may be asked about
+            continue
+        if isinstance(node, ast.Attribute) and node.attr in TELLING:
+            found.append(f".{node.attr}")
+        elif isinstance(node, ast.Name) and node.id in {*TELLING, "isinstance", "type", "hasattr", "getattr", "__import__"}:
+            found.append(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in WORLDS:
+            found.append(repr(node.value))
+    return found
+
+
+@pytest.mark.parametrize("path", LOOPS, ids=lambda path: path.stem)
+def test_no_branch_asks_which_world_it_is_in(path: Path) -> None:
+    assert asks(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from mpisgd.virtual.wire import VirtualWire",
+        "import greenlet",
+        "def f():\n    from mpisgd.mpi import MPI",
+        "from mpisgd import simulate",
+        "def f(wire):\n    return isinstance(wire, object)",
+        "def f(wire):\n    return wire.virtual",
+        "def f(wire):\n    return type(wire).__name__",
+        "def f(wire):\n    return hasattr(wire, 'work')",
+        "def f(sys):\n    return 'mpi4py' in sys.modules",
+    ],
+)
+def test_a_branch_that_asked_would_be_found(source: str) -> None:
+    assert asks(source)
+
+
+# ----------------------------------------------------------------------------------------------- the very same functions
+
+
+@pytest.fixture(scope="module")
+def run() -> types.ModuleType:
+    """`mpisgd.run`, which builds real ranks, loaded without starting MPI."""
+    stub: Any = types.ModuleType("mpisgd.mpi")
+    stub.MPI = types.SimpleNamespace(Status=Status)
+    spec = importlib.util.spec_from_file_location("run_without_mpi", PACKAGE / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {"mpisgd.mpi": stub}):
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
+    for name in ("learn", "LearnerChannel", "ShardChannel", "Shard", "ShardLog", "Delays", "protocols", "parts", "finish"):
+        assert getattr(run, name) is getattr(job, name), name
+    for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
+        assert getattr(run, name) is getattr(tensors, name), name
+    assert run.EvaluatorChannel is sizes.EvaluatorChannel
+    assert parts.make_update.__annotations__["return"] == "SliceUpdate"
+
+
+def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops, the channels, the protocol and the arithmetic of a real run; each learner and shard enters its loop once."""
+    entered: Counter[str] = Counter()
+
+    def counting(where: Any, name: str) -> None:
+        whole = getattr(where, name)
+
+        def entering(*args: Any, **keywords: Any) -> Any:
+            entered[name] += 1
+            return whole(*args, **keywords)
+
+        monkeypatch.setattr(where, name, entering)
+
+    counting(job, "learn")
+    for cls, names in {
+        run.Shard: "serve",
+        run.LearnerChannel: "push pull goodbye",
+        run.ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
+        run.Evaluator: "evaluate_all",
+        Softsync: "on_push update_due on_update",
+        SliceUpdate: "accumulate step scratch_is_finite",
+        run.Gradient: "compute",
+    }.items():
+        for name in names.split():
+            assert cls.__module__ not in ("mpisgd.run", "run_without_mpi")
+            counting(cls, name)
+    log = simulated(tmp_path / "run", TENSORS, protocol="softsync", shards=2, evaluator=True)
+    assert (entered["learn"], entered["serve"], entered["evaluate_all"], entered["goodbye"]) == (4, 2, 1, 4)
+    assert entered["push"] == entered["compute"] == len(log.pushes) / 2
+    assert entered["on_push"] == entered["accumulate"] == log.updates["gradients"].sum()
+    assert entered["step"] == entered["on_update"] == len(log.updates)
+    assert entered["receive"] > len(log.pushes)
+    assert all(entered[name] for name in ("pull", "start_answers", "finish_answers", "stop", "answer_snapshot", "update_due"))

@@ -1,0 +1,106 @@
+"""The papers' claims about time and staleness, on the virtual cluster: the scripts of results/, with smaller runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisgd.analysis import arrivals
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def script(name: str) -> Any:
+    """A script of results/, which imports its neighbours as it does when it is run."""
+    if str(RESULTS) not in sys.path:
+        sys.path.append(str(RESULTS))
+    return importlib.import_module(name)
+
+
+# ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 1]
+
+
+@pytest.mark.parametrize("n", [1, 15, 30])
+def test_staleness_is_about_n_and_never_above_twice_n(n: int) -> None:
+    fig1 = script("zhang16_fig1")
+    found, histogram = fig1.measured(n, fig1.SPREAD, 20_000)
+    assert found.gradients == histogram.sum() >= 20_000
+    assert found.mean == pytest.approx(n, rel=0.05)
+    assert found.beyond < 0.0001
+    if n == 1:
+        assert (found.minimum, found.maximum) == (0, 2)
+
+
+def test_that_needs_learners_that_are_alike() -> None:
+    fig1 = script("zhang16_fig1")
+    found, _ = fig1.measured(30, fig1.OTHERS["log-normal, σ = 0.5"], 10_000)
+    assert found.mean == pytest.approx(29, rel=0.02), "whoever is fast"
+    assert found.beyond > 0.01
+
+
+# ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 2]
+
+
+@pytest.mark.parametrize("benchmark", range(3))
+def test_30_learners_are_22_to_28_times_as_fast_and_softsync_half_as_fast_again_as_hardsync(benchmark: int) -> None:
+    fig2 = script("zhang16_fig2")
+    what = fig2.BENCHMARKS[benchmark]
+    hardsync, *softsync = (fig2.speed_up(what, protocol, 30, rounds=50) for protocol in fig2.PROTOCOLS)
+    for each in softsync:
+        assert 22 < each < 28
+        assert 1.3 < each / hardsync < 1.8
+
+
+def test_speed_up_grows_with_the_learners() -> None:
+    fig2 = script("zhang16_fig2")
+    for protocol in fig2.PROTOCOLS:
+        found = [fig2.speed_up(fig2.BENCHMARKS[1], protocol, lambda_, rounds=50) for lambda_ in fig2.LAMBDAS]
+        assert found[0] == pytest.approx(1, rel=0.05)
+        assert found == sorted(found)
+        assert all(each < 1.05 * lambda_ for each, lambda_ in zip(found, fig2.LAMBDAS, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------ [Chen16 Table 1, Fig. 1]
+
+
+def test_40_asynchronous_learners_are_39_updates_stale_and_do_not_learn_at_a_rate_at_which_one_does() -> None:
+    table1 = script("chen16_table1")
+    alone, forty = (table1.trained(lambda_, max(table1.ALPHAS), epochs=3) for lambda_ in (1, 40))
+    assert (alone.mean, alone.largest) == (0, 0)
+    assert forty.mean == pytest.approx(39, abs=0.2)
+    assert alone.error < 0.15
+    assert forty.error > 3 * alone.error
+    assert forty.loss > 3 * alone.loss
+
+
+# -------------------------------------------------------------------------------------------------------- [Chen16 Fig. 3 to 6]
+
+
+def test_the_last_gradients_of_100_take_long() -> None:
+    fig3 = script("chen16_fig3_4")
+    run = fig3.logged(fig3.job(fig3.LAMBDA, 150))
+    found = arrivals.collected(run)
+    assert (found.clocks == 150).all()
+    assert (np.diff(found.mean) > 0).all()
+    assert ((found.mean[1:96] > 1.35) & (found.mean[1:96] < 1.85)).all(), "between 1.4 and 1.8 s"
+    assert 2.0 < found.median[-1] < 3.2
+    assert found.mean[-1] > 2 * found.mean[-5]
+    assert fig3.within(run, 98) > 0.8
+    assert 0.2 < fig3.within(run, 100) < 0.4, "30 % of the last within 2 s"
+
+
+def test_some_backup_learners_are_best() -> None:
+    """More than none, and less than a third; by the paper's estimate, and by running the protocol."""
+    fig6 = script("chen16_fig5_6")
+    measured, ns, lambda_ = (60, 100), (60, 90, 95, 98, 100), 100
+    count = fig6.mean_iterations(measured, seeds=(1,))
+    assert (np.diff(count) < 0).all(), "more gradients per update, fewer updates"
+    between = np.interp(ns, measured, count)
+    for seconds in (fig6.collecting_s(lambda_, ns, clocks=60), fig6.updating_s(lambda_, ns, clocks=60)):
+        assert (np.diff(seconds) > 0).all(), "but each takes longer"
+        assert 0 < lambda_ - fig6.best(ns, between * seconds) < lambda_ / 3
