@@ -143,7 +143,7 @@ COMPUTE: Mapping[str, type] = {
 class NetworkOptions:
     """A message takes overhead, latency, and its bytes over the bandwidth of the slowest link on its way; links are queues.
 
-    The defaults are near a cluster of POWER7 nodes with a 10 GB/s interconnect [Zhang16 4.2].
+    The defaults are those of a usual 100 Gb/s interconnect; the POWER7 nodes of [Zhang16 4.1] have 192 GB/s each.
     """
 
     latency_s: float = 2e-6

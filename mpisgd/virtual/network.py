@@ -1,9 +1,10 @@
 """What messages cost in virtual time: latency, overhead per message, bandwidth, and queues at the links of ranks and nodes.
 
-A message's bytes occupy the sender's link out and the receiver's link in; between nodes also the sender's node's link out and
-the receiver's node's link in (full duplex). A link serves one message after the other, in the order in which their transfers
-begin; a message is slowed by the slowest link on its way, but holds each link only as long as that link needs. So two messages
-into one shard take twice as long as one, and two into two shards of one node are slowed only by the node's link.
+A message's bytes cross the sender's link out and the receiver's link in; between nodes also the sender's node's link out and the
+receiver's node's link in (full duplex). Every link serves the messages in the order in which their transfers begin, and is busy
+with each for bytes / bandwidth; a message is there when the last of its links has served it. So two messages into one shard take
+twice as long as one, and two into two shards of one node are slowed only by the node's link. A link does not wait for another:
+a message that queues at a busy receiver does not hold up those behind it at its sender.
 
 Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte; the queues are what [Zhang16 2.3] splits the
 parameter server for.
@@ -32,38 +33,32 @@ class Network:
         self._rank_ns = _NS / options.bandwidth
         self._node_ns = _NS / options.node_bandwidth
         self._local_ns = max(_NS / options.local_bandwidth, self._rank_ns)
-        self._between_ns = max(self._rank_ns, self._node_ns)
-        self._shared = len(set(nodes)) < len(nodes)
-        self._last_nbytes = self._last_ns = 0
         self._out = [0] * len(nodes)
         self._in = [0] * len(nodes)
         self._node_out = [0] * (max(nodes) + 1)
         self._node_in = [0] * (max(nodes) + 1)
 
     def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
-        """Occupy the links between two ranks from `begin_ns` on, or as soon as they are free; when the last byte is there.
+        """Let a message cross the links between two ranks, from `begin_ns` on; returns when the last byte is there.
 
         To be called in the order of `begin_ns`.
         """
+        here, there = self._nodes[source], self._nodes[dest]
+        local = here == there
+        busy_ns = round(nbytes * (self._local_ns if local else self._rank_ns))
         rank_out, rank_in = self._out, self._in
-        if rank_out[source] > begin_ns:
-            begin_ns = rank_out[source]
-        if rank_in[dest] > begin_ns:
-            begin_ns = rank_in[dest]
-        if not self._shared:  # a node of its own for each rank: the node's links add no queue
-            if nbytes != self._last_nbytes:
-                self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._between_ns)
-            end_ns = begin_ns + self._last_ns
-            rank_out[source] = rank_in[dest] = end_ns
+        ready_ns = rank_out[source]
+        end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+        ready_ns = rank_in[dest]
+        ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+        if ready_ns > end_ns:
+            end_ns = ready_ns
+        if local:
             return end_ns
-        nodes = self._nodes
-        here, there = nodes[source], nodes[dest]
-        if here == there:
-            end_ns = begin_ns + round(nbytes * self._local_ns)
-        else:
-            node_out, node_in = self._node_out, self._node_in
-            begin_ns = max(begin_ns, node_out[here], node_in[there])
-            end_ns = begin_ns + round(nbytes * self._between_ns)
-            node_out[here] = node_in[there] = begin_ns + round(nbytes * self._node_ns)
-        rank_out[source] = rank_in[dest] = begin_ns + round(nbytes * self._rank_ns) if here != there else end_ns
+        busy_ns = round(nbytes * self._node_ns)
+        for links, node in ((self._node_out, here), (self._node_in, there)):
+            ready_ns = links[node]
+            ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            if ready_ns > end_ns:
+                end_ns = ready_ns
         return end_ns

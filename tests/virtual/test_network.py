@@ -68,9 +68,9 @@ FOURS = [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_shards_of_one_node_share_its_link() -> None:
-    """At 1 byte/ns each and 2 for the node, a message begins as soon as the ones before it have left the node's link."""
+    """At 1 byte/ns each and 2 for the node, two messages pass at once, and a third when the node has served them."""
     two = NetworkOptions(bandwidth=1e9, node_bandwidth=2e9)
-    assert ends(two, CROWD, (4, 0, 1000, 0), (5, 1, 1000, 0), (6, 2, 1000, 0)) == [1000, 1500, 2000]
+    assert ends(two, CROWD, (4, 0, 1000, 0), (5, 1, 1000, 0), (6, 2, 1000, 0)) == [1000, 1000, 1500]
     assert ends(two, APART, (0, 1, 1000, 0), (2, 3, 1000, 0)) == [1000, 1000], "on nodes of their own they do not"
 
 
@@ -84,6 +84,13 @@ def test_within_a_node_no_node_link_is_used() -> None:
     assert ends(NARROW, FOURS, (0, 1, 1000, 0), (4, 2, 1000, 0)) == [4000, 2000]
     assert ends(LINKS, FOURS, (0, 1, 1000, 0)) == [1000], "the ranks' own links are the slower ones"
     assert ends(NARROW, FOURS, (0, 1, 1000, 0), (2, 1, 1000, 0), (1, 0, 1000, 0)) == [4000, 8000, 4000]
+
+
+def test_a_busy_receiver_holds_up_nobody_else() -> None:
+    """The third message queues at rank 4; the fourth, of the same sender and node, goes to an idle rank at once."""
+    into_four = [(5, 4, 1000, 0), (6, 4, 1000, 0), (0, 4, 1000, 0)]
+    assert ends(LINKS, CROWD, *into_four, (1, 7, 1000, 0)) == [1000, 2000, 3000, 1000]
+    assert ends(LINKS, CROWD, *into_four, (0, 7, 1000, 0)) == [1000, 2000, 3000, 2000], "behind it on its sender's own link"
 
 
 # ---------------------------------------------------------------------------------------------------------- whatever comes

@@ -1,0 +1,66 @@
+"""What the scripts beside this one share: virtual runs in a directory that is thrown away; tables and a figure shown."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mpisgd.analysis import style
+from mpisgd.analysis.tables import Table
+from mpisgd.config_file import from_mapping
+from mpisgd.finish import Outcome
+from mpisgd.records.reader import Run
+from mpisgd.simulate import simulate
+
+Job = Mapping[str, Any]
+"""A configuration as a job file has it."""
+
+
+def timed(job: Job) -> Outcome:
+    """The outcome of a run that writes no log."""
+    with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
+        return simulate(from_mapping({**job, **_quiet(folder, enabled=False)}))
+
+
+def logged(job: Job) -> Run:
+    """The log of a run; all of it has been read, for its files are gone."""
+    with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
+        run = Run(simulate(from_mapping({**job, **_quiet(folder, flush_rows=8192, flush_s=1e9)})).path)
+        _ = run.pushes, run.updates, run.evaluations, run.summaries
+    return run
+
+
+def _quiet(folder: str, **log: Any) -> dict[str, Any]:
+    return {"out": f"{folder}/run", "log": {"progress": "off", **log}}
+
+
+def panels(x: str, titles_and_y: Sequence[tuple[str, str]]) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, which look like those of the reports."""
+    figure = Figure(figsize=(4.3 * len(titles_and_y), 4.3), dpi=style.DPI, layout="constrained")
+    beside = list(figure.subplots(1, len(titles_and_y), squeeze=False)[0])
+    for axes, (title, y) in zip(beside, titles_and_y, strict=True):
+        axes.set(xlabel=x, ylabel=y)
+        axes.set_title(title, fontsize=10)
+        axes.grid(True, color="#DDDDDD", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, beside
+
+
+def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], Figure]]) -> None:
+    """A script: its tables on the terminal, as Markdown; its figure as NAME.png in the folder --out."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
+    folder = parser.parse_args().out
+    tables, figure = draw()
+    folder.mkdir(parents=True, exist_ok=True)
+    style.save(figure, folder / f"{name}.png")
+    for table in tables:
+        print(table.markdown())
+    print(f"figure: {folder / name}.png")
