@@ -9,6 +9,9 @@ from typing import NamedTuple
 from mpisgd.replay.difference import Difference
 from mpisgd.replay.finding import Finding
 
+_LAST_BITS = 1e-3
+"""Losses that differ by less may be of the same run, computed by other kernels."""
+
 
 class Waypoint(NamedTuple):
     """One shard when it had come to the clock that was asked for."""
@@ -97,7 +100,9 @@ class Proof:
             return ["the log is true as far as it goes"]
         if self.holds and not any(each.elements for each in self.differences):
             return [f"identical: {names}, {self.parameters:,} parameters, bit for bit"]
-        result = [] if self.finding is None else [f"the log cannot be true: {self.finding}"]
+        result = []
+        if self.finding is not None:
+            result.append(f"{'first disagreement' if self.clocks else 'the log cannot be true'}: {self.finding}")
         if self.other_losses:
             result.append(
                 f"{self.other_losses:,} gradients have another loss than the log says, by {self.largest_loss:.3e} at most"
@@ -105,4 +110,6 @@ class Proof:
         result += [str(each) for each in self.differences if each.elements]
         if self.holds:
             return [*result, f"the same within the tolerance: {names}, {self.parameters:,} parameters"]
+        if 0 < self.largest_loss < _LAST_BITS:
+            result.append("so small a difference may come from another kind of CPU: see --tolerance")
         return [*result, *self.notes, "not the same"]

@@ -19,6 +19,10 @@ from mpisgd.replay.serial import Serial
 _NORM_TOLERANCE = 1e-3
 """Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
 
+_FROM_THE_START = (
+    "from the first gradient on: were model, loss or data given to mpisgd.train() as Python objects, or changed since?"
+)
+
 Told = Callable[[int, Row, float], None]
 """Told of each gradient that a shard takes: the number of its row, the row, the recomputed loss."""
 
@@ -85,6 +89,8 @@ class Recompute:
             self.proof.largest_loss = max(self.proof.largest_loss, apart if math.isfinite(apart) else math.inf)
             if not apart <= self.proof.tolerance * max(1.0, abs(row.loss)):
                 self._find(Finding(f"loss {row.loss!r}, recomputed {loss!r}", log.shard, "pushes", **place))
+                if self.proof.gradients == 1:
+                    self.proof.notes.append(_FROM_THE_START)
 
     def _update(self, action: Update, until: int | None) -> None:
         """Make it, and compare what it was made of; the norms, where both have them, say that the sums are the same."""

@@ -66,7 +66,6 @@ class Serial:
         ]
         self._learners: dict[int, Gradient] = {}
         self._buffers: dict[int, list[Tensor]] = {}
-        self._initial_buffers = self._copy_buffers()
         self._computing = -1
         self._uses = [np.bincount(log.pushes["timestamp"], minlength=1).tolist() for log in record.shards]
         self._slices: list[dict[int, Tensor]] = [{} for _ in self.shards]
@@ -123,14 +122,10 @@ class Serial:
     def _take_turn(self, learner_id: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each learner's own, as on real ranks."""
         if learner_id != self._computing:
-            self._buffers[self._computing] = self._copy_buffers()
+            self._buffers[self._computing] = [buffer.clone() for buffer in self.model.module.buffers()]  # -1: the initial ones
             self._computing = learner_id
-            own = self._buffers.get(learner_id, self._initial_buffers)
-            for buffer, value in zip(self.model.module.buffers(), own, strict=True):
-                buffer.copy_(value)
-
-    def _copy_buffers(self) -> list[Tensor]:
-        return [buffer.clone() for buffer in self.model.module.buffers()]
+            for buffer, own in zip(self.model.module.buffers(), self._buffers.get(learner_id, self._buffers[-1]), strict=True):
+                buffer.copy_(own)
 
     def _keep(self, shard: int, clock: int) -> None:
         """Keep the slice that a shard has now, if a gradient will be computed from it."""

@@ -118,15 +118,13 @@ class _Walk:
             self._refuse(f"the shard was at clock {self.clock}: update {self.clock} was due after the row before this one")
 
     def _check_turn(self, row: Row) -> None:
+        """A row may be out of turn where its learner left, and it was summed then; or where the one whose turn it was had left."""
         turn = self._turn()
         if turn in (None, row.learner_id):
             return
         departs = any(each.learner_id == row.learner_id and each.clock <= self.clock for each in self.departures)
-        if not departs and turn in self._to_come(row):  # else kept until its turn, and summed as it left; or `turn` had left
+        if not departs and turn in self.shard.pushes["learner_id"][self.place["row"] :]:
             self._refuse(f"it was learner {turn}'s turn")
-
-    def _to_come(self, row: Row) -> set[int]:
-        return set(self.shard.pushes["learner_id"][self.place["row"] :].tolist())
 
     def _turn(self) -> int | None:
         return None if self.finished else self.protocol.expects()
@@ -225,15 +223,12 @@ class _Walk:
     # --------------------------------------------------------------------------------------------------------- departures
 
     def _let_depart(self, row: Row) -> None:
-        """Let those learners leave who left before this row was summed.
+        """Let those learners leave who left before this row was summed, by their seconds or, at the latest, by its clock.
 
-        Seconds say so, but where rows are not in the order of arrival, or happened at once. Then the row itself says so: the shard
-        has another clock already, or it is not the turn of this learner.
+        Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
         """
         while self.departures and self.departures[0].clock <= self.clock:
-            left = self.departures[0]
-            out_of_turn = self._turn() not in (None, row.learner_id) and left.learner_id != row.learner_id
-            if not (left.time_s < row.arrival_s or row.clock > self.clock or out_of_turn):
+            if self.departures[0].time_s >= row.arrival_s and row.clock <= self.clock:
                 return
             self._depart()
 

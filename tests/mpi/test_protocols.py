@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from mpisgd import replay
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import TABLES, Verdict
 
@@ -98,6 +99,12 @@ def test_softsync_weighs_each_gradient_by_its_own_staleness(runs: Path, name: st
     c = run.lambda_ // run.config["protocol"]["n"]
     assert (run.updates["gradients"] == c).all()
     assert run.environment["gradients_per_update"] == c
+
+
+@pytest.mark.parametrize("runs", ["send"], indirect=True)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_log_proves_the_weights(runs: Path, name: str) -> None:
+    assert replay.check(runs / name) == ""
 
 
 def test_evaluations_and_weights(runs: Path) -> None:

@@ -44,6 +44,12 @@ def simulated(path: Path, brought: Brought = NOTHING_BROUGHT, *, learners: int =
 
 
 SOFTSYNC = {"name": "softsync", "n": 2}
+#: Nothing but a gradient costs time: many things happen at the same virtual instant.
+AT_ONCE: dict[str, Any] = {
+    "compute": {"name": "constant", "mean_s": 0.1},
+    "network": {name: 0.0 if name.endswith("_s") else 1e18 for name in ("latency_s", "overhead_s", "bandwidth", "local_bandwidth")},
+    "service": {"gradient_s": 0.1, "gradient_s_per_byte": 0.0, "update_s_per_byte": 0.0},
+}
 RUNS: dict[str, dict[str, Any]] = {
     "hardsync": {"protocol": "hardsync", "shards": 2},
     "softsync-1": {"protocol": {"name": "softsync", "n": 1}},
@@ -57,6 +63,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "leaving-hardsync": {"protocol": "hardsync", "shards": 2, "failures": {"at_s": {"0": 0.35, "2": 0.6}}},
     "leaving-backup": {"protocol": {"name": "backup", "b": 1}, "failures": {"at_s": {"3": 0.35, "2": 0.6}}},
     "all-leave": {"protocol": SOFTSYNC, "failures": {"at_s": {"0": 0.3, "1": 0.35, "2": 0.6, "3": 0.7}}},
+    "at-once": {"protocol": SOFTSYNC, "shards": 3, **AT_ONCE},
+    "at-once-leaving": {"protocol": {"name": "backup", "N": 3}, "shards": 2, "failures": {"mean_s": 1.0}, **AT_ONCE},
     "diverged": {"protocol": SOFTSYNC, "alpha0": 1e30, "nonfinite": "continue", "averaging": 0.5},
 }
 
@@ -107,7 +115,9 @@ def test_gradients_that_were_dropped_and_objects_that_were_brought(tmp_path: Pat
     with pytest.raises(DataError, match=r"the model has 910 parameters, .* had 650; .* Brought"):
         replay.check(path)
     other = Brought(model=Sometimes, loss=nn.functional.cross_entropy)
-    assert "shard 0, pushes, row 0 (clock 0, learner " in replay.check(path, other)
+    proof = replay.replay(path, other)
+    assert proof.reason.startswith("shard 0, pushes, row 0 (clock 0, learner ")
+    assert proof.notes[-1].startswith("from the first gradient on: were model, loss or data given")
 
 
 def test_an_update_of_which_all_was_dropped(tmp_path: Path) -> None:

@@ -202,6 +202,20 @@ def test_a_loss_with_the_mean_that_goes_with_it(run: Path) -> None:
     assert [each.elements for each in proof.differences] == [0, 0]
     assert not proof.holds
     assert clock < proof.clocks[0]
+    lines = proof.lines()
+    assert [line.split(":")[0] for line in lines[2:]] == [
+        "first disagreement",
+        "1 gradients have another loss than the log says, by 1.000e-09 at most",
+        "so small a difference may come from another kind of CPU",
+        "not the same",
+    ]
+
+
+def test_what_is_said_of_a_log_that_cannot_be(run: Path) -> None:
+    rewrite(run, "pushes", edit(24, weight=7.0))
+    lines = replay.replay(run).lines()
+    assert lines[1].startswith("the log cannot be true: shard 0, pushes, row 24 (")
+    assert lines[2:] == ["not the same"]
 
 
 def means(path: Path, shard: int = 0) -> None:
