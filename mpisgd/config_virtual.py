@@ -149,7 +149,7 @@ class NetworkOptions:
     latency_s: float = 2e-6
     """Seconds from sender to receiver of a message without bytes."""
     overhead_s: float = 1e-6
-    """Seconds that a rank is busy for each message that it sends or receives."""
+    """Seconds that a rank is busy for each message that it sends, or takes without having posted a receive for it."""
     bandwidth: float = 5e9
     """Bytes per second into, and out of, one rank."""
     node_bandwidth: float = 10e9

@@ -1,10 +1,10 @@
-"""Virtual ranks in virtual time: greenlets, and one heap of events ordered by (virtual nanoseconds, serial number).
+"""Virtual ranks in virtual time: greenlets, and one heap of events ordered by (virtual nanoseconds, rank, serial number).
 
 Each rank has a clock of its own. Its code between two blocking calls depends on nothing but what it was sent, so a rank whose
 wait is over may run at once, ahead of the others: all it does is send messages into their future. Two things depend on the
 order of time, and happen only when no rank can act before them any more (`first_at`): a message becomes visible to a receiver
-that takes whatever comes, and a transfer occupies links. Both are events; those of one nanosecond happen in the order of their
-serial numbers, which makes runs repeat exactly.
+that takes whatever comes, and a transfer occupies links. Both are events; those of one nanosecond happen in the order of the
+ranks that cause them, those of one rank in the order in which it did. So runs repeat exactly, in whatever order ranks got to run.
 
 A rank that cannot go on hands its thread to the next that can. Where there is none, and ranks are left, nothing will ever
 happen: `DeadlockError` says who waits for whom.
@@ -23,6 +23,7 @@ from greenlet import getcurrent, greenlet
 from mpisgd.errors import DeadlockError
 
 _NEVER = 1 << 62
+_SERIAL_BITS = 48
 
 
 Action = Callable[[Any, int], "VirtualRank | None"]
@@ -39,10 +40,11 @@ class Waiting(Protocol):
 class VirtualRank:
     """One rank: its number, its clock, and the way into its greenlet."""
 
-    __slots__ = ("dead", "now", "rank", "switch", "waiting")
+    __slots__ = ("dead", "now", "order", "rank", "switch", "waiting")
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.order = rank << _SERIAL_BITS
         self.now = 0
         self.switch: Callable[[], object]
         self.waiting: Waiting | None = None
@@ -80,12 +82,14 @@ class Cluster:
         self.ranks = ranks
         hub = getcurrent()
         self._starting = hub.switch
+        self.ready_from = 0  # those not yet begun are ready
         for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
             whole = greenlet(main, parent=hub)
             rank.switch = whole.switch
             rank.switch()
             rank.dead = whole.dead
         self._starting = None
+        self.ready_from = 0 if self.ready else _NEVER
         here = VirtualRank(-1)
         here.switch = hub.switch
         alive = sum(not rank.dead for rank in ranks)
@@ -96,13 +100,13 @@ class Cluster:
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 
-    def at(self, time_ns: int, action: Action, subject: Any) -> None:
+    def at(self, time_ns: int, cause: VirtualRank, action: Action, subject: Any) -> None:
         """Let something happen at `time_ns`."""
-        heappush(self.heap, (time_ns, self.serial(), action, subject))
+        heappush(self.heap, (time_ns, cause.order | self.serial(), action, subject))
 
     def go_on_at(self, time_ns: int, rank: VirtualRank) -> None:
         """Let a waiting rank go on at `time_ns`."""
-        heappush(self.heap, (time_ns, self.serial(), _goes_on, rank))
+        self.at(time_ns, rank, _goes_on, rank)
 
     def first_at(self, time_ns: int) -> bool:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order."""

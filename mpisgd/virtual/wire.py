@@ -114,7 +114,7 @@ class VirtualWire(VirtualRank):
             receiver._match(message, posted.popleft())
         else:
             cluster = self._cluster
-            heappush(cluster.heap, (message.arrival, cluster.serial(), receiver._arrive, message))
+            heappush(cluster.heap, (message.arrival, self.order | cluster.serial(), receiver._arrive, message))
         return message
 
     def finish(self, *transfers: Sending | Receiving) -> None:
@@ -255,10 +255,10 @@ class VirtualWire(VirtualRank):
         message.receiving = receiving
         cluster = self._cluster
         if message.bodies:
-            if cluster.first_at(begun):
+            if begun == message.arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
                 self._begin(message, begun)
                 return
-            cluster.at(begun, self._begin, message)
+            cluster.at(begun, self._wires[message.source], self._begin, message)
         else:
             message.end = receiving.end = begun
             if message.waiter is not None:

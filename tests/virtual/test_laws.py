@@ -25,8 +25,6 @@ from mpisgd.simulate import job
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
 
-pytestmark = pytest.mark.timeout(300)  # a virtual job may also go on for ever
-
 Rows = np.ndarray
 Check = Callable[[Path, dict[str, Any], float], None]
 
@@ -43,6 +41,7 @@ class Laws:
         self.name = self.protocol["name"]
         self.synchronous = self.name in ("hardsync", "backup")
         self.lambda_ = run.lambda_
+        self.budget = run.config["epochs"] * run.environment["train_samples"]
         self.clocks = run.summaries["final_clock"].tolist()
         self.pushes = [run.pushes[run.pushes["shard"] == shard] for shard in range(run.shards)]
         self.updates = [run.updates[run.updates["shard"] == shard] for shard in range(run.shards)]
@@ -71,10 +70,9 @@ class Laws:
         assert run.done["clock"] == self.clocks
         assert run.done["books_balanced"] is True
         assert not run.summaries["diverged"].any()
-        budget = run.config["epochs"] * run.environment["train_samples"]
         for shard in range(run.shards):
             assert len(self.updates[shard]) == self.clocks[shard] >= 0
-            finished = run.summaries["samples"][shard] >= budget
+            finished = run.summaries["samples"][shard] >= self.budget
             assert finished or len(self.departed[shard]) > 0
             stopped = (run.events["kind"] == Event.STOPPED) & (run.events["shard"] == shard)
             assert stopped.sum() == finished
@@ -94,7 +92,8 @@ class Laws:
             assert sum(kinds) == len(own)
         late = rows["verdict"] == Verdict.LATE
         assert (rows["clock"][late] == self.clocks[shard]).all()
-        assert not late[: np.count_nonzero(~late)].any(), "nothing is applied or dropped after the end"
+        if summary["samples"] >= self.budget:
+            assert np.array_equal(late, rows["clock"] == self.clocks[shard]), "nothing is applied or dropped after the end"
 
     def shards_agree_on_what_was_pushed(self) -> None:
         """Each mini-batch goes to every shard; a synchronous learner computes it on one clock (law 2)."""
@@ -183,6 +182,10 @@ class Laws:
         assert (rows["samples"] == self.run.config["mu"]).all()
 
 
+MOST_MESSAGES = 10_000
+"""Of one rank; the jobs below need a few hundred."""
+
+
 class JitteryWire(WatchedWire):
     """Sends each message some drawn time later than it is told to: so shards see learners in different orders."""
 
@@ -193,6 +196,7 @@ class JitteryWire(WatchedWire):
         self.random = random.Random(self.rank)
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        assert len(self.sent) < MOST_MESSAGES, "it goes on for ever"
         self.work(round(self.random.expovariate(1.0) * self.mean_ns))
         return super().start(dest, tag, fields, *bodies)
 

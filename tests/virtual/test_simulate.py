@@ -178,11 +178,19 @@ def test_three_mini_batches_by_hand(tmp_path: Path) -> None:
 
 
 def test_service_costs_by_the_byte(tmp_path: Path) -> None:
-    """Of each shard's own slice: two slices of 2000 bytes take half the time each of one of 4000."""
-    costs = {"gradient_s_per_byte": 0.0, "update_s_per_byte": 1e-6}
-    for shards, seconds in ((1, 4e-3), (2, 2e-3)):
-        run = simulated(tmp_path / str(shards), shards=shards, service=costs)
-        assert run.updates["update_s"] == pytest.approx([seconds] * len(run.updates))
+    """Of each shard's own slice: two slices of 2000 bytes take half the time each of one of 4000; with gradients too."""
+    for name, base, nbytes in (("sizes", SIZES, 4 * 1000), ("tensors", TENSORS, 4 * 83)):
+        for shards in (1, 2):
+            run = simulated(tmp_path / f"{name}-{shards}", base, shards=shards, service={"update_s_per_byte": 1e-6})
+            assert run.updates["update_s"] == pytest.approx([nbytes / shards * 1e-6] * len(run.updates), abs=3e-6)
+
+
+@pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])
+def test_a_gradient_takes_its_service_time(base: dict[str, Any], tmp_path: Path) -> None:
+    """hardsync with equal learners: the shard is busy with one gradient of 0.25 s after the other."""
+    service = {"gradient_s": 0.25, "gradient_s_per_byte": 0.0, "update_s_per_byte": 0.0}
+    run = simulated(tmp_path / "run", base, protocol="hardsync", compute="constant", service=service)
+    assert np.diff(run.updates["time_s"]) == pytest.approx([0.1 + 4 * 0.25] * (len(run.updates) - 1), abs=1e-3)
 
 
 # -------------------------------------------------------------------------------------------------- stragglers, slow nodes
@@ -197,9 +205,9 @@ def test_slow_nodes_slow_all_their_learners_and_nobody_else(tmp_path: Path) -> N
     """Ranks two by two: shard and learner 0 on node 0, learners 1 and 2 on node 1, learner 3 on node 2."""
     plain, slow = (
         compute_seconds(simulated(tmp_path / name, virtual={"ranks_per_node": 2, "slow_nodes": nodes}, seed=3))
-        for name, nodes in (("plain", {}), ("slow", {"1": 3.0}))
+        for name, nodes in (("plain", {}), ("slow", {"1": 3.0, "2": 5.0}))
     )
-    for learner_id, factor in enumerate((1.0, 3.0, 3.0, 1.0)):
+    for learner_id, factor in enumerate((1.0, 3.0, 3.0, 5.0)):
         assert slow[learner_id] == pytest.approx(factor * plain[learner_id], rel=1e-6)
 
 
@@ -388,7 +396,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- batched
 
-BATCHED = {**ORACLE, "virtual": {"learners": 8}, "epochs": 1.0, "clip_norm": 1.5}
+BATCHED = {**ORACLE, "virtual": {"learners": 8}, "epochs": 1.0, "clip_norm": 0.5}
 
 
 BATCHED_COLUMNS = ["learner_id", "seq", "clock", "timestamp", "arrival_s", "samples", "weight"]
@@ -408,14 +416,13 @@ def test_batched_gradients_are_those_computed_one_by_one(protocol: Any, tmp_path
     assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist(), "the schedule is the same"
     first, second = flat(one), flat(together)
     moved = np.abs(first - flat_start()).max()
-    assert moved > 0.05
+    assert moved > 0.02
     assert np.abs(first - second).max() < 1e-4 * moved
     assert one.pushes["loss"] == pytest.approx(together.pushes["loss"], abs=1e-4)
 
 
-# Open, as long as this is marked: where messages arrive at the very same nanosecond, as they do where nothing is drawn, the
-# serial numbers decide, and those follow the order in which the ranks' code happened to run, which batching changes.
-@pytest.mark.xfail(strict=True, reason="ties of one nanosecond fall otherwise where gradients are batched")
+# Where nothing is drawn, messages arrive at the very same nanosecond; the order must not follow that in which the ranks' code
+# happened to run, which batching changes.
 def test_batched_keeps_the_schedule_also_where_messages_tie(tmp_path: Path) -> None:
     one, together = one_by_one_and_batched(tmp_path, protocol="softsync", compute="constant")
     assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist()
