@@ -1,0 +1,10 @@
+"""From logs to decisions: which N, b or n, and how many shards; each prediction is a short run of the virtual cluster.
+
+plan(["results/run"], wishes=Wishes(target_error=0.03)).backup.best
+simulate(fit(Run("results/run")))
+"""
+
+from mpisgd.plan.fit import Fit, fit, fitted
+from mpisgd.plan.planner import Plan, Wishes, plan
+
+__all__ = ["Fit", "Plan", "Wishes", "fit", "fitted", "plan"]

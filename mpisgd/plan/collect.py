@@ -1,0 +1,95 @@
+"""Seconds per update where N of N + b = λ gradients make one, for every N [Chen16 3.1, Fig. 4].
+
+Predicted by virtual runs of backup (hardsync for b = 0) with the fitted costs, for every N or, among many learners, for some,
+between which the others are interpolated. A late learner is late for the next update too: order statistics of learners that
+all begin together, as in a log of hardsync, do not know that. They are shown beside the predictions where the log has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis import arrivals
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.config import BackupOptions, Config, HardsyncOptions, replace
+from mpisgd.plan.predict import predict
+from mpisgd.records.reader import Run
+
+#: So many learners, and every N is simulated.
+_EVERY = 12
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """Seconds per update over N = 1 ... λ: float64, shape (λ,). `simulated`: bool, (λ,); the others are interpolated."""
+
+    wanted: np.ndarray
+    mean: np.ndarray
+    median: np.ndarray
+    most: np.ndarray
+    simulated: np.ndarray
+
+    def seconds_per_update(self, wanted: int) -> float:
+        return float(self.mean[wanted - 1])
+
+
+def collecting(config: Config, pushes: int) -> Collecting:
+    """From one virtual run for each N of `chosen`. `most` is the 90 % quantile."""
+    lambda_ = config.virtual.learners
+    points = np.array(sorted(lambda_ - b for b in chosen(lambda_)))
+    found = np.array([_at(config, int(wanted), pushes) for wanted in points])
+    wanted = np.arange(1, lambda_ + 1)
+    mean, median, most = (np.interp(wanted, points, column) for column in found.T)
+    return Collecting(wanted, mean, median, most, np.isin(wanted, points))
+
+
+def chosen(lambda_: int) -> list[int]:
+    """Numbers of backup learners b that are simulated: all among few learners, else the denser, the smaller."""
+    if lambda_ <= _EVERY:
+        return list(range(lambda_))
+    steps = {0, 1, 2, 3, 4, lambda_ - 1}
+    b = 6
+    while b < lambda_ - 1:
+        steps |= {b, min(b * 4 // 3, lambda_ - 1)}
+        b *= 2
+    return sorted(steps)
+
+
+def _at(config: Config, wanted: int, pushes: int) -> tuple[float, float, float]:
+    """Mean, median and 90 % quantile."""
+    b = config.virtual.learners - wanted
+    found = predict(replace(config, protocol=BackupOptions(b=b) if b else HardsyncOptions()), pushes)
+    return found.seconds_per_update, float(np.median(found.intervals)), float(np.quantile(found.intervals, 0.9))
+
+
+def table(run: Run, found: Collecting) -> Table:
+    """One row per N: predicted, and the log's order statistics."""
+    seen = arrivals.collected(run) if arrivals.synchronous(run) else None
+    rows: list[tuple[Cell, ...]] = []
+    for at, wanted in enumerate(found.wanted.tolist()):
+        logged: tuple[Cell, ...] = (None, None, None)
+        if seen is not None and at < len(seen.k):
+            logged = (float(seen.mean[at]), float(seen.median[at]), int(seen.clocks[at]))
+        predicted = (float(found.mean[at]), float(found.median[at]), float(found.most[at]))
+        how = "simulated" if found.simulated[at] else "interpolated"
+        rows.append((wanted, len(found.wanted) - wanted, *predicted, how, *logged))
+    columns = (
+        Column("N"),
+        Column("b"),
+        Column("predicted mean", "s"),
+        Column("median", "s"),
+        Column("90 % within", "s"),
+        Column("how"),
+        Column("log: mean to N-th", "s"),
+        Column("log: median to N-th", "s"),
+        Column("clock values"),
+    )
+    note = f"The log's: from an update to the arrival of the N-th gradient of its weights, dropped ones included [{_KEY}]."
+    if seen is None:
+        note = "The log's protocol has no common start of gradients: it holds no order statistics."
+    return Table("updates", f"Seconds per update, N of λ = {run.lambda_} gradients [Chen16 Fig. 4]", columns, tuple(rows), note)
+
+
+_KEY = "Chen16 3.1"

@@ -1,0 +1,75 @@
+"""Staleness and throughput of n-softsync for each n, and of hardsync beside them, by virtual runs with the fitted costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.config import Config, HardsyncOptions, SoftsyncOptions, replace
+from mpisgd.plan.observe import Observed
+from mpisgd.plan.predict import predict
+
+#: So many learners, and every n is simulated.
+_EVERY = 8
+
+
+@dataclass(frozen=True)
+class Asynchrony:
+    """What each n gives; `hardsync` is what they are compared with."""
+
+    by_n: dict[int, Observed]
+    hardsync: Observed
+
+
+def asynchrony(config: Config, pushes: int) -> Asynchrony:
+    """One virtual run for hardsync, and one for each c = floor(λ/n) that n of `chosen` have."""
+    lambda_ = config.virtual.learners
+    by_c: dict[int, Observed] = {}
+    by_n: dict[int, Observed] = {}
+    for n in chosen(lambda_):
+        c = lambda_ // n
+        if c not in by_c:
+            by_c[c] = predict(replace(config, protocol=SoftsyncOptions(n=n)), pushes)
+        by_n[n] = dataclasses.replace(by_c[c], n=n)
+    return Asynchrony(by_n, predict(replace(config, protocol=HardsyncOptions()), pushes))
+
+
+def chosen(lambda_: int) -> list[int]:
+    """Splitting parameters n: all with few learners; else powers of two, and those that make c = 2 and c = 1."""
+    if lambda_ <= _EVERY:
+        return list(range(1, lambda_ + 1))
+    powers = [2**power for power in range(lambda_.bit_length()) if 2**power <= lambda_ // 2]
+    return sorted({*powers, lambda_ // 2, lambda_})
+
+
+def table(found: Asynchrony, lambda_: int) -> Table:
+    """One row for hardsync, one per n."""
+    base = found.hardsync
+    labelled: list[tuple[Cell, Cell, Observed]] = [("hardsync", None, base)]
+    labelled += [(f"{n}-softsync", lambda_ // n, one) for n, one in found.by_n.items()]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            name,
+            lambda_ if c is None else c,
+            one.updates_per_s,
+            one.gradients_per_s,
+            one.gradients_per_s / base.gradients_per_s,
+            one.mean_staleness,
+            one.largest_staleness,
+            None if one.beyond is None else 100 * one.beyond,
+        )
+        for name, c, one in labelled
+    ]
+    columns = (
+        Column("protocol"),
+        Column("c"),
+        Column("updates/s"),
+        Column("gradients/s"),
+        Column("times hardsync's", spec=".3f"),
+        Column("mean τ", spec=".3f"),
+        Column("max τ"),
+        Column("τ > 2n", "%", ".3f"),
+    )
+    note = "c gradients make one update. The same c is the same run, but for the weights and the bound 2n."
+    return Table("softsync", "Predicted staleness and throughput of n-softsync [Zhang16 2.2]", columns, tuple(rows), note)

@@ -1,0 +1,142 @@
+"""Updates until a test error or loss is reached, as a function of the number N of gradients in one [Chen16 3.1, Fig. 5].
+
+Measured at several N, by synchronous runs that reached the target: between them the updates are interpolated linearly in N, as
+in the paper, and beyond them nothing is known. Measured at one N, or not at all: relative numbers from the gradient noise
+scale, S(N mu) ~ 1 + B_noise / (N mu) [McCandlish18 eq. 2.11; `analysis/noise_scale.py`]. Where the log does not tell that
+either, B_noise is taken as endless: updates ~ 1/N, as many samples whatever N is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mpisgd.analysis import arrivals
+from mpisgd.analysis.noise_scale import noise_scale
+from mpisgd.errors import ConfigError
+from mpisgd.records.reader import Run
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be reached on the test data."""
+
+    what: Literal["error", "loss"]
+    value: float
+
+    def __str__(self) -> str:
+        return f"test error {100 * self.value:g} %" if self.what == "error" else f"test loss {self.value:g}"
+
+
+def make_target(error: float | None, loss: float | None) -> Target | None:
+    """Raises ConfigError where both are given, or an error is no share."""
+    if error is not None and loss is not None:
+        raise ConfigError(f"--target-error {error:g} and --target-loss {loss:g}: expected one of them")
+    if error is not None:
+        if not 0 < error < 1:
+            raise ConfigError(f"--target-error {error:g}: expected a share between 0 and 1; 2 % is 0.02")
+        return Target("error", error)
+    if loss is not None:
+        if not math.isfinite(loss):
+            raise ConfigError(f"--target-loss {loss:g}: expected a finite number")
+        return Target("loss", loss)
+    return None
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Updates to the target.
+
+    `measured`: N -> updates, in order of N. `absolute`: these are numbers of updates; else they are relative to N = λ's.
+    `noise_samples`: B_noise where it is used, else None. `source` says which was used, in words.
+    """
+
+    measured: dict[int, float]
+    absolute: bool
+    noise_samples: float | None
+    mu: int
+    source: str
+
+    def updates(self, wanted: int) -> float | None:
+        """Where `wanted` gradients make one; None outside of what was measured at several N."""
+        if self.noise_samples is None:
+            known = list(self.measured)
+            inside = known[0] <= wanted <= known[-1]
+            return float(np.interp(wanted, known, list(self.measured.values()))) if inside else None
+        ((at, count),) = self.measured.items()
+        return count * self._ratio(wanted) / self._ratio(at)
+
+    def _ratio(self, wanted: int) -> float:
+        """Proportional to the updates: 1 + B_noise/B, and 1/B for an endless B_noise."""
+        assert self.noise_samples is not None
+        batch = wanted * self.mu
+        return 1 / batch if math.isinf(self.noise_samples) else 1 + self.noise_samples / batch
+
+
+def convergence(runs: Sequence[Run], target: Target | None, noise_samples: float | None) -> Convergence:
+    """From runs of one model and data; `noise_samples` overrides the noise scale of the log.
+
+    Raises ConfigError where a target is given that no run reaches.
+    """
+    measured = {} if target is None else _measured(runs, target)
+    first, mu = runs[0], int(runs[0].config.get("mu", 1))
+    if len(measured) > 1 and noise_samples is None:
+        numbers = ", ".join(str(wanted) for wanted in measured)
+        return Convergence(measured, True, None, mu, f"updates to {target} measured at N = {numbers}, linear between")
+    how = "noise scale given"
+    if noise_samples is None:
+        found = noise_scale(first)
+        error = f" ± {found.error:.2g}" if math.isfinite(found.error) else ""
+        noise_samples, how = found.samples, f"noise scale of {first.name}, {found.samples:.4g}{error} samples"
+        if not math.isfinite(noise_samples):
+            noise_samples, how = math.inf, f"noise scale of {first.name} unknown: as many samples whatever N is assumed"
+    if measured:
+        at = arrivals.wanted(first) if arrivals.wanted(first) in measured else next(iter(measured))
+        source = f"updates to {target} measured at N = {at}; elsewhere by the {how}"
+        return Convergence({at: measured[at]}, True, noise_samples, mu, source)
+    return Convergence({first.lambda_: 1.0}, False, noise_samples, mu, f"relative to N = λ, by the {how}")
+
+
+def _measured(runs: Sequence[Run], target: Target) -> dict[int, float]:
+    """N -> mean updates of the synchronous runs that reached the target, sorted by N. Raises ConfigError where none did."""
+    reached: dict[int, list[float]] = {}
+    best = []
+    for run in runs:
+        updates, least = updates_to(run, target)
+        if least is not None:
+            shown = f"{100 * least:.2f} %" if target.what == "error" else f"{least:.4g}"
+            best.append(f"{run.name}: {shown}")
+        if updates is not None and arrivals.synchronous(run):
+            reached.setdefault(arrivals.wanted(run), []).append(updates)
+        if updates == 0:
+            raise ConfigError(f"--target-{target.what} {target.value:g}: met by the initial weights of {run.name}; expected less")
+    if not reached:
+        raise ConfigError(
+            f"--target-{target.what} {target.value:g}: {target} is reached by no run of hardsync or backup;"
+            f" the least of each was {', '.join(best) or 'never measured, for nothing was evaluated'}"
+        )
+    return {wanted: float(np.mean(counts)) for wanted, counts in sorted(reached.items())}
+
+
+def updates_to(run: Run, target: Target) -> tuple[float | None, float | None]:
+    """Updates after which the run first met the target, and the least value that it has; None where there is no such.
+
+    Of theta on the test data; between two evaluations linear in the clock.
+    """
+    rows = run.evaluations[(run.evaluations["averaged"] == 0) & (run.evaluations["train"] == 0)]
+    rows = rows[np.argsort(rows["snapshot"], kind="stable")]
+    value, clock = rows[target.what], rows["clock_min"].astype(np.float64)
+    value, clock = value[np.isfinite(value)], clock[np.isfinite(value)]
+    least = float(value.min()) if len(value) else None
+    met = np.flatnonzero(value <= target.value)
+    if not len(met):
+        return None, least
+    at = int(met[0])
+    if at == 0:
+        return float(clock[0]), least
+    share = (value[at - 1] - target.value) / (value[at - 1] - value[at])
+    return float(clock[at - 1] + share * (clock[at] - clock[at - 1])), least

@@ -1,0 +1,292 @@
+"""`mpisgd plan`: predictions against virtual runs, optima and bottlenecks where they must be, what is printed and refused."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mpisgd.cli import plan as command
+from mpisgd.config import BackupOptions, Config, HardsyncOptions, SoftsyncOptions, StragglerOptions, replace
+from mpisgd.config_virtual import ConstantComputeOptions, HeavyTailComputeOptions, NetworkOptions, ServiceOptions, VirtualOptions
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.plan import Wishes, backup, collect, fit, plan, shards, softsync
+from mpisgd.plan.bounds import bounds, order_statistic
+from mpisgd.plan.observe import observe
+from mpisgd.plan.predict import predict
+from mpisgd.plan.scale import with_learners, with_shards
+from mpisgd.plan.target import convergence
+from mpisgd.records.reader import Run
+from tests.unit import fabricate, logs_by_hand
+from tests.unit.test_plan_fit import virtual_run
+
+CHEAP = Wishes(pushes=800, learners=8)
+
+# ------------------------------------------------------------------------------------------- stragglers [Chen16 Fig. 4, 5, 6]
+
+LAMBDA = 40
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """hardsync among learners of which now and then one straggles for long."""
+    path = tmp_path_factory.mktemp("heavy") / "run"
+    return virtual_run(path, HardsyncOptions(), learners=LAMBDA, pushes=12_000, compute=HeavyTailComputeOptions())
+
+
+@pytest.mark.parametrize("from_log", [False, True])
+def test_some_backup_learners_are_best_and_many_are_not(heavy: Run, from_log: bool) -> None:
+    """[Chen16 Fig. 6]: neither none nor many; as many samples are assumed whatever N is."""
+    found = collect.collecting(fit(heavy, from_log=from_log), 4000)
+    chosen = backup.choices(found, convergence([heavy], None, None))
+    assert 1 <= chosen.best.b <= 8
+    none, many = chosen.of(0), chosen.of(30)
+    assert none is not None
+    assert many is not None
+    assert none.time > 1.3 * chosen.best.time
+    assert many.time > 2 * chosen.best.time
+
+
+def test_seconds_per_update_are_those_of_runs_with_so_many_backup_learners(heavy: Run, tmp_path: Path) -> None:
+    """Medians: means of so heavy a tail would need far longer runs. The log's order statistics know nothing of who is late."""
+    config = fit(heavy, from_log=True)
+    for b in (1, 3, 8):
+        protocol = BackupOptions(b=b)
+        run = virtual_run(tmp_path / str(b), protocol, learners=LAMBDA, pushes=6000, compute=HeavyTailComputeOptions(), seed=b)
+        truth, found = observe(run), predict(replace(config, protocol=protocol), 6000)
+        assert truth is not None
+        assert np.median(found.intervals) == pytest.approx(np.median(truth.intervals), rel=0.03)
+        assert found.seconds_per_update == pytest.approx(truth.seconds_per_update, rel=0.15)
+
+
+def test_every_number_of_gradients_has_its_seconds() -> None:
+    assert collect.chosen(1) == [0]
+    assert collect.chosen(5) == [0, 1, 2, 3, 4]
+    some = collect.chosen(100)
+    assert some[:6] == [0, 1, 2, 3, 4, 6]
+    assert some[-1] == 99
+    assert len(some) < 20
+
+
+def test_constant_learners_need_no_backup(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=4, pushes=200, compute=ConstantComputeOptions(0.1))
+    made = plan([run.path], tmp_path / "out", CHEAP, Console(file=io.StringIO()))
+    assert made.backup.best.b == 0
+    assert made.collecting.mean == pytest.approx([0.1] * 4, rel=0.05)
+
+
+# ----------------------------------------------------------------------------------------------------------------- softsync
+
+
+def test_staleness_of_softsync_is_predicted(tmp_path: Path) -> None:
+    straggler = StragglerOptions(delay="exponential", delay_mean_s=0.02)
+    source = virtual_run(tmp_path / "source", HardsyncOptions(), straggler=straggler)
+    found = softsync.asynchrony(fit(source, from_log=True), 3000)
+    assert list(found.by_n) == list(range(1, 9))
+    for n in (1, 3, 8):
+        truth = observe(virtual_run(tmp_path / str(n), SoftsyncOptions(n=n), straggler=straggler, seed=5))
+        assert truth is not None
+        assert found.by_n[n].mean_staleness == pytest.approx(truth.mean_staleness, rel=0.05)
+        assert found.by_n[n].updates_per_s == pytest.approx(truth.updates_per_s, rel=0.05)
+        assert found.by_n[n].beyond == pytest.approx(truth.beyond, abs=0.02)
+    assert found.hardsync.gradients_per_s < found.by_n[1].gradients_per_s
+    shown = softsync.table(found, 8)
+    assert shown.cells("protocol")[:3] == ["hardsync", "1-softsync", "2-softsync"]
+    assert shown.cells("c") == [8, 8, 4, 2, 2, 1, 1, 1, 1]
+
+
+def test_a_selection_of_n_among_many_learners() -> None:
+    assert softsync.chosen(1) == [1]
+    assert softsync.chosen(8) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert softsync.chosen(30) == [1, 2, 4, 8, 15, 30]
+
+
+# ------------------------------------------------------------------------------------------------------------------- shards
+
+ANY = Config(
+    protocol=SoftsyncOptions(n=1),
+    virtual=VirtualOptions(learners=16, gradients=False, parameters=4_000_000),
+    compute=ConstantComputeOptions(0.1),
+)
+
+
+def test_the_shards_link_is_the_bottleneck_where_it_must_be() -> None:
+    """16 MB in and out at 5 GB/s take 6.4 ms, their service 1.6 ms: 125 gradients/s, where 16 learners could do 150."""
+    found = shards.points(ANY, 16, 2000)
+    one = found[0]
+    assert (one.shards, one.bottleneck) == (1, "shard's link")
+    assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
+    assert one.bounds.shard == pytest.approx(1 / (2 * 16e6 / 5e9 + 16e6 * 1e-10 + 16e6 * 5e-10 / 16), rel=0.01)
+    enough = shards.enough(found)[16]
+    assert enough.shards == 2
+    assert enough.bounds.bottleneck == "learners"
+    assert all(point.expected <= 1.01 * point.bounds.gradients_per_s for point in found)
+
+
+def test_the_update_is_the_bottleneck_where_every_gradient_makes_one() -> None:
+    config = replace(ANY, protocol=SoftsyncOptions(n=16), service=ServiceOptions(update_s_per_byte=2e-9))
+    one = shards.points(config, 16, 500)[0]
+    assert one.bottleneck == "shard's update"
+    assert one.expected == pytest.approx(1 / (32e-3 + 6.4e-3 + 1.6e-3), rel=0.05)
+
+
+def test_a_nodes_link_is_shared_by_its_shards() -> None:
+    """Eight shards packed on one node pass its 1 GB/s; spread, each has one."""
+    network = NetworkOptions(node_bandwidth=1e9)
+    virtual = VirtualOptions(learners=56, gradients=False, parameters=4_000_000, ranks_per_node=8)
+    config = replace(ANY, network=network, virtual=virtual)
+    packed, spread = (bounds(with_shards(config, 8, placement)) for placement in ("packed", "spread"))
+    assert packed.bottleneck == "node's link"
+    assert packed.gradients_per_s == pytest.approx(1e9 / 16e6)
+    assert spread.node_link > 5 * packed.node_link
+    one, other = (predict(with_shards(config, 8, placement), 500).gradients_per_s for placement in ("packed", "spread"))
+    assert one <= packed.gradients_per_s
+    assert other > 1.1 * one
+
+
+def test_what_cannot_be_simulated_is_bounded() -> None:
+    found = shards.points(replace(ANY, virtual=VirtualOptions(learners=16, gradients=False, parameters=1000)), 50_000, 500)
+    beyond = [point for point in found if point.learners == 50_000]
+    assert beyond[0].gradients_per_s is None
+    assert 0 < beyond[0].expected <= beyond[0].bounds.gradients_per_s
+    assert shards.sizes(16, 50_000)[0] == 16
+    assert len(shards.sizes(16, 50_000)) == 4
+    assert shards.sizes(16, 16) == [16]
+    assert shards.sizes(6, 24) == [6, 12, 24]
+
+
+def test_order_statistics_of_few_and_many() -> None:
+    seconds = np.arange(1.0, 101.0)
+    assert order_statistic(seconds, 1, 1) == pytest.approx(50.5)
+    assert order_statistic(seconds, 10_000, 10_000) == pytest.approx(100)
+    assert order_statistic(seconds, 50, 99) == pytest.approx(50.5)
+
+
+def test_more_learners_are_like_those_of_the_run() -> None:
+    straggler = StragglerOptions(slowdown={1: 8.0}, pause_learner=3)
+    config = replace(ANY, straggler=straggler, virtual=VirtualOptions(learners=4, gradients=False))
+    more = with_learners(config, 10)
+    assert more.straggler.slowdown == {1: 8.0, 5: 8.0, 9: 8.0}
+    assert more.virtual.learners == 10
+    assert more.protocol == SoftsyncOptions(n=1)
+    assert with_learners(config, 2).straggler.pause_learner == -1
+    every = replace(config, protocol=SoftsyncOptions(n=4))
+    assert with_learners(every, 10).protocol == SoftsyncOptions(n=10), "every gradient is an update"
+    assert with_learners(replace(config, protocol=BackupOptions(b=1)), 12).protocol == BackupOptions(b=3)
+
+
+# -------------------------------------------------------------------------------------------------- what is printed and written
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return virtual_run(tmp_path_factory.mktemp("small") / "run", BackupOptions(b=1), learners=4, pushes=400)
+
+
+def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(small.path), "--pushes", "400", "--learners", "4", "--noise-samples", "100"]) == 0
+    assert sorted(path.name for path in (small.path / "plan").iterdir()) == [
+        "assumptions.csv",
+        "backup.csv",
+        "backup.png",
+        "costs.csv",
+        "plan.md",
+        "shards.csv",
+        "shards.png",
+        "softsync.csv",
+        "softsync.png",
+        "updates.csv",
+        "updates.png",
+    ]
+    said, page = capsys.readouterr().out, (small.path / "plan" / "plan.md").read_text()
+    for text in ("Seconds per update", "Time to the target", "n-softsync", "Throughput over shards", "The run was virtual"):
+        assert text in said
+        assert text in page
+    assert "noise scale given" in said
+    assert "Backup learners: N =" in page
+
+
+def test_another_network_slows_the_plan(small: Run, tmp_path: Path) -> None:
+    wishes = Wishes(pushes=400, learners=4, network={"bandwidth": 1e7})
+    made = plan([small.path], tmp_path / "out", wishes, Console(file=io.StringIO()))
+    truth = observe(small)
+    assert truth is not None
+    assert made.collecting.seconds_per_update(3) > 2 * truth.seconds_per_update
+    assert made.shards[0].bottleneck == "shard's link"
+    assert "Another network: bandwidth = 1e+07." in made.assumptions
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[0] == "assumptions.csv"
+
+
+def test_one_learner_has_nothing_to_choose(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=1, pushes=100)
+    made = plan([run.path], wishes=Wishes(pushes=200), console=Console(file=io.StringIO()))
+    assert made.advice[0].startswith("There is one learner")
+    assert (made.backup.best.b, list(made.softsync.by_n)) == (0, [1])
+
+
+def test_refusals(small: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="0 runs given"):
+        command.main([])
+    with pytest.raises(DataError, match="no run directory"):
+        command.main([str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"--learners 3: expected at least the 4 of the run"):
+        plan([small.path], wishes=Wishes(pushes=100, learners=3), console=Console(file=io.StringIO()))
+    with pytest.raises(ConfigError, match=r"--target-error 0\.1: .* never measured"):
+        command.main([str(small.path), "--target-error", "0.1"])
+    for wrong, said in (("--pushes=1", "--pushes 1"), ("--noise-samples=-1", "--noise-samples -1"), ("--bandwidth=0", "bandwidth")):
+        with pytest.raises(ConfigError, match=said):
+            command.main([str(small.path), wrong])
+    with pytest.raises(ConfigError, match="--ranks-per-node 0"):
+        Wishes(ranks_per_node=0)
+    with pytest.raises(ConfigError, match=r"network\.speed: expected one of"):
+        plan([small.path], wishes=Wishes(network={"speed": 1}), console=Console(file=io.StringIO()))
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--help"])
+    assert stopped.value.code == 0
+
+
+def test_runs_of_different_models_are_refused(tmp_path: Path) -> None:
+    log, protocol = logs_by_hand.backup(), {"name": "backup", "N": 2}
+    one = fabricate.write_run(tmp_path / "one", log, protocol, learners=3)
+    two = fabricate.write_run(tmp_path / "two", log, protocol, learners=3, environment={"parameter_nbytes": 4})
+    with pytest.raises(ConfigError, match=r"parameter_nbytes = 358312 in .*one, but 4 in .*two: expected runs of the same"):
+        plan([one, two])
+    text = (two / "config.toml").read_text()
+    (two / "config.toml").write_text(text.replace('name = "cifar10_full"', 'name = "alexnet"'))
+    with pytest.raises(ConfigError, match=r"model = .*cifar10_full.* in .*one, but .*alexnet.* in .*two"):
+        plan([one, two])
+
+
+def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=2, pushes=100)
+    file = run.path / "shard-000.attempt-0.h5"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(DataError, match="shard-000"):
+        plan([run.path])
+
+
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", fabricate.Log(), {"name": "hardsync"}, learners=2)
+    with pytest.raises(DataError, match="holds no pushes"):
+        plan([path])
+
+
+def test_targets_of_several_runs_are_planned_for(tmp_path: Path) -> None:
+    """Two logs with evaluations: 100 updates at N = 4, 130 at N = 3; the plan's time is those times seconds per update."""
+    paths = []
+    for wanted, updates in ((4, 100), (3, 130)):
+        log = fabricate.simulated("backup", learners=4, updates=60, wanted=wanted)
+        log.evaluations = fabricate.rows(
+            "evaluations",
+            [fabricate.row("evaluations", snapshot=at, clock_min=at * updates, error=error) for at, error in ((0, 0.9), (1, 0.1))],
+        )
+        paths.append(fabricate.write_run(tmp_path / str(wanted), log, {"name": "backup", "N": wanted}, learners=4))
+    made = plan(paths, tmp_path / "out", Wishes(target_error=0.1, pushes=400, learners=4), Console(file=io.StringIO()))
+    assert [one.updates for one in made.backup.choices] == pytest.approx([100, 130])
+    assert all(one.time == pytest.approx(one.updates * one.seconds_per_update) for one in made.backup.choices)
+    assert not math.isnan(made.backup.best.time)
+    assert made.table("backup").cells("N") == [4, 3]

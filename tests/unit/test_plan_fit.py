@@ -1,0 +1,211 @@
+"""Costs fitted from logs: those of virtual runs, whose costs are known exactly, read as if they were of real ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisgd import protocols
+from mpisgd.config import BackupOptions, Config, HardsyncOptions, LogOptions, SoftsyncOptions, StragglerOptions, replace
+from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
+from mpisgd.errors import DataError
+from mpisgd.plan.fit import fit, fitted, with_rest
+from mpisgd.plan.observe import Lag, distance, observe
+from mpisgd.plan.predict import predict
+from mpisgd.plan.wire import measured
+from mpisgd.records.reader import Run
+from mpisgd.simulate import simulate
+from mpisgd.straggler import Delays
+from tests.unit import fabricate, logs_by_hand
+
+COMPUTE = LognormalComputeOptions(mean_s=0.02, sigma=0.3)
+PARAMETERS = 100_000
+NBYTES = 4 * PARAMETERS
+
+
+def virtual_run(
+    path: Path, protocol: Any, *, learners: int = 8, pushes: int = 3000, parameters: int = PARAMETERS, **fields: Any
+) -> Run:
+    """A virtual run without gradients of about so many pushes."""
+    rules = protocols.make(protocol, learners)
+    updates = pushes // (learners if rules.consistent else rules.gradients_per_update)
+    virtual = VirtualOptions(
+        learners=learners,
+        gradients=False,
+        parameters=parameters,
+        train_samples=updates * rules.gradients_per_update * 16,
+        ranks_per_node=fields.pop("ranks_per_node", 1),
+    )
+    log = LogOptions(progress="off", flush_rows=8192)
+    config = Config(protocol=protocol, virtual=virtual, epochs=1.0, mu=16, out=str(path), log=log, **{"compute": COMPUTE, **fields})
+    return Run(simulate(config).path)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("protocol", [SoftsyncOptions(n=1), SoftsyncOptions(n=8), HardsyncOptions(), BackupOptions(b=2)])
+def test_the_costs_of_a_virtual_run_are_found_in_its_log(tmp_path: Path, protocol: Any, shards: int) -> None:
+    run = virtual_run(tmp_path / "run", protocol, shards=shards, pushes=1000)
+    real = Config().network
+    found = {cost.name: cost.value for cost in fitted(run, from_log=True).costs}
+    assert found["bandwidth, two nodes"] == pytest.approx(real.bandwidth, rel=1e-3)
+    assert found["latency"] == pytest.approx(real.latency_s, abs=0.1e-6)
+    assert found["service of a gradient"] == pytest.approx(1e-10 * NBYTES / shards, rel=0.05)
+    assert found["update"] == pytest.approx(5e-10 * NBYTES / shards, rel=1e-3)
+    assert found["rest of a cycle"] < 0.02 * COMPUTE.mean_s, "the virtual cluster has no other costs"
+
+
+def test_a_run_and_its_fit_agree(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=2), straggler=StragglerOptions(delay="exponential", delay_mean_s=0.03))
+    found = fitted(run, from_log=True)
+    assert found.throughput_ratio == pytest.approx(1, abs=0.02)
+    assert found.staleness_distance is not None
+    assert found.staleness_distance < 0.05
+    assert found.config.straggler.delay == "exponential", "the learner's loop injects the stragglers again"
+    assert found.config == fit(run, from_log=True)
+    again = Run(simulate(found.config).path)
+    assert again.path == Path(f"{run.path}-virtual")
+    assert len(again.updates) == len(run.updates)
+
+
+OTHERS = [
+    HardsyncOptions(),
+    BackupOptions(b=1),
+    BackupOptions(b=3),
+    SoftsyncOptions(n=1),
+    SoftsyncOptions(n=3),
+    SoftsyncOptions(n=8),
+]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
+    """The fits of a run of each kind."""
+    folder = tmp_path_factory.mktemp("sources")
+    runs = {"hardsync": HardsyncOptions(), "softsync": SoftsyncOptions(n=4)}
+    return {name: fit(virtual_run(folder / name, protocol), from_log=True) for name, protocol in runs.items()}
+
+
+@pytest.mark.parametrize("source", ["hardsync", "softsync"])
+@pytest.mark.parametrize("protocol", OTHERS, ids=str)
+def test_a_log_predicts_other_protocols(sources: dict[str, Config], tmp_path: Path, protocol: Any, source: str) -> None:
+    truth = observe(virtual_run(tmp_path / "truth", protocol, seed=7))
+    found = predict(replace(sources[source], protocol=protocol), 3000)
+    assert truth is not None
+    assert found.seconds_per_update == pytest.approx(truth.seconds_per_update, rel=0.05)
+    assert found.mean_staleness == pytest.approx(truth.mean_staleness, rel=0.05)
+
+
+def test_a_virtual_run_is_believed_what_it_says_of_itself(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=1), pushes=500)
+    found = fitted(run)
+    assert found.config.compute == COMPUTE
+    assert found.costs == ()
+    assert found.throughput_ratio == pytest.approx(1, abs=1e-9)
+    assert found.staleness_distance == 0
+
+
+# --------------------------------------------------------------------------------------------------------- what a log lacks
+
+
+def test_a_log_without_pushes_or_sizes_is_refused(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "empty", fabricate.Log(), {"name": "hardsync"}, learners=2)
+    with pytest.raises(DataError, match="empty holds no pushes"):
+        fit(Run(path))
+    unknown = {"parameter_nbytes": "many"}
+    path = fabricate.write_run(tmp_path / "sizes", logs_by_hand.backup(), {"name": "backup", "N": 2}, 3, environment=unknown)
+    with pytest.raises(DataError, match=r"parameter_nbytes = 'many': expected the bytes"):
+        fit(Run(path))
+
+
+def test_a_short_log_is_fitted_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), {"name": "backup", "N": 2}, learners=3)
+    found = fitted(Run(path))
+    assert found.real is None
+    assert found.throughput_ratio is None
+    assert found.staleness_distance is None
+    assert any("too short" in line for line in found.assumptions)
+    assert found.config.virtual.parameters == 358312 // 4
+    assert found.config.virtual.ranks_per_node == 3, "hosts n1, n2 with one and three ranks"
+
+
+def test_learners_without_pushes_draw_from_all(tmp_path: Path) -> None:
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), {"name": "softsync", "n": 1}, learners=3)
+    found = fitted(Run(path))
+    assert found.config.compute.pooled  # type: ignore[union-attr]
+    assert any("as some pushed none" in line for line in found.assumptions)
+
+
+def test_small_messages_do_not_tell_a_bandwidth(tmp_path: Path) -> None:
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=1), pushes=300, parameters=1000)
+    wire = measured(run)
+    assert wire.network.bandwidth == Config().network.bandwidth
+    assert "do not tell" in wire.costs[0].source
+
+
+def test_more_ranks_than_cores_are_told(tmp_path: Path) -> None:
+    log = fabricate.simulated("softsync", learners=4, updates=50, wanted=4)
+    path = fabricate.write_run(tmp_path / "run", log, {"name": "softsync", "n": 1}, 4, environment={"cores_per_node": 2})
+    assert any("4 ranks on a node of 2 cores" in line for line in fitted(Run(path)).assumptions)
+
+
+# --------------------------------------------------------------------------------------------------------------- the rest
+
+STRAGGLERS = [
+    StragglerOptions(),
+    StragglerOptions(delay="constant", delay_mean_s=0.1),
+    StragglerOptions(delay="normal", delay_mean_s=0.1, delay_spread=0.2),
+]
+
+
+@pytest.mark.parametrize("straggler", STRAGGLERS, ids=lambda straggler: straggler.delay)
+def test_the_rest_lengthens_every_mini_batch_alike(straggler: StragglerOptions) -> None:
+    before, after = (Delays(options, 1, 3) for options in (straggler, with_rest(straggler, Lag(0.02, 0.0))))
+    assert [after.of(seq, 1.0) - before.of(seq, 1.0) for seq in range(50)] == pytest.approx([0.02] * 50)
+
+
+@pytest.mark.parametrize("delay", ["constant", "exponential", "pareto"])
+def test_the_rest_lengthens_rare_delays_in_the_mean(delay: Any) -> None:
+    straggler = StragglerOptions(delay=delay, delay_mean_s=0.1, delay_spread=3.0, delay_probability=0.25)
+    longer = with_rest(straggler, Lag(0.02, 0.01))
+    assert longer.delay_mean_s == pytest.approx(0.18)
+    assert dataclasses.replace(longer, delay_mean_s=0.1) == straggler
+    assert with_rest(straggler, Lag(0.0, 0.1)) is straggler
+
+
+def test_what_a_log_has_more_than_the_columns_is_found(tmp_path: Path) -> None:
+    """Learners that take 5 ms for what no column tells: constant delays, whose column is then emptied."""
+    run = virtual_run(tmp_path / "run", SoftsyncOptions(n=1), straggler=StragglerOptions(delay="constant", delay_mean_s=0.005))
+    run.config["straggler"] = {}
+    run.pushes["delay_s"] = 0
+    found = fitted(run, from_log=True)
+    rest = next(cost.value for cost in found.costs if cost.name == "rest of a cycle")
+    assert rest == pytest.approx(0.005, rel=0.1)
+    assert found.throughput_ratio == pytest.approx(1, abs=0.02)
+
+
+# ------------------------------------------------------------------------------------------------------------ observation
+
+
+def test_observation_by_hand(tmp_path: Path) -> None:
+    """`logs_by_hand.softsync`: updates at 2.05, 4.05, 6.05, 8.05 s; a fifth of 10 pushes, 2, are before the first."""
+    found = observe(Run(fabricate.write_run(tmp_path / "run", logs_by_hand.softsync(), {"name": "softsync", "n": 1}, learners=2)))
+    assert found is not None
+    assert found.intervals == pytest.approx([2.0] * 2)
+    assert (found.updates, found.gradients, found.pushes) == (2, 4, 4)
+    assert found.seconds_per_update == pytest.approx(2)
+    assert found.gradients_per_s == pytest.approx(1)
+    assert found.staleness.tolist() == [2, 1, 0, 1]
+    assert found.mean_staleness == pytest.approx(1)
+    assert found.beyond == pytest.approx(0.25)
+    short = fabricate.write_run(tmp_path / "short", logs_by_hand.backup(), {"name": "backup", "N": 2}, learners=3)
+    assert observe(Run(short)) is None
+
+
+def test_kolmogorov_smirnov_distance() -> None:
+    assert distance(np.array([1, 1]), np.array([2, 2])) == 0
+    assert distance(np.array([4]), np.array([0, 0, 3])) == 1
+    assert distance(np.array([1, 1]), np.array([1, 2, 1])) == pytest.approx(0.25)
