@@ -76,11 +76,11 @@ class Job:
             f" {headline(config, self.roles.lambda_, self.work.parameters, self.work.meta.train_samples)},"
             f" {len(set(self.hosts)):,} nodes; log in {self.path}"
         )
-        cluster = Cluster(self.roles.describe)
-        wires: list[VirtualWire] = []
-        for _ in self.hosts:
-            VirtualWire(cluster, self.costs.network, wires)
         with ExitStack() as stack, _without_gc():
+            cluster = Cluster(self.roles.describe)
+            wires: list[VirtualWire] = []
+            for _ in self.hosts:
+                VirtualWire(cluster, self.costs.network, wires)
             cluster.run(wires, self._mains(wires, stack))
         outcome = finish(outcome_of(self.path, self.accounts), logged=logged)
         self._say(farewell(outcome, logged=logged))

@@ -33,6 +33,9 @@ class Network:
         self._rank_ns = _NS / options.bandwidth
         self._node_ns = _NS / options.node_bandwidth
         self._local_ns = max(_NS / options.local_bandwidth, self._rank_ns)
+        self._apart = len(set(nodes)) == len(nodes)
+        self._apart_ns = max(self._rank_ns, self._node_ns)
+        self._last_nbytes = self._last_ns = 0
         self._out = [0] * len(nodes)
         self._in = [0] * len(nodes)
         self._node_out = [0] * (max(nodes) + 1)
@@ -43,10 +46,19 @@ class Network:
 
         To be called in the order of `begin_ns`.
         """
+        rank_out, rank_in = self._out, self._in
+        if self._apart:  # the links of a node are those of its only rank
+            if nbytes != self._last_nbytes:
+                self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._apart_ns)
+            busy_ns = self._last_ns
+            ready_ns = rank_out[source]
+            end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            ready_ns = rank_in[dest]
+            ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            return end_ns if end_ns > ready_ns else ready_ns
         here, there = self._nodes[source], self._nodes[dest]
         local = here == there
         busy_ns = round(nbytes * (self._local_ns if local else self._rank_ns))
-        rank_out, rank_in = self._out, self._in
         ready_ns = rank_out[source]
         end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
         ready_ns = rank_in[dest]

@@ -65,6 +65,21 @@ class Receiving:
 class VirtualWire(VirtualRank):
     """One virtual rank, and its end of the communicator."""
 
+    __slots__ = (
+        "_arrive",
+        "_arrived",
+        "_cluster",
+        "_handed",
+        "_latency_ns",
+        "_network",
+        "_overhead_ns",
+        "_patterns",
+        "_posted",
+        "_taken",
+        "_waiting",
+        "_wires",
+    )
+
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
         """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
         super().__init__(len(wires))
@@ -73,7 +88,7 @@ class VirtualWire(VirtualRank):
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = {}
         self._waiting = 0
-        self._posted: dict[tuple[int, int], deque[Receiving]] = {}
+        self._posted: dict[int, list[Receiving]] = {}
         self._patterns: tuple[Pattern, ...] | None = None
         self._taken: Sending
         self._handed: Sending | None = None
@@ -110,8 +125,8 @@ class VirtualWire(VirtualRank):
         self.now = now = self.now + self._overhead_ns
         receiver = self._wires[dest]
         message = Sending(self.rank, receiver, tag, fields, bodies, now + self._latency_ns)
-        if receiver._posted and (posted := receiver._posted.get((self.rank, tag))):
-            receiver._match(message, posted.popleft())
+        if receiver._posted and (posted := receiver._posted.get(self.rank << 8 | tag)):
+            receiver._match(message, posted.pop(0))
         else:
             cluster = self._cluster
             heappush(cluster.heap, (message.arrival, self.order | cluster.serial(), receiver._arrive, message))
@@ -136,10 +151,10 @@ class VirtualWire(VirtualRank):
                     self._waiting -= 1
                     self._match(message, receiving)
                     return receiving
-        key = (source, tag)
+        key = source << 8 | tag
         posted = self._posted.get(key)
         if posted is None:
-            self._posted[key] = deque((receiving,))
+            self._posted[key] = [receiving]
         else:
             posted.append(receiving)
         return receiving
@@ -219,8 +234,8 @@ class VirtualWire(VirtualRank):
 
     def arrive(self, message: Sending, now_ns: int) -> VirtualRank | None:
         """A message is here: it finds its posted receive, or waits to be taken. Returns this rank where it takes anything."""
-        if self._posted and (posted := self._posted.get((message.source, message.tag))):
-            self._match(message, posted.popleft())
+        if self._posted and (posted := self._posted.get(message.source << 8 | message.tag)):
+            self._match(message, posted.pop(0))
             return None
         patterns = self._patterns
         if patterns is not None and patterns[-1] == _ANYTHING:  # so nothing else is here
