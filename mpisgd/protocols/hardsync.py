@@ -21,25 +21,42 @@ class Hardsync(Protocol):
     def __init__(self, lambda_: int) -> None:
         super().__init__(lambda_)
         self.gradients_per_update = lambda_
-        self.heard: set[int] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        """The next update: whoever is present is to be heard, the last in this list first."""
+        self.missing = sorted(self.present, reverse=True)
+        self.heard = 0
 
     def expects(self) -> int | None:
-        return min(self.present - self.heard, default=None)
+        return self.missing[-1] if self.missing else None
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         if timestamp != clock:
             raise ProtocolError(f"hardsync: learner {learner_id} pushed timestamp {timestamp} at clock {clock}")
-        self.heard.add(learner_id)
+        self._hear(learner_id)
         return APPLY
 
     def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
-        self.heard.add(learner_id)
+        self._hear(learner_id)
+
+    def _hear(self, learner_id: int) -> None:
+        self.heard += 1
+        if self.expects() == learner_id:
+            self.missing.pop()
+        elif learner_id in self.missing:  # out of turn: one that leaves is heard out
+            self.missing.remove(learner_id)
 
     def update_due(self) -> bool:
-        return bool(self.heard) and self.heard >= self.present
+        return self.heard > 0 and not self.missing
 
     def on_update(self) -> None:
-        self.heard.clear()
+        self._begin()
+
+    def on_departure(self, learner_id: int) -> None:
+        super().on_departure(learner_id)
+        if learner_id in self.missing:
+            self.missing.remove(learner_id)
 
     @staticmethod
     def next_clock(timestamp: int) -> int:
