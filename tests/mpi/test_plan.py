@@ -50,7 +50,7 @@ RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
 SOURCES = ("hardsync", "softsync-2")
 REPEATED = ("softsync-1", "softsync-2", "softsync-2-s2", "softsync-4", "softsync-8")
 LAUNCHES = 3
-"""Where something else ran on this machine meanwhile, real runs are not what the costs in their logs say: they are launched again."""
+"""Where something else ran on this machine meanwhile, real runs are not what their logs say it costs: they are launched again."""
 
 Errors = dict[tuple[str, str], tuple[float, float]]
 """(source, name) -> shares by which seconds per update and mean staleness were mispredicted; ("", name) -> the distance of the
