@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from mpisgd import protocols
-from mpisgd.config import BackupOptions, Config, EvaluationOptions, HardsyncOptions, LogOptions, replace
+from mpisgd.config import Config, EvaluationOptions, LogOptions, replace
 from mpisgd.config_virtual import FailureOptions
 from mpisgd.errors import ConfigError
 from mpisgd.plan.observe import Observed, observe
@@ -21,9 +21,6 @@ LEAST_UPDATES = 4
 LEAST_ROUNDS = 3
 #: Rows that a shard keeps in memory before it writes them.
 _ROWS = 500_000
-#: Among more learners hardsync is timed as backup with b = 0, which is the same but for the order of the sum: to look for whose
-#: turn it is takes hardsync a time that grows with their number.
-_ORDERED = 200
 
 
 def predict(config: Config, pushes: int = PUSHES) -> Observed:
@@ -50,10 +47,8 @@ def pushes_per_update(config: Config) -> int:
 
 def _cut(config: Config, samples: int, out: Path) -> Config:
     """The same configuration, over so many applied samples, for its timing alone."""
-    unordered = isinstance(config.protocol, HardsyncOptions) and config.virtual.learners > _ORDERED
     return replace(
         config,
-        protocol=BackupOptions(b=0) if unordered else config.protocol,
         out=str(out),
         epochs=1.0,
         virtual=dataclasses.replace(config.virtual, gradients=False, batched=False, train_samples=samples),
