@@ -14,6 +14,7 @@ snapshots in the same way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,14 @@ import numpy as np
 from mpisgd.communicator import Communicator, Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import NOTHING_MORE, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
 _EMPTY = np.zeros(0, np.float32)
 _ANYBODY: tuple[Pattern, ...] = ((None, Tag.PULL), (None, None))
 # What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
 _PUSH, _PULL, _ANSWER = Tag.PUSH, Tag.PULL, Tag.ANSWER
+_REJECT = Kind.REJECT
 _new: Any = tuple.__new__
 
 
@@ -49,7 +52,7 @@ class ShardChannel:
         """Seconds since the start of the run."""
         return self._wire.now_ns() * 1e-9
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
+    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
         Pulls go before pushes: a learner that waits for weights computes nothing; and where pulls wait behind a queue of pushes,
@@ -60,12 +63,17 @@ class ShardChannel:
         Args:
             gradient: (slice,) float32, C-contiguous.
             learner_id: whose push or goodbye it must be, or None.
+            until_s: None is returned where nothing has come by this second.
 
         Raises:
             PeerError: wrong tag, magic, sender or size.
         """
         wire = self._wire
-        source, tag, fields = wire.take(_ANYBODY if learner_id is None else self._only(learner_id))
+        patterns = _ANYBODY if learner_id is None else self._only(learner_id)
+        taken = wire.take(patterns) if until_s == math.inf else wire.take_until(patterns, math.ceil(until_s * 1e9))
+        if taken is None:
+            return None
+        source, tag, fields = taken
         if self._learner_of_rank.get(source) != fields[0] and tag != Tag.SNAPSHOT_PULL:
             raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not")
         if tag == _PULL:
@@ -119,6 +127,8 @@ class Answers(NamedTuple):
 
     clocks: tuple[int, ...]
     stop: bool
+    rejected: bool
+    """Whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again."""
     wait_ns: int
     """From the request until the first answer began."""
     pull_ns: int
@@ -156,6 +166,7 @@ class LearnerChannel:
         self._shards = range(len(bounds))
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
+        self._rejected = False
         self.now_ns = wire.now_ns
         self.sleep = wire.sleep
 
@@ -172,7 +183,7 @@ class LearnerChannel:
         """
         start_ns = self.now_ns()
         start, learner_id = self._wire.start, self._learner_id
-        clocks, _, wait_ns, pull_ns = last
+        clocks, wait_ns, pull_ns = last.clocks, last.wait_ns, last.pull_ns
         transfers = []
         for rank, clock, gradient, nbytes in zip(self._ranks, clocks, self._gradients, self._nbytes, strict=True):
             told = (learner_id, clock, seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
@@ -189,12 +200,13 @@ class LearnerChannel:
         """
         start_ns = self.now_ns()
         shards = self._shards
+        self._rejected = False
         stop, began_ns = self._ask(shards, min_clock, meanwhile)
         while self._consistent and not stop and len(set(self._clocks)) > 1:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._ask(lagging, newest, None)
-        return Answers(tuple(self._clocks), stop, began_ns - start_ns, self.now_ns() - began_ns)
+        return Answers(tuple(self._clocks), stop, self._rejected, began_ns - start_ns, self.now_ns() - began_ns)
 
     def _ask(self, shards: Sequence[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
@@ -206,7 +218,7 @@ class LearnerChannel:
             meanwhile()
         stop, began_ns = False, 0
         for shard, answer in zip(shards, asked, strict=True):
-            sender, clock, stopped, _, nbytes = wire.header(answer)
+            sender, clock, stopped, verdict, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
             expected = 0 if stopped else self._nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
@@ -219,6 +231,8 @@ class LearnerChannel:
                 stop = True
             else:
                 self._clocks[shard] = clock
+                if verdict == _REJECT:
+                    self._rejected = True
         return stop, began_ns
 
     def goodbye(self, *, finished: bool) -> None:

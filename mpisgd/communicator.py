@@ -52,6 +52,9 @@ class Communicator(Protocol):
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""
 
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        """The same, but None where no such message has come by that nanosecond."""
+
     def take_body(self, *bodies: Any) -> None:
         """Receive the bodies of the message that was taken last. Raises PeerError where a size is another."""
 

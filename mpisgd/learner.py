@@ -9,6 +9,7 @@ pullWeights     wait for the weights that the protocol asks for
 from __future__ import annotations
 
 import functools
+import math
 
 from mpisgd.channel import LearnerChannel
 from mpisgd.gradient import Computes
@@ -16,12 +17,12 @@ from mpisgd.protocols import Protocol
 from mpisgd.straggler import Delays
 
 
-def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays) -> None:
-    """Train until a shard stops the run; then say goodbye to every shard (law 8)."""
+def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf) -> None:
+    """Train until a shard stops the run, or `share` mini-batches are done; then say goodbye to every shard (law 8)."""
     seq, push_ns = 0, 0
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
-    while not answers.stop:
+    while seq < share and not answers.stop:
         start_ns = channel.now_ns()
         loss = gradient.compute(seq)
         compute_ns = channel.now_ns() - start_ns
@@ -37,11 +38,12 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             last=answers,
             push_ns=push_ns,
         )
-        seq += 1
         min_clock = protocol.next_clock(min(answers.clocks))
         if protocol.consistent:  # the answer takes its time: prepare meanwhile
-            answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq))
+            answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
-            gradient.prepare(seq)
+            gradient.prepare(seq + 1)
             answers = channel.pull(min_clock)
-    channel.goodbye(finished=True)
+        if not answers.rejected:  # else the same mini-batch again, on newer weights
+            seq += 1
+    channel.goodbye(finished=answers.stop)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models, schedule
-from mpisgd.config import Config
+from mpisgd.config import Config, TimeoutOptions
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
@@ -23,6 +23,7 @@ from mpisgd.flat import FlatModel, host_vector
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
 from mpisgd.measure import Measure
+from mpisgd.protocols import Protocol
 from mpisgd.update import SliceUpdate
 
 
@@ -119,9 +120,25 @@ def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, t
     )
 
 
-def budget_samples(config: Config, train_samples: int) -> int:
-    """Applied samples at which a run is over."""
+def run_samples(config: Config, train_samples: int) -> int:
+    """How many samples a run is meant to apply."""
     return math.ceil(config.epochs * train_samples)
+
+
+def budget_samples(config: Config, protocol: Protocol, train_samples: int) -> float:
+    """Applied samples at which a shard stops the run; infinite where learners leave by themselves."""
+    return math.inf if protocol.exact else run_samples(config, train_samples)
+
+
+def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
+    """Mini-batches after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
+    mini_batches = math.ceil(run_samples(config, train_samples) / config.mu)
+    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
+
+
+def timeout_s(config: Config) -> float:
+    """Seconds after which the protocol is told that an update takes long; infinite where it does not want to know."""
+    return config.protocol.timeout_s if isinstance(config.protocol, TimeoutOptions) else math.inf
 
 
 def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:

@@ -174,7 +174,8 @@ class Rank:
             self.protocol,
             update,
             lambda_=self.roles.lambda_,
-            budget_samples=parts.budget_samples(config, self.meta.train_samples),
+            budget_samples=parts.budget_samples(config, self.protocol, self.meta.train_samples),
+            timeout_s=parts.timeout_s(config),
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),
@@ -203,7 +204,8 @@ class Rank:
             consistent=self.protocol.consistent,
         )
         wire.start_clock()
-        learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id))
+        share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
+        learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id), share)
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
         return account()

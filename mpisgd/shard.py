@@ -15,7 +15,7 @@ from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
 from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push
 from mpisgd.protocols import Protocol
-from mpisgd.protocols.verdict import DROP_NONFINITE, LATE, Kind, Verdict
+from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.progress import Progress
 from mpisgd.records.schema import Event
 from mpisgd.records.snapshots import Snapshots
@@ -32,6 +32,7 @@ class Shard:
 
     Args:
         budget_samples: the run is over when so many samples have been applied.
+        timeout_s: the protocol is told when an update has been in the making for so long.
         nonfinite: what to do with a gradient that is not finite.
         snapshots: where copies of the weights for evaluation go.
         log, progress: are told; never asked.
@@ -44,7 +45,8 @@ class Shard:
         update: SliceUpdate,
         *,
         lambda_: int,
-        budget_samples: int,
+        budget_samples: float,
+        timeout_s: float = math.inf,
         nonfinite: Literal["stop", "drop", "continue"],
         snapshots: Snapshots,
         log: ShardLog,
@@ -54,6 +56,7 @@ class Shard:
         self.protocol = protocol
         self.update = update
         self.budget_samples = budget_samples
+        self.timeout_s = timeout_s
         self.nonfinite = nonfinite
         self.snapshots = snapshots
         self.log = log
@@ -65,6 +68,7 @@ class Shard:
         self.evaluating = True
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
+        self.applied_seq = [-1] * lambda_
         self._parked: dict[int, Push] = {}
         self._pulls: dict[int, int] = {}
         self._verdicts: dict[int, int] = {}
@@ -75,13 +79,16 @@ class Shard:
         self._dropped_in_a_row = 0
         self._losses = 0.0
         self.updated_s = 0.0
+        self._over_s = math.inf
 
     def serve(self) -> None:
         """Serve until every learner and the evaluator have said goodbye."""
         self.log.event(Event.STARTED, self.clock, self.channel.now_s())
         self._take_snapshot()
+        self._over_s = self.timeout_s
         while self.present or self.evaluating:
-            message = self.channel.receive(self.update.scratch, self._expected() if self.protocol.ordered else None)
+            whose = self._expected() if self.protocol.ordered else None
+            message = self.channel.receive(self.update.scratch, whose, self._over_s)
             if isinstance(message, Push):
                 self._take(message)
             elif isinstance(message, Pull):
@@ -89,6 +96,8 @@ class Shard:
                 self._answer((learner_id,))
             elif isinstance(message, Goodbye):
                 self._part(message)
+            elif message is None:
+                self._time_out()
             else:
                 self._snapshot_pull = message.number
                 self._answer_snapshot()
@@ -133,6 +142,7 @@ class Shard:
         self._verdicts[push.learner_id] = verdict.kind
         self.log.push(push, self.clock, verdict, self.update.learning_rate)
         if verdict.kind is Kind.APPLY:
+            self.applied_seq[push.learner_id] = push.seq
             if self._unchecked:
                 self._check_sum()
             if self._check_later:
@@ -144,6 +154,9 @@ class Shard:
         self._update_if_due()
 
     def _judge(self, push: Push) -> Verdict:
+        if push.seq == self.applied_seq[push.learner_id]:  # another shard rejected it: it was computed again
+            self.protocol.on_discard(push.learner_id, push.timestamp, self.clock)
+            return DROP_REPEATED
         if self.finished:
             return LATE
         finite = self._check_later or self.update.scratch_is_finite()  # whatever the loss: the update keeps what it finds
@@ -189,12 +202,14 @@ class Shard:
             self._summed_learners.clear()
             self.protocol.on_update()
             self.updated_s = now_s = self.channel.now_s()
+            self._over_s = now_s + self.timeout_s
             mean_loss = self._losses / step.gradients if step.gradients else math.nan
             self._losses = 0.0
             self.log.update(self.clock, step, self.update.samples, now_s=now_s, update_s=now_s - start_s, mean_loss=mean_loss)
             self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
             self.finished = self.update.samples >= self.budget_samples
             if self.finished:
+                self._over_s = math.inf
                 if self._unchecked:
                     self._check_sum()
                 self.log.event(Event.STOPPED, self.clock, now_s)
@@ -203,6 +218,13 @@ class Shard:
             if self._pulls:
                 self._answer(list(self._pulls))
             self._answer_snapshot()
+
+    def _time_out(self) -> None:
+        """The update in the making has taken its time; what has come is enough, or what comes next may be."""
+        self._over_s = math.inf
+        self.log.event(Event.TIMEOUT, self.clock, self.channel.now_s())
+        self.protocol.on_timeout()
+        self._update_if_due()
 
     # ----------------------------------------------------------------------------------------------------------- pulls
 

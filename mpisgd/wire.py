@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -140,7 +140,14 @@ class Wire:
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
-        source, tag, nbytes, message = self._probe(patterns)
+        return self._header(*self._probe(patterns))
+
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        """The same; None where none has come by that nanosecond."""
+        probed = self._probe_until(patterns, lambda: self.now_ns() >= until_ns)
+        return None if probed is None else self._header(*probed)
+
+    def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
         if layout is None:
             raise PeerError(f"rank {source} sent tag {tag}: expected one of {', '.join(Tag(known).name for known in LAYOUTS)}")
@@ -158,26 +165,36 @@ class Wire:
 
     def _probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
         """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
-        status, improbe = self._status, self._comm.Improbe
+        wanted = self._wanted_of(patterns)
+        if len(wanted) == 1 and not self.polite:
+            status = self._status
+            message = self._comm.Mprobe(*wanted[0], status)
+            return status.source, status.tag, status.Get_count(MPI.BYTE), message
+        probed = self._probe_until(patterns, lambda: False)
+        assert probed is not None
+        return probed
+
+    def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
+        """The same, but None where it is `over` before any message is there."""
+        wanted, status, improbe = self._wanted_of(patterns), self._status, self._comm.Improbe
+
+        def ready() -> MPI.Message | Literal[False] | None:
+            for source, tag in wanted:
+                if (message := improbe(source, tag, status)) is not None:
+                    return message
+            return False if over() else None
+
+        message = _politely(ready) if self.polite else None
+        while message is None:
+            message = ready()
+        return (status.source, status.tag, status.Get_count(MPI.BYTE), message) if message else None
+
+    def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
         wanted = self._wanted.get(patterns)
         if wanted is None:
             wanted = [(MPI.ANY_SOURCE if s is None else s, MPI.ANY_TAG if t is None else t) for s, t in patterns]
             self._wanted[patterns] = wanted
-
-        def ready() -> MPI.Message | None:
-            for source, tag in wanted:
-                if (message := improbe(source, tag, status)) is not None:
-                    return message
-            return None
-
-        message: MPI.Message | None = None
-        if self.polite:
-            message = _politely(ready)
-        elif len(wanted) == 1:
-            message = self._comm.Mprobe(*wanted[0], status)
-        while message is None:
-            message = ready()
-        return status.source, status.tag, status.Get_count(MPI.BYTE), message
+        return wanted
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message. Raises PeerError for another size: a longer one would overwrite memory (TRAPS 9)."""

@@ -1,8 +1,9 @@
 """The account of every gradient: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4).
 
 Each shard keeps its own books, of its own slices of the gradients. What a shard's `pushed` says comes from the learners'
-goodbyes. What learner l pushed to shard s is counted by `seq`, which runs 0, 1, 2 ... without gaps: as many mini-batches as
-its largest `seq` on any shard says, and once more for each rejection.
+goodbyes. A learner pushes each gradient to all shards; its mini-batches are numbered by `seq`, which runs 0, 1, 2 ... without
+gaps. What it pushed is told by all shards together: of each mini-batch up to the largest `seq` on any shard one gradient, and
+more where a shard has more rows of it, for a mini-batch that was rejected is computed again under its old number.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ class LearnerBooks(Books):
 
 @dataclass(frozen=True)
 class Coverage:
-    """Mini-batches of one learner: computed (on any shard), and applied (on every shard)."""
+    """One learner: mini-batches it sampled, gradients it computed of them, and mini-batches that every shard applied."""
 
     learner_id: int
+    sampled: int
     computed: int
     applied: int
 
     @property
     def share(self) -> float | None:
-        return self.applied / self.computed if self.computed else None
+        return self.applied / self.sampled if self.sampled else None
 
 
 def final_clocks(run: Run) -> np.ndarray:
@@ -73,12 +75,12 @@ def learner_books(run: Run) -> list[LearnerBooks]:
     dropped = count(rows["verdict"] == Verdict.DROP)
     rejected = count(rows["verdict"] == Verdict.REJECT)
     in_flight = count(((rows["verdict"] == Verdict.APPLY) & ~applied) | (rows["verdict"] == Verdict.LATE))
-    pushed = _mini_batches(rows, learners)[:, None] + rejected
+    pushed = _computed(rows, learners, shards)
     return [
         LearnerBooks(
             learner_id=learner_id,
             shard=shard,
-            pushed=int(pushed[learner_id, shard]),
+            pushed=int(pushed[learner_id]),
             applied=int(applied_counts[learner_id, shard]),
             dropped=int(dropped[learner_id, shard]),
             rejected=int(rejected[learner_id, shard]),
@@ -90,16 +92,21 @@ def learner_books(run: Run) -> list[LearnerBooks]:
 
 
 def coverage(run: Run) -> list[Coverage]:
-    """How much of what each learner computed was applied; what is always dropped biases the training data."""
+    """How much of what each learner sampled was applied; what is always dropped biases the training data."""
     rows, learners = run.pushes, learners_of(run)
-    computed = _mini_batches(rows, learners)
+    sampled, computed = _sampled(rows, learners), _computed(rows, learners, run.shards)
     taken = rows[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
     everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
-    return [Coverage(at, int(computed[at]), int(everywhere[at])) for at in range(learners)]
+    return [Coverage(at, int(sampled[at]), int(computed[at]), int(everywhere[at])) for at in range(learners)]
+
+
+def never_counted(run: Run) -> list[int]:
+    """Learners that computed, and of whose mini-batches none was applied on every shard: their data had no part in the weights."""
+    return [covered.learner_id for covered in coverage(run) if covered.computed and not covered.applied]
 
 
 def imbalances(run: Run) -> list[str]:
@@ -145,15 +152,21 @@ def learner_table(run: Run) -> Table:
             all(book.balanced for book in mine),
         )
         share = None if covered.share is None else 100 * covered.share
-        rows.append((covered.learner_id, *account, covered.computed, covered.applied, share))
+        rows.append((covered.learner_id, *account, covered.sampled, covered.computed, covered.applied, share))
     columns = (
         Column("learner"),
         *_ACCOUNT,
         Column("mini-batches"),
-        Column("of them applied"),
+        Column("computed"),
+        Column("applied everywhere"),
         Column("coverage", "%", ".1f"),
     )
-    note = "Coverage: share of its computed mini-batches that were applied on every shard."
+    note = "Computed: gradients of its mini-batches, repeated ones too. Coverage: share of its mini-batches applied on every shard."
+    total = [sum(getattr(covered, name) for covered in coverage(run)) for name in ("applied", "sampled")]
+    if total[1] and total[0] < total[1]:
+        note = f"{note} All learners: {100 * total[0] / total[1]:.1f} %."
+    if never := never_counted(run):
+        note = f"{note} The data of learner {', '.join(map(str, never))} never counted."
     if shards > 1:
         note = f"Pushed to in flight: slices, summed over {shards} shards. {note}"
     return Table("books_learners", "Books of the learners", columns, tuple(rows), note)
@@ -170,11 +183,25 @@ _ACCOUNT = (
 _EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
 
 
-def _mini_batches(rows: np.ndarray, learners: int) -> np.ndarray:
-    """Mini-batches that each learner computed, shape (learners,)."""
+def _sampled(rows: np.ndarray, learners: int) -> np.ndarray:
+    """Mini-batches of each learner, shape (learners,)."""
     last = np.full(learners, -1, np.int64)
     np.maximum.at(last, rows["learner_id"], rows["seq"])
     return last + 1
+
+
+def _computed(rows: np.ndarray, learners: int, shards: int) -> np.ndarray:
+    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
+    sampled = _sampled(rows, learners)
+    most = int(rows["seq"].max(initial=0)) + 1
+    batches = (rows["learner_id"].astype(np.int64) * most + rows["seq"]) * shards + rows["shard"]
+    slices, times = np.unique(batches, return_counts=True)
+    again = times > 1
+    if not again.any():
+        return sampled
+    batch, first = np.unique(slices[again] // shards, return_index=True)
+    repeated = np.maximum.reduceat(times[again] - 1, first)
+    return sampled + np.bincount(batch // most, weights=repeated, minlength=learners).astype(np.int64)
 
 
 def _equation(book: Books) -> str:

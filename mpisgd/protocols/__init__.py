@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.config import (
+    AsyncOptions,
+    BackupOptions,
+    HardsyncOptions,
+    ProtocolOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 from mpisgd.errors import ConfigError
+from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.protocols.backup import Backup
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.hardsync import Hardsync
+from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.softsync import Softsync
+from mpisgd.protocols.ssp import Ssp
+from mpisgd.protocols.timeout import Timeout
 from mpisgd.protocols.verdict import Verdict
+from mpisgd.protocols.versioned import Versioned
 
 __all__ = ["Protocol", "Verdict", "make"]
 
@@ -21,14 +35,24 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
     match options:
         case HardsyncOptions():
             return Hardsync(lambda_)
-        case SoftsyncOptions(n=n, modulation=modulation):
+        case SoftsyncOptions(n=n):
             if n > lambda_:
                 raise ConfigError(
                     f"protocol.n = {n}: expected 1 <= n <= lambda = {lambda_} learners, so that c = floor(lambda/n) >= 1"
                 )
-            return Softsync(lambda_, n, modulated=modulation == "inverse")
-        case BackupOptions():
-            return Backup(lambda_, wanted(options, lambda_))
+            return Softsync(lambda_, n, Modulation(options.modulation))
+        case BackupOptions(late=late):
+            return Backup(lambda_, wanted(options, lambda_), Modulation(options.modulation) if late == "apply" else None)
+        case TimeoutOptions(N=gradients, N_min=least):
+            _check_at_most(lambda_, N=gradients, N_min=least)
+            return Timeout(lambda_, gradients or lambda_, least)
+        case VersionedOptions(grads_to_wait=gradients, tolerance=tolerance):
+            _check_at_most(lambda_, grads_to_wait=gradients)
+            return Versioned(lambda_, gradients or lambda_, tolerance, Modulation(options.modulation))
+        case AsyncOptions(most_staleness=most):
+            return AsyncOpt(lambda_, Modulation(options.modulation), most)
+        case SspOptions(slack=slack):
+            return Ssp(lambda_, Modulation(options.modulation), slack)
 
 
 def wanted(options: BackupOptions, lambda_: int) -> int:
@@ -37,8 +61,7 @@ def wanted(options: BackupOptions, lambda_: int) -> int:
     Raises ConfigError where N + b != lambda or N is not in 1 ... lambda.
     """
     if options.N is not None:
-        if options.N > lambda_:
-            raise ConfigError(f"protocol.N = {options.N}: expected at most lambda = {lambda_} learners")
+        _check_at_most(lambda_, N=options.N)
         if options.b is not None and options.N + options.b != lambda_:
             raise ConfigError(
                 f"protocol.N + protocol.b = {options.N} + {options.b} = {options.N + options.b}:"
@@ -49,3 +72,9 @@ def wanted(options: BackupOptions, lambda_: int) -> int:
     if backups >= lambda_:
         raise ConfigError(f"protocol.b = {backups}: expected N = lambda - b = {lambda_} - {backups} >= 1")
     return lambda_ - backups
+
+
+def _check_at_most(lambda_: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number > lambda_:
+            raise ConfigError(f"protocol.{name} = {number}: expected at most lambda = {lambda_} learners")

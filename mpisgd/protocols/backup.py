@@ -5,27 +5,33 @@ theta(t+1) = theta(t) - gamma_t * (1/N) * sum. Algorithm 3, the learner: wait fo
 gradient, on one clock over all shards, and compute. Applied staleness is 0, always; a straggler costs its own gradient, and
 nobody's time.
 
+With `late = "apply"` a late gradient is not dropped: it goes into the sum in the making, weighted by its staleness, and does not
+count towards N. The divisor counts it (law 3).
+
 Where learners leave and fewer than N are left, those left are the N.
 """
 
 from __future__ import annotations
 
 from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.verdict import APPLY, DROP_STALE, Verdict
 
 
 class Backup(Protocol):
     consistent = True
 
-    def __init__(self, lambda_: int, wanted: int) -> None:
+    def __init__(self, lambda_: int, wanted: int, late: Modulation | None = None) -> None:
+        """`late`: how late gradients are applied; None = they are dropped."""
         super().__init__(lambda_)
+        self.late = late
         self.gradients_per_update = wanted
         self.summed = 0
         self.heard: set[int] = set()
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         if timestamp < clock:
-            return DROP_STALE
+            return DROP_STALE if self.late is None else self.late.applied(timestamp, clock)
         self.heard.add(learner_id)
         self.summed += 1
         return APPLY

@@ -7,8 +7,9 @@ The shard asks, in this order:
 3. `update_due()` whether the sum is now to become an update; then `on_update()`;
 4. `may_pull()`  before it answers a pull that asks for a clock it has reached.
 
-`on_departure()` tells it that a learner leaves for good while the others go on; the shard then asks 3 and 4 again, so that
-nobody waits for ever. The learner asks `next_clock()`.
+`on_timeout()` says that the time for an update is over, where the protocol's options give it one; the shard then asks 3 again.
+`on_departure()` tells it that a learner leaves for good while the others go on; the shard then asks 3 and 4 again, so that nobody
+waits for ever. The learner asks `next_clock()`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from mpisgd.protocols.verdict import Verdict
 class Protocol(ABC):
     """The rules of one shard. Each shard has its own and decides alone (law 2)."""
 
-    consistent: ClassVar[bool]
+    consistent: bool
     """Whether a learner computes only on slices of one clock over all shards."""
 
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
+
+    exact: ClassVar[bool] = False
+    """Whether each learner leaves by itself when its own share of the run has been applied; otherwise the shards stop the run
+    once enough samples, of whichever learners, have been."""
 
     gradients_per_update: int
     """How many gradients normally make one update; the divisor itself is counted (law 3)."""
@@ -43,7 +48,7 @@ class Protocol(ABC):
         """A gradient computed from the weights of `timestamp` is here, whole and finite; timestamp <= clock."""
 
     def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:  # noqa: B027 - most just do not count it
-        """A gradient of this learner, computed from the weights of `timestamp`, is not finite and will not be used."""
+        """A gradient of this learner, from the weights of `timestamp`, will not be used: not finite, or applied here before."""
 
     @abstractmethod
     def update_due(self) -> bool:
@@ -52,6 +57,9 @@ class Protocol(ABC):
     @abstractmethod
     def on_update(self) -> None:
         """The update was made and the clock advanced by one."""
+
+    def on_timeout(self) -> None:  # noqa: B027 - most wait as long as it takes
+        """The time for the update in the making is over."""
 
     def on_departure(self, learner_id: int) -> None:
         """The learner will push and pull no more."""

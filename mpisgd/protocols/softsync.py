@@ -2,40 +2,32 @@
 
     theta(t+1) = theta(t) - (1/c) * sum over the c gradients i of alpha(tau_i) * g_i
     alpha(tau) = alpha0 / tau,  alpha0 at tau = 0      (modulation "inverse"; each gradient by its own staleness)
-    alpha(tau) = alpha0                                (modulation "none")
+    alpha(tau) = alpha0                                (modulation "none"); others in `modulation.py`
 
 Nobody waits for anybody: a pull is answered at once, with whatever clock the shard has. n = lambda makes every gradient an
-update; with modulation "none" that is Async-Opt [Chen16 Alg. 1, 2] and, with Adagrad, Downpour's server [Dean12 4.1].
+update, as in `async_opt.py`.
 """
 
 from __future__ import annotations
 
-import functools
-
 from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.verdict import APPLY, Kind, Verdict
-
-
-@functools.cache
-def modulated(staleness: int) -> Verdict:
-    """alpha0 / tau of alpha0: made once for each staleness that comes up."""
-    return Verdict(Kind.APPLY, weight=1.0 / staleness)
+from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.verdict import Verdict
 
 
 class Softsync(Protocol):
     consistent = False
 
-    def __init__(self, lambda_: int, n: int, modulated: bool) -> None:
+    def __init__(self, lambda_: int, n: int, modulation: Modulation) -> None:
         super().__init__(lambda_)
         self.n = n
-        self.modulated = modulated
+        self.modulation = modulation
         self.gradients_per_update = lambda_ // n
         self.summed = 0
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         self.summed += 1
-        staleness = clock - timestamp
-        return modulated(staleness) if self.modulated and staleness > 0 else APPLY
+        return self.modulation.applied(timestamp, clock)
 
     def update_due(self) -> bool:
         return self.summed >= self.gradients_per_update

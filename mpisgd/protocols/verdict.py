@@ -13,7 +13,7 @@ class Kind(enum.IntEnum):
     """Added to the sum, with `weight`. It belongs to update `clock` + 1; where the final clock is not above `clock`, that
     update never came and the gradient is still in flight."""
     DROP = 1
-    """Not used: too old, or not finite (`reason`)."""
+    """Not used: too old, not finite, or applied before (`reason`)."""
     REJECT = 2
     """Not used; the learner computes the same mini-batch again."""
     LATE = 3
@@ -27,6 +27,8 @@ class Reason(enum.IntEnum):
     STALE = 1
     NONFINITE = 2
     FINISHED = 3
+    REPEATED = 4
+    """This shard has applied this mini-batch before; another had rejected it, and it was computed again."""
 
 
 @dataclass(frozen=True)
@@ -41,4 +43,6 @@ class Verdict:
 APPLY = Verdict(Kind.APPLY)
 DROP_STALE = Verdict(Kind.DROP, weight=0.0, reason=Reason.STALE)
 DROP_NONFINITE = Verdict(Kind.DROP, weight=0.0, reason=Reason.NONFINITE)
+DROP_REPEATED = Verdict(Kind.DROP, weight=0.0, reason=Reason.REPEATED)
+REJECT = Verdict(Kind.REJECT, weight=0.0, reason=Reason.STALE)
 LATE = Verdict(Kind.LATE, weight=0.0, reason=Reason.FINISHED)

@@ -30,6 +30,7 @@ class Event(enum.IntEnum):
     NONFINITE = 3
     SNAPSHOT = 4
     DIVERGED = 5
+    TIMEOUT = 6
 
 
 #: One row per push that a shard received, in the order in which it took them.

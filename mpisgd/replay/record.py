@@ -48,6 +48,13 @@ class Departure(NamedTuple):
     learner_id: int
 
 
+class TimeOut(NamedTuple):
+    """The time for update `clock` + 1 was over."""
+
+    clock: int
+    time_s: float
+
+
 @dataclass(frozen=True)
 class ShardRecord:
     """The log of one shard.
@@ -64,6 +71,7 @@ class ShardRecord:
     pushes: np.ndarray
     updates: np.ndarray
     departures: list[Departure]
+    timeouts: list[TimeOut]
     summary: np.void
 
     @property
@@ -170,4 +178,6 @@ def _shard(run: Run, shard: int, summary: np.void | None) -> ShardRecord:
         pushes = pushes[pushes["clock"] <= len(updates)]
     departed = events[events["kind"] == Event.DEPARTED]
     departures = [Departure(*row) for row in departed[["clock", "time_s", "learner_id"]].tolist()]
-    return ShardRecord(shard, run.lambda_, pushes, updates, departures, summary)
+    over = events[events["kind"] == Event.TIMEOUT]
+    timeouts = [TimeOut(*row) for row in over[["clock", "time_s"]].tolist()]
+    return ShardRecord(shard, run.lambda_, pushes, updates, departures, timeouts, summary)

@@ -16,8 +16,8 @@ import numpy as np
 from mpisgd import schedule
 from mpisgd.config import Config
 from mpisgd.errors import ProtocolError
-from mpisgd.parts import budget_samples
-from mpisgd.protocols.verdict import DROP_NONFINITE, LATE, Kind, Reason, Verdict
+from mpisgd.parts import budget_samples, timeout_s
+from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Reason, Verdict
 from mpisgd.replay.finding import refuse, same
 from mpisgd.replay.record import Departure, Record, Row, ShardRecord
 
@@ -56,13 +56,16 @@ class _Walk:
         self.protocol = record.protocol()
         self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
         self.rate_at = learning_rates(self.config, self.protocol.gradients_per_update, train_samples)
-        self.budget = budget_samples(self.config, train_samples)
+        self.budget = budget_samples(self.config, self.protocol, train_samples)
         self.departures = list(shard.departures)
+        self.timeouts = list(shard.timeouts)
+        self.timeout_s = timeout_s(self.config)
         self.updated_s: list[float] = shard.updates["time_s"].tolist()
         answers = shard.pushes["answer_s"]
         self.least = np.searchsorted(shard.updates["time_s"], answers, side="left").tolist()
         self.most = np.searchsorted(shard.updates["time_s"], answers, side="right").tolist()
         self.last: dict[int, tuple[int, Row]] = {}
+        self.applied_seq = [-1] * record.lambda_
         self.place = {"row": -1}
         self.arrival_s = 0.0
         self.clock = 0
@@ -80,6 +83,7 @@ class _Walk:
             self.place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
             self._check_numbers(row)
             self._let_depart(row)
+            self._let_time_out(row)
             self._check_clock(row)
             self._check_turn(row)
             self._check_learner(row)
@@ -90,6 +94,7 @@ class _Walk:
                 self.gradients += 1
                 self.pending_samples += row.samples
                 self.losses += row.loss
+                self.applied_seq[row.learner_id] = row.seq
             self._update_while_due()
         self._check_end()
 
@@ -177,6 +182,9 @@ class _Walk:
 
     def _judge(self, row: Row) -> Verdict:
         """As `Shard._judge`; where gradients that are not finite are dropped, learners give them the loss NaN."""
+        if row.seq == self.applied_seq[row.learner_id]:
+            self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
+            return DROP_REPEATED
         if self.finished:
             return LATE
         if not math.isfinite(row.loss) and self.config.nonfinite != "continue":
@@ -247,9 +255,30 @@ class _Walk:
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
         refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
 
+    # ---------------------------------------------------------------------------------------------------------- time-outs
+
+    def _let_time_out(self, row: Row) -> None:
+        """Let the time be over where it was before this row was summed, by its seconds or, at the latest, by its clock."""
+        while self.timeouts and self.timeouts[0].clock <= self.clock:
+            if self.timeouts[0].time_s >= row.arrival_s and row.clock <= self.clock:
+                return
+            self._time_out()
+
+    def _time_out(self) -> None:
+        over = self.timeouts.pop(0)
+        least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
+        most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
+        if over.clock != self.clock or not least_s <= over.time_s <= most_s:
+            why = f"a time-out at {over.time_s} s: clock {over.clock} had its time-out at {least_s} s, its end at {most_s} s"
+            refuse(why, self.shard.shard, "events", clock=over.clock)
+        self.protocol.on_timeout()
+        self._update_while_due()
+
     # ------------------------------------------------------------------------------------------------------------ the end
 
     def _check_end(self) -> None:
+        while self.timeouts and (self.timeouts[0].clock <= self.clock or self.shard.finished):
+            self._time_out()
         while self.departures and (self.departures[0].clock <= self.clock or self.shard.finished):
             self._depart()
         shard, updates = self.shard, len(self.shard.updates)

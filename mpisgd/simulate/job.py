@@ -112,7 +112,8 @@ class Job:
             protocol,
             update,
             lambda_=lambda_,
-            budget_samples=parts.budget_samples(config, self.work.meta.train_samples),
+            budget_samples=parts.budget_samples(config, protocol, self.work.meta.train_samples),
+            timeout_s=parts.timeout_s(config),
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),
@@ -140,11 +141,12 @@ class Job:
             consistent=self.protocol.consistent,
         )
         delays = Delays(config.straggler, config.seed, learner_id)
+        share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
 
         def main() -> None:
             wire.start_clock()
             try:
-                learn(channel, self.protocol, gradient, delays)
+                learn(channel, self.protocol, gradient, delays, share)
             except LearnerFailed as failure:
                 if failures.then == "stop":
                     raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure

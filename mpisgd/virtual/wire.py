@@ -66,6 +66,7 @@ class VirtualWire(VirtualRank):
     """One virtual rank, and its end of the communicator."""
 
     __slots__ = (
+        "_alarm",
         "_arrive",
         "_arrived",
         "_cluster",
@@ -92,6 +93,7 @@ class VirtualWire(VirtualRank):
         self._patterns: tuple[Pattern, ...] | None = None
         self._taken: Sending
         self._handed: Sending | None = None
+        self._alarm: object = None
         self._arrive = self.arrive
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
@@ -182,6 +184,9 @@ class VirtualWire(VirtualRank):
             self._cluster.block(self, self)
             message = self._handed or self._look(patterns)
             self._handed = None
+        return self._taking(message)
+
+    def _taking(self, message: Sending) -> tuple[int, int, Fields]:
         self._taken = message
         self.now += self._overhead_ns
         if not message.bodies:
@@ -189,6 +194,29 @@ class VirtualWire(VirtualRank):
             if message.waiter is not None:
                 self._cluster.wake(message.waiter, self.now)
         return message.source, message.tag, message.fields
+
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        cluster = self._cluster
+        cluster.until_first(self)
+        message = self._look(patterns)
+        alarm = self._alarm = object()
+        if message is None:
+            cluster.at(max(self.now, until_ns), self, self._ring, alarm)
+        while message is None and self._alarm is alarm:
+            self._patterns = patterns
+            cluster.block(self, self)
+            message = self._handed or self._look(patterns)
+            self._handed = None
+        self._alarm = None
+        return None if message is None else self._taking(message)
+
+    def _ring(self, alarm: object, now_ns: int) -> VirtualRank | None:
+        """The time is over: the rank goes on, if it still waits for that."""
+        if self._alarm is not alarm or self._patterns is None:
+            return None
+        self._alarm = self._patterns = None
+        self.now = max(self.now, now_ns)
+        return self
 
     def take_body(self, *bodies: Any) -> None:
         message, cluster = self._taken, self._cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 import sys
 import threading
@@ -119,8 +120,8 @@ def wire_without_mpi() -> types.ModuleType:
 # ------------------------------------------------------------------------------------------------------ a shard's channel
 
 
-def push(learner_id: int, timestamp: int = 0, seq: int = 0, **fields: Any) -> Push:
-    """A push of which only what matters is said."""
+def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> Push:
+    """A push of which only what matters is said; a `ScriptedChannel` numbers those of -1."""
     given: dict[str, Any] = {**dict.fromkeys(Push._fields, 0), "samples": 2, "nbytes": 4, "loss": 1.0, **fields}
     return Push._make({**given, "learner_id": learner_id, "timestamp": timestamp, "seq": seq}[name] for name in Push._fields)
 
@@ -129,10 +130,13 @@ class ScriptedChannel:
     """A shard's channel that plays messages from a list, and writes down the answers.
 
     A push is a pair (Push, gradient). As on the wire, the shard may say whose push it wants next; pulls are always to be had.
+    None is a time-out, which comes only if one is asked for. `verdicts` are those that the answers told, by learner.
     """
 
-    def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float]]) -> None:
+    def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float] | None]) -> None:
         self.waiting = list(script)
+        self.verdicts: list[tuple[int, int]] = []
+        self._next_seq: dict[int, int] = {}
         self.answers: list[tuple[Any, ...]] = []
         self.seconds = 0.0
 
@@ -140,19 +144,32 @@ class ScriptedChannel:
         self.seconds += 1.0
         return self.seconds
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
+    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):
             message, values = item if isinstance(item, tuple) and not hasattr(item, "_fields") else (item, None)
+            if message is None:
+                assert until_s < math.inf, "nobody asked for a time-out"
+                del self.waiting[place]
+                return None
             if learner_id is None or isinstance(message, Pull | SnapshotPull) or message.learner_id == learner_id:
                 del self.waiting[place]
                 if values is not None:
                     gradient[:] = values
-                return message
+                return self._numbered(message)
         raise Stuck(f"the shard waits for learner {learner_id}; there are only {self.waiting}")
+
+    def _numbered(self, message: Message) -> Message:
+        if not isinstance(message, Push):
+            return message
+        if message.seq < 0:
+            message = message._replace(seq=self._next_seq.get(message.learner_id, 0))
+        self._next_seq[message.learner_id] = message.seq + 1
+        return message
 
     def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
         for learner_id in learner_ids:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
+            self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
 
     def finish_answers(self) -> None:
         """Nothing is under way."""
@@ -187,9 +204,9 @@ class Crew(ScriptedChannel):
         self._leave = leave or {}
         self._seq = [0] * lambda_
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None) -> Message:
+    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         self._random.shuffle(self.waiting)
-        message = super().receive(gradient, learner_id)
+        message = super().receive(gradient, learner_id, until_s)
         if isinstance(message, Push):
             who, self._seq[message.learner_id] = message.learner_id, message.seq + 1
             if self._leave.get(who) == message.seq + 1:

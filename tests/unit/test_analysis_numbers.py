@@ -10,7 +10,7 @@ import pytest
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.schema import Event, Reason, Verdict
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.logs_by_hand import evaluation
 
@@ -99,13 +99,15 @@ def test_books_of_learners_and_coverage(softsync: Run, tmp_path: Path) -> None:
     assert [(covered.computed, covered.applied) for covered in books.coverage(softsync)] == [(7, 6), (3, 2)]
     assert books.imbalances(softsync) == []
     table = books.learner_table(softsync)
-    assert table.rows == ((0, 7, 6, 0, 0, 1, True, 7, 6, 100 * (6 / 7)), (1, 3, 2, 0, 0, 1, True, 3, 2, 100 * (2 / 3)))
+    assert table.rows == ((0, 7, 6, 0, 0, 1, True, 7, 7, 6, 100 * (6 / 7)), (1, 3, 2, 0, 0, 1, True, 3, 3, 2, 100 * (2 / 3)))
     assert books.shard_table(softsync).rows == ((0, 10, 8, 0, 0, 2, True),)
 
 
 def test_books_of_backup(backup: Run) -> None:
     assert books.shard_table(backup).rows == ((0, 6, 4, 1, 0, 1, True),)
     assert [covered.share for covered in books.coverage(backup)] == [1, 1, 0]
+    assert books.never_counted(backup) == [2]
+    assert books.learner_table(backup).note.endswith("All learners: 66.7 %. The data of learner 2 never counted.")
     assert books.imbalances(backup) == []
 
 
@@ -116,7 +118,7 @@ def test_coverage_counts_what_every_shard_applied(tmp_path: Path) -> None:
     log.updates["gradients"][(log.updates["shard"] == 1) & (log.updates["clock"] == 4)] = 1
     run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2))
     assert [(covered.computed, covered.applied) for covered in books.coverage(run)] == [(7, 6), (3, 1)]
-    assert books.learner_table(run).rows[1] == (1, 6, 3, 1, 0, 2, True, 3, 1, 100 * (1 / 3))
+    assert books.learner_table(run).rows[1] == (1, 6, 3, 1, 0, 2, True, 3, 3, 1, 100 * (1 / 3))
     assert books.imbalances(run) == []
     assert [found.gradients for found in staleness.by_shard(run)] == [8, 7]
 
@@ -127,8 +129,26 @@ def test_a_rejected_gradient_is_pushed_again_under_its_seq(tmp_path: Path) -> No
     again["verdict"], again["arrival_s"] = Verdict.REJECT, 0.5
     log.pushes = np.concatenate([again, log.pushes])
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
-    assert books.learner_table(run).rows[0] == (0, 3, 2, 0, 1, 0, True, 2, 2, 100)
+    assert books.learner_table(run).rows[0] == (0, 3, 2, 0, 1, 0, True, 2, 3, 2, 100)
     assert books.imbalances(run) == []
+
+
+def test_a_mini_batch_that_one_shard_rejected_is_pushed_to_both_again_and_counted_once(tmp_path: Path) -> None:
+    """Shard 1 rejected learner 0's first gradient; shard 0, which had applied it, does not apply it twice."""
+    log = logs_by_hand.softsync(shards=2)
+    first = np.flatnonzero((log.pushes["learner_id"] == 0) & (log.pushes["seq"] == 0))
+    for at in first[::-1]:
+        again = log.pushes[at : at + 1].copy()
+        if again["shard"][0] == 0:
+            again["verdict"], again["reason"] = Verdict.DROP, Reason.REPEATED
+            log.pushes = np.insert(log.pushes, at + 1, again)
+        else:
+            again["verdict"], again["reason"] = Verdict.REJECT, Reason.STALE
+            log.pushes = np.insert(log.pushes, at, again)
+    run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2, pushed={0: 11, 1: 11}))
+    assert books.imbalances(run) == []
+    assert [(each.pushed, each.dropped, each.rejected) for each in books.learner_books(run)][:2] == [(8, 1, 0), (8, 0, 1)]
+    assert [(each.sampled, each.computed, each.applied) for each in books.coverage(run)] == [(7, 8, 6), (3, 3, 2)]
 
 
 def test_imbalance_names_shard_and_learner_with_the_numbers(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Job:
         return found[0]
 
     def push(self, learner_id: int, seq: int = 0) -> int:
-        last = Answers((0,) * len(self.shards), False, 0, 0)
+        last = Answers((0,) * len(self.shards), False, False, 0, 0)
         return self.learners[learner_id].push(seq=seq, samples=1, loss=0.5, compute_ns=0, delay_ns=0, last=last, push_ns=0)
 
 
@@ -115,7 +115,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         answers.append(channel.pull(min_clock=5))
         job.gradients[2][:] = range(SIZE)
         took_ns = channel.push(
-            seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, last=Answers((7, 9), False, 50, 60), push_ns=7
+            seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, last=Answers((7, 9), False, False, 50, 60), push_ns=7
         )
         assert took_ns > 0
         assert channel.pushed == [1, 1]
@@ -284,7 +284,7 @@ def test_the_time_of_a_pull_is_told_apart() -> None:
 
     answers: list[Answers] = []
     job.run({0: lambda: shard(0), 1: lambda: shard(1), 2: lambda: answers.append(job.learners[0].pull(0))})
-    assert answers[0] == ((0, 0), False, 2 * 10**9, 2 * 10**9), "two slices of 12 bytes, one after the other"
+    assert answers[0] == ((0, 0), False, False, 2 * 10**9, 2 * 10**9), "two slices of 12 bytes, one after the other"
 
 
 @pytest.mark.parametrize(

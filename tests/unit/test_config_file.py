@@ -29,6 +29,8 @@ def changed(cls: type) -> Any:
 def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
     if item.name in UNCHANGED:
         return item.default
+    if item.name == "modulation":
+        return "inverse_plus_one"
     if dataclasses.is_dataclass(hint):
         return changed(typing.cast(type, hint))
     if isinstance(hint, types.UnionType) and all(dataclasses.is_dataclass(each) for each in typing.get_args(hint)):

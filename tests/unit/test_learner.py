@@ -36,7 +36,7 @@ class Told:
         told = len(self.calls)
         meanwhile()
         clocks = self.clocks.pop(0) if self.clocks else ()
-        return Answers(clocks, stop=not clocks, wait_ns=told, pull_ns=0)
+        return Answers(clocks, stop=not clocks, rejected=False, wait_ns=told, pull_ns=0)
 
     def prepare(self, seq: int) -> None:
         self.calls.append(("prepare", seq))

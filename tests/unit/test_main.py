@@ -40,7 +40,12 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
         (["--version"], 0, mpisgd.__version__, ""),
         (["trian"], 2, "", "mpisgd: unknown command 'trian'; did you mean 'train'?"),
         (["xyzzy", "--mu", "4"], 2, "", "mpisgd: unknown command 'xyzzy'; expected one of: bench, compare"),
-        (["train", "--protocol", "x"], 2, "", "mpisgd train: ConfigError: protocol = 'x' is unknown; expected one of: backup"),
+        (
+            ["train", "--protocol", "x"],
+            2,
+            "",
+            "mpisgd train: ConfigError: protocol = 'x' is unknown; expected one of: async, backup",
+        ),
     ],
 )
 def test_what_is_said_is_said_once(

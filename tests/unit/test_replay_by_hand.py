@@ -65,7 +65,7 @@ def log(
     summary["shard"], summary["final_clock"] = shard, len(made) if finished else -1
     summary["received"] = summary["pushed"] = len(table)
     summary["samples"] = made["samples"][-1] if len(made) else 0
-    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], summary)
+    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary)
 
 
 def record(protocol: ProtocolOptions, *shards: ShardRecord, train_samples: int = 10**6) -> Record:

@@ -6,6 +6,7 @@ that has not posted its receive.
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,10 +18,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mpisgd.config import PROTOCOLS
 from mpisgd.messages import Fields
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.schema import Event, Reason, Verdict
 from mpisgd.simulate import job
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
@@ -39,7 +41,11 @@ class Laws:
         self.run = run
         self.protocol = run.config["protocol"]
         self.name = self.protocol["name"]
-        self.synchronous = self.name in ("hardsync", "backup")
+        self.tolerant = self.protocol.get("tolerance", 0) > 0
+        self.late = self.protocol.get("late", "drop") == "apply"
+        self.consistent = self.name in ("hardsync", "backup", "timeout") or (self.name == "versioned" and not self.tolerant)
+        self.exact = self.name == "versioned"
+        self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
         self.lambda_ = run.lambda_
         self.budget = run.config["epochs"] * run.environment["train_samples"]
         self.clocks = run.summaries["final_clock"].tolist()
@@ -72,8 +78,8 @@ class Laws:
         assert not run.summaries["diverged"].any()
         for shard in range(run.shards):
             assert len(self.updates[shard]) == self.clocks[shard] >= 0
-            finished = run.summaries["samples"][shard] >= self.budget
-            assert finished or len(self.departed[shard]) > 0
+            finished = run.summaries["samples"][shard] >= self.budget and not self.exact
+            assert finished or len(self.departed[shard]) > 0 or self.uneven, "the first shard that is done ends the run"
             stopped = (run.events["kind"] == Event.STOPPED) & (run.events["shard"] == shard)
             assert stopped.sum() == finished
             assert len(set(self.departed[shard]["learner_id"].tolist())) == len(self.departed[shard])
@@ -85,32 +91,43 @@ class Laws:
         books, summary, rows = self.run.books()[shard], self.run.summaries[shard], self.pushes[shard]
         assert books.balanced
         assert books.pushed == summary["received"] == summary["pushed"] == len(rows)
-        assert books.rejected == 0
+        assert books.rejected == np.count_nonzero(rows["verdict"] == Verdict.REJECT)
+        assert self.exact or not books.rejected
         for learner_id in range(self.lambda_):
             own = rows[rows["learner_id"] == learner_id]
-            kinds = [np.count_nonzero(own["verdict"] == kind) for kind in (Verdict.APPLY, Verdict.DROP, Verdict.LATE)]
+            kinds = [np.count_nonzero(own["verdict"] == kind) for kind in Verdict]
             assert sum(kinds) == len(own)
         late = rows["verdict"] == Verdict.LATE
         assert (rows["clock"][late] == self.clocks[shard]).all()
-        if summary["samples"] >= self.budget:
+        if summary["samples"] >= self.budget and not self.exact:
             assert np.array_equal(late, rows["clock"] == self.clocks[shard]), "nothing is applied or dropped after the end"
 
     def shards_agree_on_what_was_pushed(self) -> None:
-        """Each mini-batch goes to every shard; a synchronous learner computes it on one clock (law 2)."""
+        """Each gradient goes to every shard; where that is promised, it is computed on one clock (law 2)."""
         first = self.of_mini_batches(0)
         for shard in range(1, self.run.shards):
             other = self.of_mini_batches(shard)
             assert other.keys() == first.keys()
             for mini_batch, (timestamp, compute_s) in other.items():
                 assert compute_s == first[mini_batch][1]
-                if self.synchronous:
+                if self.consistent:
                     assert timestamp == first[mini_batch][0]
-        if self.synchronous and not len(np.concatenate(self.departed)):
+        if self.consistent and not self.uneven and not self.failed():
             assert len(set(self.clocks)) == 1
 
-    def of_mini_batches(self, shard: int) -> dict[tuple[int, int], tuple[int, float]]:
-        rows = self.pushes[shard]
-        return {(int(row["learner_id"]), int(row["seq"])): (int(row["timestamp"]), float(row["compute_s"])) for row in rows}
+    def failed(self) -> bool:
+        """Whether a learner left before its time."""
+        return bool(self.run.config.get("failures", {}).get("at_s")) or (not self.exact and any(map(len, self.departed)))
+
+    def of_mini_batches(self, shard: int) -> dict[tuple[int, int, int], tuple[int, float]]:
+        """(learner_id, seq, number of the learner's push) -> (timestamp, compute_s)."""
+        pushed = [0] * self.lambda_
+        found = {}
+        for row in self.pushes[shard]:
+            learner_id = int(row["learner_id"])
+            found[learner_id, int(row["seq"]), pushed[learner_id]] = (int(row["timestamp"]), float(row["compute_s"]))
+            pushed[learner_id] += 1
+        return found
 
     # ----------------------------------------------------------------------------------------------- staleness, verdicts
 
@@ -125,21 +142,54 @@ class Laws:
 
     def verdicts_are_the_protocols(self, shard: int) -> None:
         rows = self.pushes[shard]
-        applied, dropped = rows[rows["verdict"] == Verdict.APPLY], rows[rows["verdict"] == Verdict.DROP]
-        if self.synchronous:
+        applied, dropped, rejected = (rows[rows["verdict"] == kind] for kind in (Verdict.APPLY, Verdict.DROP, Verdict.REJECT))
+        fresh = self.consistent and not self.late
+        if fresh:
             assert not applied["staleness"].any(), "only fresh gradients are applied"
-            assert (applied["weight"] == 1.0).all()
-        if self.name == "backup":
-            assert (dropped["staleness"] > 0).all(), "only late ones are dropped"
-        else:
+        modulation = "none" if fresh else self.protocol["modulation"]
+        assert applied["weight"] == pytest.approx(WEIGHTS[modulation](applied["staleness"].astype(float)), abs=1e-15)
+        match self.name:
+            case "hardsync":
+                for clock in range(self.clocks[shard]):
+                    order = applied["learner_id"][applied["clock"] == clock]
+                    assert (np.diff(order) > 0).all(), "summed in the order of learners, each once (law 5)"
+            case "backup" | "timeout":
+                assert (dropped["staleness"] > 0).all(), "only late ones are dropped"
+                assert not self.late or not len(dropped)
+            case "async":
+                most = self.protocol.get("most_staleness", np.inf)
+                assert (applied["staleness"] <= most).all()
+                assert (dropped["staleness"] > most).all()
+            case "ssp":
+                self.nobody_is_further_ahead_than_allowed(rows)
+            case "versioned":
+                tolerance = self.protocol.get("tolerance", 0)
+                assert (applied["staleness"] <= tolerance).all()
+                assert (rejected["staleness"] > tolerance).all()
+                assert (dropped["reason"] == Reason.REPEATED).all()
+                self.each_mini_batch_is_applied_once(rows, applied)
+        if self.name in ("hardsync", "softsync", "ssp"):
             assert not len(dropped)
-        if self.name == "hardsync":
-            for clock in range(self.clocks[shard]):
-                order = applied["learner_id"][applied["clock"] == clock]
-                assert (np.diff(order) > 0).all(), "summed in the order of learners, each once (law 5)"
-        if self.name == "softsync":
-            modulated = self.protocol["modulation"] == "inverse"
-            assert np.array_equal(applied["weight"], (1.0 / np.maximum(applied["staleness"], 1)) ** modulated)
+
+    def nobody_is_further_ahead_than_allowed(self, rows: Rows) -> None:
+        """At the moment a learner was given weights, by the shard's own account of pushes."""
+        slack = self.protocol["slack"]
+        shard = int(rows["shard"][0]) if len(rows) else 0
+        for row in rows[~np.isnan(rows["answer_s"])]:
+            gone = self.departed[shard]["learner_id"][self.departed[shard]["time_s"] <= row["answer_s"]]
+            here = [learner_id for learner_id in range(self.lambda_) if learner_id not in gone]
+            pushed = np.bincount(rows["learner_id"][rows["arrival_s"] <= row["answer_s"]], minlength=self.lambda_)
+            least = min((pushed[learner_id] for learner_id in here), default=0)
+            assert int(row["seq"]) + 1 - least <= slack
+
+    def each_mini_batch_is_applied_once(self, rows: Rows, applied: Rows) -> None:
+        """None is skipped: all of a learner's are applied, but perhaps the last of one that left before its time."""
+        for learner_id in range(self.lambda_):
+            own = applied["seq"][applied["learner_id"] == learner_id]
+            assert np.array_equal(own, np.arange(len(own)))
+            if not self.failed():
+                mini_batches = math.ceil(math.ceil(self.budget) / self.run.config["mu"])
+                assert len(own) == math.ceil((mini_batches - learner_id) / self.lambda_)
 
     # --------------------------------------------------------------------------------------------------- law 3: the divisor
 
@@ -153,26 +203,41 @@ class Laws:
 
     def enough_gradients_make_an_update(self, shard: int) -> None:
         """c of softsync, lambda of hardsync, N of backup; in the update during which a learner leaves, anything in between."""
+        rows = self.pushes[shard]
         for update in self.updates[shard]:
             left = self.departed[shard]["clock"]
             before, after = (self.lambda_ - np.count_nonzero(gone) for gone in (left < update["clock"] - 1, left < update["clock"]))
-            assert max(1, self.wanted(after)) <= update["gradients"] <= max(1, self.wanted(before))
+            summed = rows[(rows["clock"] == update["clock"] - 1) & (rows["verdict"] != Verdict.REJECT)]
+            counted = int(update["gradients"])
+            if self.name == "versioned":
+                counted = np.count_nonzero(summed["staleness"] <= self.protocol.get("tolerance", 0))
+            elif self.late:
+                counted = np.count_nonzero(summed["staleness"] == 0)
+            assert max(1, self.wanted(after, least=True)) <= counted <= max(1, self.wanted(before))
 
-    def wanted(self, present: int) -> int:
-        if self.name == "softsync":
-            return present // int(self.protocol["n"])
-        if self.name == "backup":
-            wanted = self.protocol.get("N") or self.lambda_ - self.protocol.get("b", 1)
-            return min(int(wanted), present)
+    def wanted(self, present: int, least: bool = False) -> int:
+        """Of a time-out's update, the most, or the least."""
+        match self.name:
+            case "softsync":
+                return present // int(self.protocol["n"])
+            case "backup":
+                return min(int(self.protocol.get("N") or self.lambda_ - self.protocol.get("b", 1)), present)
+            case "timeout":
+                return min(int(self.protocol["N_min" if least else "N"]), present)
+            case "versioned":
+                return min(int(self.protocol["grads_to_wait"]), present)
+            case "async" | "ssp":
+                return 1
         return present
 
     # ----------------------------------------------------------------------------------------------------- one learner
 
     def a_learner_goes_on_in_order(self, rows: Rows) -> None:
         """None of its mini-batches is lost, doubled or overtaken; a push is done before the pull that follows it."""
-        assert np.array_equal(rows["seq"], np.arange(len(rows)))
+        assert not len(rows) or rows["seq"][0] == 0
+        assert np.isin(np.diff(rows["seq"]), (0, 1) if self.exact else (1,)).all()
         assert (rows["timestamp"][1:] >= rows["clock"][:-1]).all(), "a pull never overtakes the push before it"
-        if self.synchronous:
+        if self.consistent and not self.exact:
             assert (np.diff(rows["timestamp"]) > 0).all(), "new weights for each mini-batch"
         answered = rows["answer_s"][:-1]
         assert not np.isnan(answered).any()
@@ -247,11 +312,31 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
 def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
     own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "hardsync": {},
-        "softsync": {"n": st.integers(1, learners), "modulation": st.sampled_from(["inverse", "none"])},
-        "backup": {"N": st.integers(1, learners)},
+        "softsync": {"n": st.integers(1, learners), "modulation": modulations},
+        "backup": {"N": st.integers(1, learners), "late": st.sampled_from(["drop", "apply"]), "modulation": modulations},
+        "timeout": {
+            "N": st.integers(1, learners),
+            "N_min": st.just(1),
+            "timeout_s": st.sampled_from([0.0, 0.05, 0.3, 10.0]),
+        },
+        "versioned": {
+            "grads_to_wait": st.integers(1, learners),
+            "tolerance": st.sampled_from([0, 0, 1, 3]),
+            "modulation": modulations,
+        },
+        "async": {"most_staleness": st.sampled_from([0, 1, learners, 10**6]), "modulation": modulations},
+        "ssp": {"slack": st.sampled_from([0, 1, 3]), "modulation": modulations},
     }
     return st.fixed_dictionaries({"name": st.just(name), **own[name]})
 
+
+WEIGHTS: Mapping[str, Callable[[Any], Any]] = {
+    "none": np.ones_like,
+    "inverse": lambda tau: 1 / np.maximum(tau, 1),
+    "inverse_plus_one": lambda tau: 1 / (tau + 1),
+    "exponential:0.3": lambda tau: np.exp(-0.3 * tau),
+}
+modulations = st.sampled_from(sorted(WEIGHTS))
 
 computes = st.one_of(
     st.builds(lambda s: {"name": "constant", "mean_s": s}, st.sampled_from([0.0, 1e-6, 0.1])),
@@ -316,7 +401,7 @@ def drawn_jobs(max_examples: int, most_learners: int = 8) -> Callable[[Check], A
     """So many drawn jobs of each protocol, each in a directory of its own."""
 
     def over_protocols(check: Check) -> Any:
-        @pytest.mark.parametrize("protocol", ["hardsync", "softsync", "backup"])
+        @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
         def test(protocol: str) -> None:
             @settings(COMMON, max_examples=max_examples)
             @given(jobs(protocol, most_learners), jitters)

@@ -1,0 +1,41 @@
+"""Async-Opt [Chen16 Alg. 1, 2] and asynchronous SGD of [ElasticDL]: every gradient is an update, at once.
+
+Algorithm 2: theta(t+1) = theta(t) - gamma_t * g(theta(t - tau)). Algorithm 1, the learner: read the parameters, compute, send;
+nobody waits for anybody. Options: a weight by staleness, alpha0/tau say [Zhang16 eq. 3]; gradients above a bound of staleness
+are dropped. Averaged weights, thetabar of Algorithm 2, are `averaging`.
+
+Staleness is bounded by nothing but the speed of the slowest learner; with equal learners its mean is near lambda - 1.
+"""
+
+from __future__ import annotations
+
+from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.verdict import DROP_STALE, Verdict
+
+
+class AsyncOpt(Protocol):
+    consistent = False
+    gradients_per_update = 1
+
+    def __init__(self, lambda_: int, modulation: Modulation, most_staleness: int | None = None) -> None:
+        super().__init__(lambda_)
+        self.modulation = modulation
+        self.most_staleness = most_staleness
+        self.summed = 0
+
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        if self.most_staleness is not None and clock - timestamp > self.most_staleness:
+            return DROP_STALE
+        self.summed = 1
+        return self.modulation.applied(timestamp, clock)
+
+    def update_due(self) -> bool:
+        return self.summed > 0
+
+    def on_update(self) -> None:
+        self.summed = 0
+
+    @staticmethod
+    def next_clock(timestamp: int) -> int:
+        return timestamp

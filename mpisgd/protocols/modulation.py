@@ -1,0 +1,87 @@
+"""Staleness rules: how much a gradient of staleness tau counts in the sum; usable wherever gradients may be stale.
+
+    none              1
+    inverse           1/tau, and 1 at tau = 0               [Zhang16 eq. 3]
+    inverse_plus_one  1/(tau + 1)
+    exponential:B     exp(-B * tau)                         Chan and Lane 2014, named in [Zhang16 1]
+
+or a user's own function of (tau, clock), named `package.module:function`. The weight multiplies the gradient before it is
+summed, and so before momentum; the divisor counts gradients, not weights: alpha(tau) = alpha0 * weight, as in [Zhang16 eq. 2].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from mpisgd.checks import require
+from mpisgd.errors import ConfigError
+from mpisgd.imports import load_attribute
+from mpisgd.protocols.verdict import APPLY, Kind, Verdict
+
+Rule = Callable[[int, int], float]
+"""(tau, clock) -> weight, finite and not negative."""
+
+
+class Modulation:
+    """What becomes of a gradient that is applied: its weight by a rule."""
+
+    def __init__(self, name: str) -> None:
+        """Raises ConfigError where there is no such rule, or the user's own gives no weight for a staleness of 0 or 1."""
+        self._rule = _rule(name)
+        self._named = f"protocol.modulation = {name!r}"
+        self._by_clock = _is_own(name)
+        self._known: dict[int, Verdict] = {}
+        for staleness in (0, 1):
+            self._weight(staleness, staleness)
+
+    def applied(self, timestamp: int, clock: int) -> Verdict:
+        """Apply, with the weight of staleness clock - timestamp."""
+        staleness = clock - timestamp
+        if self._by_clock:
+            return _apply(self._weight(staleness, clock))
+        verdict = self._known.get(staleness)
+        if verdict is None:
+            verdict = self._known[staleness] = _apply(self._weight(staleness, clock))
+        return verdict
+
+    def _weight(self, staleness: int, clock: int) -> float:
+        weight = self._rule(staleness, clock)
+        if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
+            raise ConfigError(
+                f"{self._named}: weight {weight!r} at tau = {staleness}, clock = {clock}; expected a finite number >= 0"
+            )
+        return float(weight)
+
+
+def _apply(weight: float) -> Verdict:
+    return APPLY if weight == 1.0 else Verdict(Kind.APPLY, weight)
+
+
+def _rule(name: str) -> Rule:
+    match name:
+        case "none":
+            return lambda tau, clock: 1.0
+        case "inverse":
+            return lambda tau, clock: 1.0 / max(1, tau)
+        case "inverse_plus_one":
+            return lambda tau, clock: 1.0 / (tau + 1)
+    kind, _, parameter = name.partition(":")
+    if kind == "exponential":
+        return _exponential(name, parameter)
+    rule: Rule = load_attribute(name, "protocol.modulation")
+    return rule
+
+
+def _exponential(name: str, parameter: str) -> Rule:
+    try:
+        penalty = float(parameter)
+    except ValueError:
+        penalty = math.nan
+    require(0 <= penalty < math.inf, "protocol.modulation", name, "exponential: and a finite number >= 0, e.g. exponential:0.1")
+    return lambda tau, clock: math.exp(-penalty * tau)
+
+
+def _is_own(name: str) -> bool:
+    """Whether it is a user's function, which may look at the clock."""
+    return ":" in name and not name.startswith("exponential:")

@@ -1,0 +1,61 @@
+"""Stale synchronous parallel [Ho13 3]: asynchronous, but no learner runs more than s mini-batches ahead of the slowest.
+
+Every gradient is an update, as in `async_opt.py`. A learner that has pushed p gradients is given weights when
+
+    p - (the fewest that any learner has pushed) <= s
+
+and otherwise when the slowest has caught up, or has left. So nobody computes its mini-batch p before everybody has pushed
+p - s: the bound of [Ho13] on what a read must include. With s = 0 all keep step. tau <= (lambda - 1) (2 s + 1).
+
+A gradient that is not used counts as pushed all the same: a learner is not held up by what became of others' gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from mpisgd.protocols.async_opt import AsyncOpt
+from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.verdict import Verdict
+
+
+class Ssp(AsyncOpt):
+    def __init__(self, lambda_: int, modulation: Modulation, slack: int) -> None:
+        super().__init__(lambda_, modulation)
+        self.slack = slack
+        self.pushed = [0] * lambda_
+        self.least = 0
+        self._present_at = Counter({0: lambda_})
+        """How many of those present have pushed so many gradients."""
+
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        self._advance(learner_id)
+        return super().on_push(learner_id, timestamp, clock)
+
+    def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
+        self._advance(learner_id)
+        self.summed = 1  # an update of nothing: those who wait for this learner are looked at again
+
+    def _advance(self, learner_id: int) -> None:
+        self._leave(self.pushed[learner_id])
+        self.pushed[learner_id] += 1
+        self._present_at[self.pushed[learner_id]] += 1
+        self._find_least()
+
+    def _leave(self, pushed: int) -> None:
+        self._present_at[pushed] -= 1
+        if not self._present_at[pushed]:
+            del self._present_at[pushed]
+
+    def _find_least(self) -> None:
+        """It only grows, and never skips more than those who have left."""
+        if self._present_at and self.least not in self._present_at:
+            self.least = min(self._present_at)
+
+    def on_departure(self, learner_id: int) -> None:
+        super().on_departure(learner_id)
+        self._leave(self.pushed[learner_id])
+        self._find_least()
+
+    def may_pull(self, learner_id: int, clock: int) -> bool:
+        return self.pushed[learner_id] - self.least <= self.slack

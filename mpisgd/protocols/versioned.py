@@ -1,0 +1,58 @@
+"""Synchronous SGD by version check [ElasticDL]: gradients of the present clock are taken, others rejected.
+
+The shard sums gradients computed from its present weights; `grads_to_wait` of them make an update. One computed from older
+weights is rejected, and its learner pulls and computes the *same mini-batch* again: no mini-batch is ever skipped. A learner
+whose gradient was taken goes on at once with the weights that there are, so a fast one may give several to one update.
+
+Each learner leaves when the last mini-batch of its share was taken: after E epochs every sample has been applied exactly E times.
+Fewer gradients make an update where fewer learners are left than are waited for.
+
+With more than one shard a gradient may come in time on one and too late on another. It is then computed again and pushed to all;
+a shard that has applied this mini-batch before does not apply it twice (`Reason.REPEATED`), but counts the push: so all shards
+count the same pushes of each clock, and none falls behind for good.
+
+With a tolerance k > 0, staleness up to k is taken too, weighted by `modulation`. Shards then no longer count the same pushes,
+and a learner may compute on slices of different clocks.
+"""
+
+from __future__ import annotations
+
+from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.verdict import REJECT, Verdict
+
+
+class Versioned(Protocol):
+    exact = True
+
+    def __init__(self, lambda_: int, grads_to_wait: int, tolerance: int, modulation: Modulation) -> None:
+        super().__init__(lambda_)
+        self.gradients_per_update = grads_to_wait
+        self.tolerance = tolerance
+        self.consistent = tolerance == 0
+        self.modulation = modulation
+        self.counted = 0
+
+    def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
+        if clock - timestamp > self.tolerance:
+            return REJECT
+        self.counted += 1
+        return self.modulation.applied(timestamp, clock)
+
+    def on_discard(self, learner_id: int, timestamp: int, clock: int) -> None:
+        if clock - timestamp <= self.tolerance:
+            self.counted += 1
+
+    def update_due(self) -> bool:
+        return self.counted >= self.gradients_per_update
+
+    def on_update(self) -> None:
+        self.counted = 0
+
+    def on_departure(self, learner_id: int) -> None:
+        super().on_departure(learner_id)
+        self.gradients_per_update = max(1, min(self.gradients_per_update, len(self.present)))
+
+    @staticmethod
+    def next_clock(timestamp: int) -> int:
+        return timestamp

@@ -1,0 +1,256 @@
+"""Every protocol worked out by hand: what a shard decides at each event, beside the algorithm of the paper.
+
+A trace has one event a line, and after `->` everything that the protocol then decides:
+
+    push L @T    learner L pushes a gradient of timestamp T   -> apply WEIGHT, drop or reject; and `update C` for each update
+    bad L @T     the same, but the shard cannot use it        -> `update C`, or -
+    pull L       learner L asks for weights                   -> weights C, or wait
+    timeout      the time for this update is over             -> `update C`, or -
+    leave L      learner L leaves for good                    -> `update C`, or -
+
+In a protocol with an order, `whose` is who must be summed next.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mpisgd import protocols
+from mpisgd.config import (
+    PROTOCOLS,
+    AsyncOptions,
+    BackupOptions,
+    HardsyncOptions,
+    ProtocolOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
+from mpisgd.protocols import Protocol
+from mpisgd.protocols.verdict import Kind
+
+TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
+    # [Zhang16 2.2, eq. 1]: everybody's gradient, in the order of learner_id.
+    "hardsync": (
+        3,
+        HardsyncOptions(),
+        """
+        pull 0     -> weights 0
+        whose      -> 0
+        push 0 @0  -> apply 1
+        whose      -> 1
+        push 1 @0  -> apply 1
+        whose      -> 2
+        push 2 @0  -> apply 1, update 1
+        whose      -> 0
+        push 0 @1  -> apply 1
+        bad 1 @1   -> -
+        leave 2    -> update 2
+        push 0 @2  -> apply 1
+        push 1 @2  -> apply 1, update 3
+        """,
+    ),
+    # [Zhang16 2.2, eq. 2, 3]: c = floor(4/2) = 2, alpha0/tau each.
+    "softsync": (
+        4,
+        SoftsyncOptions(n=2),
+        """
+        push 0 @0  -> apply 1
+        pull 0     -> weights 0
+        push 0 @0  -> apply 1, update 1
+        push 1 @0  -> apply 1
+        push 2 @0  -> apply 1, update 2
+        push 3 @0  -> apply 0.5
+        pull 3     -> weights 2
+        push 0 @1  -> apply 1, update 3
+        push 1 @0  -> apply 0.333
+        leave 0    -> update 4
+        leave 1    -> -
+        push 2 @2  -> apply 0.5, update 5
+        """,
+    ),
+    # [Chen16 Alg. 2]: each is an update; here no more than 2 old, and 1/(tau + 1).
+    "async": (
+        3,
+        AsyncOptions(most_staleness=2, modulation="inverse_plus_one"),
+        """
+        push 0 @0  -> apply 1, update 1
+        pull 0     -> weights 1
+        push 1 @0  -> apply 0.5, update 2
+        push 2 @0  -> apply 0.333, update 3
+        push 0 @1  -> apply 0.333, update 4
+        push 1 @1  -> drop
+        pull 1     -> weights 4
+        bad 2 @3   -> -
+        push 1 @4  -> apply 1, update 5
+        leave 0    -> -
+        push 2 @4  -> apply 0.5, update 6
+        """,
+    ),
+    # [Chen16 Alg. 4]: N = 2 of 3; Alg. 3, the learner: newer weights than those of its last gradient.
+    "backup": (
+        3,
+        BackupOptions(b=1),
+        """
+        push 0 @0  -> apply 1
+        push 2 @0  -> apply 1, update 1
+        push 1 @0  -> drop
+        push 1 @1  -> apply 1
+        pull 1     -> weights 1
+        push 0 @1  -> apply 1, update 2
+        push 0 @2  -> apply 1
+        push 2 @1  -> drop
+        bad 2 @2   -> -
+        bad 1 @2   -> update 3
+        push 0 @3  -> apply 1
+        leave 1    -> -
+        leave 2    -> update 4
+        """,
+    ),
+    "backup, late ones are applied": (
+        3,
+        BackupOptions(b=1, late="apply", modulation="inverse_plus_one"),
+        """
+        push 0 @0  -> apply 1
+        push 2 @0  -> apply 1, update 1
+        push 1 @0  -> apply 0.5
+        push 0 @1  -> apply 1
+        push 1 @1  -> apply 1, update 2
+        push 0 @2  -> apply 1
+        push 1 @2  -> apply 1, update 3
+        push 2 @1  -> apply 0.333
+        push 0 @3  -> apply 1
+        bad 1 @1   -> -
+        push 2 @3  -> apply 1, update 4
+        """,
+    ),
+    # [Chen16 6]: N = 3, or 2 once the time is over.
+    "timeout": (
+        3,
+        TimeoutOptions(N=3, N_min=2),
+        """
+        push 0 @0  -> apply 1
+        push 1 @0  -> apply 1
+        timeout    -> update 1
+        push 2 @0  -> drop
+        push 0 @1  -> apply 1
+        timeout    -> -
+        push 2 @1  -> apply 1, update 2
+        push 1 @1  -> drop
+        push 1 @2  -> apply 1
+        push 0 @2  -> apply 1
+        push 2 @2  -> apply 1, update 3
+        push 1 @3  -> apply 1
+        leave 0    -> -
+        leave 2    -> update 4
+        """,
+    ),
+    # [ElasticDL]: two of the present version; another version is computed again; nobody waits.
+    "versioned": (
+        3,
+        VersionedOptions(grads_to_wait=2),
+        """
+        push 0 @0  -> apply 1
+        pull 0     -> weights 0
+        push 1 @0  -> apply 1, update 1
+        push 2 @0  -> reject
+        pull 2     -> weights 1
+        push 0 @0  -> reject
+        push 2 @1  -> apply 1
+        push 0 @1  -> apply 1, update 2
+        push 1 @1  -> reject
+        bad 1 @1   -> -
+        bad 1 @2   -> -
+        push 2 @2  -> apply 1, update 3
+        leave 0    -> -
+        push 1 @3  -> apply 1
+        push 1 @3  -> apply 1, update 4
+        """,
+    ),
+    "versioned, one version of tolerance": (
+        3,
+        VersionedOptions(grads_to_wait=1, tolerance=1, modulation="exponential:0.5"),
+        """
+        push 0 @0  -> apply 1, update 1
+        push 1 @0  -> apply 0.607, update 2
+        push 2 @0  -> reject
+        pull 2     -> weights 2
+        push 2 @2  -> apply 1, update 3
+        push 0 @1  -> reject
+        push 0 @3  -> apply 1, update 4
+        bad 1 @2   -> -
+        push 1 @3  -> apply 0.607, update 5
+        push 1 @3  -> reject
+        """,
+    ),
+    # [Ho13 3]: s = 1; learner 2 is the slowest.
+    "ssp": (
+        3,
+        SspOptions(slack=1),
+        """
+        push 0 @0  -> apply 1, update 1
+        pull 0     -> weights 1
+        push 0 @1  -> apply 1, update 2
+        pull 0     -> wait
+        push 1 @0  -> apply 1, update 3
+        pull 0     -> wait
+        pull 1     -> weights 3
+        push 2 @0  -> apply 1, update 4
+        pull 0     -> weights 4
+        push 0 @4  -> apply 1, update 5
+        pull 0     -> wait
+        bad 2 @4   -> update 6
+        pull 0     -> wait
+        leave 1    -> -
+        pull 0     -> weights 6
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_decision_of_a_trace(name: str) -> None:
+    lambda_, options, text = TRACES[name]
+    shard = Traced(protocols.make(options, lambda_))
+    wanted = [" ".join(line.split()) for line in text.strip().splitlines()]
+    assert len(wanted) >= 10
+    assert [f"{event} -> {shard.decide(event)}" for event in (line.split(" -> ")[0] for line in wanted)] == wanted
+
+
+def test_every_protocol_has_a_trace() -> None:
+    assert {type(options) for _, options, _ in TRACES.values()} == set(PROTOCOLS.values())
+
+
+class Traced:
+    """Feeds a protocol events, in the order in which `shard.py` asks."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.clock = 0
+
+    def decide(self, event: str) -> str:
+        """What the protocol decides, in words."""
+        decided: list[str] = []
+        match event.replace("@", "").split():
+            case ["whose"]:
+                return str(self.protocol.expects())
+            case ["pull", learner_id]:
+                return f"weights {self.clock}" if self.protocol.may_pull(int(learner_id), self.clock) else "wait"
+            case ["push", learner_id, timestamp]:
+                verdict = self.protocol.on_push(int(learner_id), int(timestamp), self.clock)
+                weight = f" {verdict.weight:.3g}" if verdict.kind is Kind.APPLY else ""
+                decided.append(verdict.kind.name.lower() + weight)
+            case ["bad", learner_id, timestamp]:
+                self.protocol.on_discard(int(learner_id), int(timestamp), self.clock)
+            case ["timeout"]:
+                self.protocol.on_timeout()
+            case ["leave", learner_id]:
+                self.protocol.on_departure(int(learner_id))
+            case _:
+                raise ValueError(event)
+        while self.protocol.update_due():
+            self.clock += 1
+            self.protocol.on_update()
+            decided.append(f"update {self.clock}")
+        return ", ".join(decided) or "-"
