@@ -266,6 +266,8 @@ class _Walk:
 
     def _time_out(self) -> None:
         over = self.timeouts.pop(0)
+        if over.clock == self.clock - 1 and over.time_s == self.arrival_s:
+            return  # at once with the gradient that made the update anyway
         least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
         most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
         if over.clock != self.clock or not least_s <= over.time_s <= most_s:

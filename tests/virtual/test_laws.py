@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from mpisgd import replay
 from mpisgd.config import PROTOCOLS
 from mpisgd.messages import Fields
 from mpisgd.records import schema
@@ -273,6 +274,7 @@ def obeys(out: Path, base: Mapping[str, Any], changes: Mapping[str, Any], jitter
         patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
         laws = Laws(simulated(out, base, **changes))
     laws.hold()
+    assert replay.check(out) == "", "law 6"
     return laws
 
 
