@@ -134,6 +134,10 @@ class Answers(NamedTuple):
     pull_ns: int
     """From there until the weights of all shards were in place."""
 
+    def kept(self) -> Answers:
+        """The same weights are used once more, without a pull."""
+        return self._replace(wait_ns=0, pull_ns=0)
+
 
 class LearnerChannel:
     """A learner's end: pushes slices of its gradient to all shards, pulls slices of the weights from all shards.

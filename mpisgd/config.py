@@ -66,10 +66,36 @@ class AsyncOptions:
     """Gradients of more staleness than this are dropped; default: none is."""
     modulation: str = "none"
     """Weight of a gradient by its staleness, as in softsync; Async-Opt of [Chen16] has none."""
+    warm_up: int = 0
+    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+    ramp: int = 0
+    """Updates after those over which the others join, one after the other, so that staleness grows slowly [Chen16 2.1]."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
-        at_least(self, "protocol.", most_staleness=0)
+        at_least(self, "protocol.", most_staleness=0, warm_up=0, ramp=0)
+
+
+@dataclass(frozen=True)
+class DownpourOptions:
+    """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
+
+    n_push: int = 1
+    """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
+    n_fetch: int = 1
+    """Mini-batches after which new weights are pulled; a multiple of n_push, so that a push comes from weights of one clock."""
+    local_alpha: float | None = None
+    """Learning rate of the learner's own steps; default: alpha0."""
+    modulation: str = "none"
+    """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
+    warm_up: int = 0
+    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+
+    def __post_init__(self) -> None:
+        _check_modulation(self.modulation)
+        at_least(self, "protocol.", n_push=1, n_fetch=1, local_alpha=0, warm_up=0)
+        multiple = f"a multiple of protocol.n_push = {self.n_push}: a push must come from weights of one clock"
+        require(self.n_fetch % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
 
 
 @dataclass(frozen=True)
@@ -80,10 +106,14 @@ class SspOptions:
     """s: a learner that has pushed more than s gradients more than the slowest gets no weights until that one has caught up."""
     modulation: str = "none"
     """Weight of a gradient by its staleness, as in softsync; [Ho13] has none."""
+    get_model_frequency: int = 1
+    """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
+    local_alpha: float | None = None
+    """Learning rate of the learner's own steps; default: alpha0."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
-        at_least(self, "protocol.", slack=0)
+        at_least(self, "protocol.", slack=0, get_model_frequency=1, local_alpha=0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +167,16 @@ class TimeoutOptions:
             require(self.N_min <= self.N, "protocol.N_min", self.N_min, f"at most protocol.N = {self.N}")
 
 
-ProtocolOptions = HardsyncOptions | SoftsyncOptions | BackupOptions | AsyncOptions | SspOptions | VersionedOptions | TimeoutOptions
+ProtocolOptions = (
+    HardsyncOptions
+    | SoftsyncOptions
+    | BackupOptions
+    | TimeoutOptions
+    | VersionedOptions
+    | AsyncOptions
+    | DownpourOptions
+    | SspOptions
+)
 PROTOCOLS: Mapping[str, type] = {
     "hardsync": HardsyncOptions,
     "softsync": SoftsyncOptions,
@@ -145,6 +184,7 @@ PROTOCOLS: Mapping[str, type] = {
     "timeout": TimeoutOptions,
     "versioned": VersionedOptions,
     "async": AsyncOptions,
+    "downpour": DownpourOptions,
     "ssp": SspOptions,
 }
 

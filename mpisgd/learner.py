@@ -38,6 +38,11 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             last=answers,
             push_ns=push_ns,
         )
+        if (seq + 1) % protocol.pushes_per_pull:  # go on with what it has
+            seq += 1
+            gradient.prepare(seq)
+            answers = answers.kept()
+            continue
         min_clock = protocol.next_clock(min(answers.clocks))
         if protocol.consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models, schedule
-from mpisgd.config import Config, TimeoutOptions
+from mpisgd.config import Config, DownpourOptions, SspOptions, TimeoutOptions
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
+from mpisgd.local_steps import LocalSteps, Travels
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.update import SliceUpdate
@@ -104,6 +105,20 @@ def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, s
         clip_norm=config.clip_norm,
         tell_nonfinite=config.nonfinite == "drop",
     )
+
+
+def with_local_steps(config: Config, gradient: Travels) -> Travels:
+    """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
+    match config.protocol:
+        case DownpourOptions(n_push=count, n_fetch=mini_batches, local_alpha=alpha):
+            pass
+        case SspOptions(get_model_frequency=mini_batches, local_alpha=alpha):
+            count = 1
+        case _:
+            return gradient
+    if mini_batches == 1:
+        return gradient
+    return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
 
 
 def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, train_samples: int) -> SliceUpdate:

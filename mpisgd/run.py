@@ -193,7 +193,7 @@ class Rank:
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
-        gradient = self._gradient()
+        gradient = parts.with_local_steps(config, self._gradient())
         channel = LearnerChannel(
             wire,
             self.roles,

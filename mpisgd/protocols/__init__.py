@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpisgd.config import (
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -13,9 +14,11 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import ConfigError
+from mpisgd.protocols.admission import Admission
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.protocols.backup import Backup
 from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.downpour import Downpour
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.softsync import Softsync
@@ -49,10 +52,12 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
         case VersionedOptions(grads_to_wait=gradients, tolerance=tolerance):
             _check_at_most(lambda_, grads_to_wait=gradients)
             return Versioned(lambda_, gradients or lambda_, tolerance, Modulation(options.modulation))
-        case AsyncOptions(most_staleness=most):
-            return AsyncOpt(lambda_, Modulation(options.modulation), most)
-        case SspOptions(slack=slack):
-            return Ssp(lambda_, Modulation(options.modulation), slack)
+        case AsyncOptions(most_staleness=most, warm_up=warm_up, ramp=ramp):
+            return AsyncOpt(lambda_, Modulation(options.modulation), most, Admission(lambda_, warm_up, ramp))
+        case DownpourOptions(n_push=n_push, n_fetch=n_fetch, warm_up=warm_up):
+            return Downpour(lambda_, Modulation(options.modulation), Admission(lambda_, warm_up, 0), n_fetch // n_push)
+        case SspOptions(slack=slack, get_model_frequency=mini_batches):
+            return Ssp(lambda_, Modulation(options.modulation), slack, mini_batches)
 
 
 def wanted(options: BackupOptions, lambda_: int) -> int:

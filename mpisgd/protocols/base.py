@@ -36,6 +36,9 @@ class Protocol(ABC):
     gradients_per_update: int
     """How many gradients normally make one update; the divisor itself is counted (law 3)."""
 
+    pushes_per_pull: int = 1
+    """After how many pushes a learner pulls; between, it goes on with what it has."""
+
     def __init__(self, lambda_: int) -> None:
         self.present = set(range(lambda_))
 

@@ -130,7 +130,7 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient = self.work.gradient(learner_id, wire, self.costs)
+        gradient = parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
         channel = LearnerChannel(
             wire,
             self.roles,

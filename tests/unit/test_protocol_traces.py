@@ -20,6 +20,7 @@ from mpisgd.config import (
     PROTOCOLS,
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -182,6 +183,44 @@ TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
         bad 1 @2   -> -
         push 1 @3  -> apply 0.607, update 5
         push 1 @3  -> reject
+        """,
+    ),
+    # [Dean12 4.1]: learner 0 alone for two updates; then as async, whatever learners do between.
+    "downpour": (
+        3,
+        DownpourOptions(n_push=2, n_fetch=4, warm_up=2),
+        """
+        pull 0     -> weights 0
+        pull 1     -> wait
+        push 0 @0  -> apply 1, update 1
+        pull 2     -> wait
+        push 0 @0  -> apply 1, update 2
+        pull 1     -> weights 2
+        pull 2     -> weights 2
+        push 1 @2  -> apply 1, update 3
+        push 0 @0  -> apply 1, update 4
+        leave 1    -> -
+        push 2 @2  -> apply 1, update 5
+        """,
+    ),
+    "async, learners join one after the other": (
+        3,
+        AsyncOptions(warm_up=1, ramp=4),
+        """
+        pull 0     -> weights 0
+        pull 1     -> wait
+        push 0 @0  -> apply 1, update 1
+        pull 1     -> wait
+        push 0 @1  -> apply 1, update 2
+        push 0 @2  -> apply 1, update 3
+        pull 1     -> weights 3
+        pull 2     -> wait
+        leave 0    -> -
+        pull 2     -> weights 3
+        push 1 @3  -> apply 1, update 4
+        push 2 @3  -> apply 1, update 5
+        pull 1     -> weights 5
+        pull 2     -> weights 5
         """,
     ),
     # [Ho13 3]: s = 1; learner 2 is the slowest.

@@ -15,6 +15,7 @@ from mpisgd import protocols
 from mpisgd.config import (
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -41,6 +42,8 @@ OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
     "versioned 2": lambda lambda_: VersionedOptions(grads_to_wait=min(2, lambda_)),
     "versioned tolerance=1": lambda lambda_: VersionedOptions(grads_to_wait=1, tolerance=1),
     "async": lambda _: AsyncOptions(),
+    "async ramp": lambda _: AsyncOptions(warm_up=3, ramp=20),
+    "downpour": lambda _: DownpourOptions(n_push=2, n_fetch=4, warm_up=5),
     "async most=1": lambda _: AsyncOptions(most_staleness=1),
     "ssp s=0": lambda _: SspOptions(slack=0),
     "ssp s=2": lambda _: SspOptions(slack=2),
