@@ -637,6 +637,11 @@ class Config:
     """Multiply alpha0 by the number of gradients that make one update [Chen16 4.1: gamma0 * N]."""
     averaging: float = 0.0
     """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
+    compensation: float = 0.0
+    """DC-ASGD (arXiv:1609.08326): lambda_0 of g + lambda_t g g (theta - theta_pulled), for stale gradients g; 0 = off. A shard
+    keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
+    compensation_memory: float = 0.0
+    """m of DC-ASGD-a, whose lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]; 0 = DC-ASGD-c, constant."""
     clip_norm: float = 0.0
     """Learners clip their gradient to this global L2 norm [Chen16 A.3]; 0 = off."""
     sampling: Literal["epoch", "replacement"] = "epoch"
@@ -653,8 +658,22 @@ class Config:
     """torch threads per rank; 0 = cores of the node / ranks on it, at least 1."""
 
     def __post_init__(self) -> None:
-        at_least(self, "", shards=1, seed=0, epochs=0, mu=1, alpha0=0, averaging=0, clip_norm=0, threads=0)
+        at_least(
+            self,
+            "",
+            shards=1,
+            seed=0,
+            epochs=0,
+            mu=1,
+            alpha0=0,
+            averaging=0,
+            compensation=0,
+            compensation_memory=0,
+            clip_norm=0,
+            threads=0,
+        )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
+        require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")

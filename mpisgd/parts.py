@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models, schedule
-from mpisgd.config import Config, DownpourOptions, SspOptions, TimeoutOptions
+from mpisgd.checks import require
+from mpisgd.compensation import Compensation
+from mpisgd.config import Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
@@ -132,6 +134,7 @@ def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, t
         schedule=schedule.make(config.schedule, config.epochs),
         train_samples=train_samples,
         averaging=config.averaging,
+        compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )
 
 
@@ -186,6 +189,13 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     for name, buffer in model.module.named_buffers():
         buffer.copy_(state[name])
+
+
+def check_compensation(config: Config, protocol: Protocol) -> None:
+    """Raises ConfigError where there are no stale gradients to compensate."""
+    name = kind_of(config.protocol)
+    expected = f"0: {name} applies no stale gradients; or another protocol"
+    require(config.compensation == 0 or not protocol.fresh, "compensation", config.compensation, expected)
 
 
 def check_stragglers(config: Config, lambda_: int) -> None:

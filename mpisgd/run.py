@@ -108,6 +108,7 @@ class Rank:
 
     def _check(self) -> None:
         parts.check_stragglers(self.config, self.roles.lambda_)
+        parts.check_compensation(self.config, self.protocol)
         if self.role is Role.LEARNER:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 

@@ -147,7 +147,7 @@ class Shard:
                 self._check_sum()
             if self._check_later:
                 self._summed_learners.add(push.learner_id)
-            self.update.accumulate(verdict.weight, push.samples)
+            self.update.accumulate(verdict.weight, push.samples, push.timestamp)
             self._losses += push.loss
             if self.progress.on:
                 self.progress.staleness(self.clock - push.timestamp)
@@ -245,6 +245,8 @@ class Shard:
             self.channel.finish_answers()
             for learner_id in ready:
                 del pulls[learner_id]
+                if self.update.compensation is not None:
+                    self.update.compensation.given(learner_id, clock)
                 self.log.answered(learner_id, now_s)
 
     def _part(self, goodbye: Goodbye) -> None:
@@ -256,6 +258,8 @@ class Shard:
             )
         self.pushed[learner_id] = goodbye.pushed
         self.present.discard(learner_id)
+        if self.update.compensation is not None:
+            self.update.compensation.gone(learner_id)
         if not goodbye.finished:
             self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
             if learner_id in self._parked:

@@ -25,6 +25,7 @@ class Backup(Protocol):
         """`late`: how late gradients are applied; None = they are dropped."""
         super().__init__(lambda_)
         self.late = late
+        self.fresh = late is None
         self.gradients_per_update = wanted
         self.summed = 0
         self.heard: set[int] = set()

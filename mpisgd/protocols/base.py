@@ -26,6 +26,9 @@ class Protocol(ABC):
     consistent: bool
     """Whether a learner computes only on slices of one clock over all shards."""
 
+    fresh: bool = False
+    """Whether only gradients of staleness 0 are ever applied."""
+
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
 

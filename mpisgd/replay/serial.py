@@ -82,7 +82,7 @@ class Serial:
         pulled = number % self._pushes_per_pull == 0
         for shard, log in enumerate(self.record.shards):
             row = log.rows_of[learner_id][number]
-            self._load(shard, int(log.pushes["timestamp"][row]), pulled)
+            self._load(learner_id, shard, int(log.pushes["timestamp"][row]), pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
@@ -106,7 +106,7 @@ class Serial:
             update.scratch[:] = gradient.vector[start:end].numpy()
             if update.cached or self.config.nonfinite != "stop":
                 update.scratch_is_finite()  # as the shard did: the norm that it found on the way is in the log
-            update.accumulate(row.weight, row.samples)
+            update.accumulate(row.weight, row.samples, row.timestamp)
         gradient.to_take -= 1
         if not gradient.to_take:
             del self._under_way[key]
@@ -142,9 +142,12 @@ class Serial:
         if clock < len(uses) and uses[clock]:
             self._slices[shard][clock] = self.shards[shard].weights.clone()
 
-    def _load(self, shard: int, clock: int, pulled: bool) -> None:
+    def _load(self, learner_id: int, shard: int, clock: int, pulled: bool) -> None:
         """Put a slice into the model, where the learner had pulled it; forget it after its last use."""
         start, end = self.bounds[shard]
+        compensation = self.shards[shard].compensation
+        if pulled and compensation is not None:
+            compensation.given(learner_id, clock, self._slices[shard][clock])
         if pulled and self._loaded[shard] != clock:
             self.model.weights[start:end].copy_(self._slices[shard][clock])
             self._loaded[shard] = clock

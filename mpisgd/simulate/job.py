@@ -60,6 +60,7 @@ class Job:
         )
         parts.check_stragglers(config, self.roles.lambda_)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
+        parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
         self.work: Sizes | Tensors = Tensors(config, brought, self.roles.lambda_) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)

@@ -34,6 +34,7 @@ class SizedUpdate:
 
     cached = True
     averaged = None
+    compensation = None
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class SizedUpdate:
     def scratch_is_finite(self) -> bool:
         return True
 
-    def accumulate(self, weight: float, samples: int) -> None:
+    def accumulate(self, weight: float, samples: int, timestamp: int) -> None:
         self._work(self._gradient_ns)
         self.gradients += 1
         self._pending_samples += samples

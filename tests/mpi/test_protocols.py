@@ -36,6 +36,8 @@ for ranks, shards in ((4, 1), (5, 2), (8, 3)):
     RUNS[f"downpour-{ranks}-S{shards}"] = (ranks, {"protocol": DOWNPOUR, "shards": shards, "optimizer": "adagrad", "alpha0": 0.02})
 RUNS["ssp-5-frequency"] = (5, {"protocol": {"name": "ssp", "slack": 2, "get_model_frequency": 3}})
 RUNS["async-6-ramp"] = (6, {"protocol": {"name": "async", "warm_up": 10, "ramp": 50}, "shards": 2})
+RUNS["async-6-compensated"] = (6, {"protocol": "async", "shards": 2, "compensation": 0.04})
+RUNS["softsync-5-compensated"] = (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95})
 RUNS["late-6-S2"] = (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2})
 RUNS["tolerant-6-S2"] = (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2})
 RUNS["hardsync-2"] = (2, {"protocol": "hardsync"})

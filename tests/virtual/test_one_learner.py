@@ -10,6 +10,7 @@ import torch
 
 from mpisgd import parts
 from mpisgd.config import PROTOCOLS, Config
+from mpisgd.errors import ConfigError
 from mpisgd.parts import NOTHING_BROUGHT
 from tests.virtual.jobs import TENSORS, config, simulated
 
@@ -93,3 +94,10 @@ def test_local_steps_are_those_of_downpour(
             accrued = torch.zeros_like(server)
     found = weights(tmp_path / "run", protocol, shards=shards)
     torch.testing.assert_close(found, server, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout", "versioned"])
+def test_there_is_nothing_to_compensate_where_no_gradient_is_stale(protocol: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"compensation = 0\.04: expected 0: {protocol} applies no stale gradients"):
+        simulated(tmp_path / "run", TENSORS, protocol=protocol, compensation=0.04)
+    simulated(tmp_path / "run", TENSORS, protocol={"name": "backup", "late": "apply"}, compensation=0.04, epochs=0.2)
