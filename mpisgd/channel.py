@@ -4,6 +4,7 @@
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
                  <- ANSWER header, WEIGHTS slice            or ANSWER with `stop`: no weights follow
+    notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
 
 No deadlock by construction. A learner pushes to all shards at once, in no order that could cross another's, and has finished
@@ -15,14 +16,15 @@ snapshots in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpisgd.communicator import Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, SnapshotPull, Tag
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
@@ -47,6 +49,7 @@ class ShardChannel:
         self._learner_of_rank = {rank: learner_id for learner_id, rank in enumerate(roles.learner_ranks)}
         self._shard = shard
         self._under_way: list[Any] = []
+        self._notices = [0] * len(roles.learner_ranks)
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -86,11 +89,13 @@ class ShardChannel:
             return push
         if tag == Tag.GOODBYE:
             return Goodbye(*fields)
+        if tag == Tag.GAVE_UP:
+            return GaveUp(*fields)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
                 raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
             return SnapshotPull(*fields)
-        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE or SNAPSHOT_PULL")
+        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL")
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)
@@ -99,7 +104,7 @@ class ShardChannel:
         """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
         start, nbytes = self._wire.start, weights.nbytes
         for learner_id in learner_ids:
-            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), nbytes)
+            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
             self._under_way.append(start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
 
     def finish_answers(self) -> None:
@@ -109,8 +114,17 @@ class ShardChannel:
 
     def stop(self, learner_id: int, clock: int) -> None:
         """Answer a pull: there are no more weights, the run is over. An empty slice ends the receive that was posted."""
-        wire = self._wire
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, (self._shard, clock, 1, 0, 0), _EMPTY))
+        wire, fields = self._wire, (self._shard, clock, 1, 0, self._notices[learner_id], 0)
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, _EMPTY))
+
+    def notify(self, learner_ids: Iterable[int], clock: int) -> None:
+        """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""
+        wire, ranks = self._wire, self._learner_ranks
+        under_way = []
+        for learner_id in learner_ids:
+            self._notices[learner_id] += 1
+            under_way.append(wire.start(ranks[learner_id], Tag.NOTICE, (self._shard, clock)))
+        wire.finish(*under_way)
 
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         """Send a snapshot: theta and, where weights are averaged, thetabar; empty vectors = there is no such snapshot."""
@@ -139,6 +153,10 @@ class Answers(NamedTuple):
         return self._replace(wait_ns=0, pull_ns=0)
 
 
+class Interrupted(Exception):
+    """An update was made without the gradient that this learner is computing: it would come too late."""
+
+
 class LearnerChannel:
     """A learner's end: pushes slices of its gradient to all shards, pulls slices of the weights from all shards.
 
@@ -147,6 +165,7 @@ class LearnerChannel:
         gradients: (parameters,) float32 host memory that pushed slices are sent from.
         bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
+        interruptible: the shards may tell this learner that its gradient comes too late.
     """
 
     def __init__(
@@ -159,9 +178,13 @@ class LearnerChannel:
         gradients: np.ndarray,
         bounds: list[tuple[int, int]],
         consistent: bool,
+        interruptible: bool = False,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
+        self._interruptible = interruptible
+        self._notices: list[deque[Any]] = [deque() for _ in bounds]
+        self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
@@ -216,13 +239,15 @@ class LearnerChannel:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
         wire, ranks = self._wire, self._ranks
         question = (self._learner_id, min_clock)
+        if self._interruptible:
+            self._post_notices(shards)
         ask, weights = wire.ask, self._weights
         asked = [ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = False, 0
         for shard, answer in zip(shards, asked, strict=True):
-            sender, clock, stopped, verdict, nbytes = wire.header(answer)
+            sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)
             began_ns = began_ns or self.now_ns()
             expected = 0 if stopped else self._nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
@@ -231,6 +256,8 @@ class LearnerChannel:
                     f" expected shard {shard}, {expected} bytes, clock >= {min_clock}"
                 )
             wire.finish(answer)
+            while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
+                self._take_notice(shard)
             if stopped:
                 stop = True
             else:
@@ -238,6 +265,43 @@ class LearnerChannel:
                 if verdict == _REJECT:
                     self._rejected = True
         return stop, began_ns
+
+    def _post_notices(self, shards: Sequence[int]) -> None:
+        """Two receives for each shard: it sends at most one notice for each answer, and that of the last may be under way."""
+        for shard in shards:
+            while len(self._notices[shard]) < 2:
+                self._notices[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
+
+    def _take_notice(self, shard: int) -> int:
+        """The clock that a shard has told; waits for it."""
+        posted = self._notices[shard].popleft()
+        _, clock = self._wire.header(posted)
+        self._wire.finish(posted)
+        self._noticed[shard] += 1
+        return int(clock)
+
+    def check(self) -> None:
+        """Raises Interrupted where a shard has told of an update made without the gradient that is being computed."""
+        for shard, notices in enumerate(self._notices):
+            while notices and self._wire.arrived(notices[0]):
+                if self._take_notice(shard) > self._clocks[shard]:
+                    raise Interrupted
+
+    def interrupt_by_notices(self) -> None:
+        """Look for notices while this learner sleeps (and, in virtual time, computes)."""
+        self._wire.interrupt_by(self.check)
+
+    def gave_up(self, seq: int) -> None:
+        """Tell every shard that a mini-batch was given up."""
+        wire = self._wire
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.GAVE_UP, (self._learner_id, seq)))
+
+    def withdraw(self) -> None:
+        """Once all ranks have met at the end: take back the receives of notices that were never sent."""
+        for notices in self._notices:
+            while notices:
+                self._wire.withdraw(notices.popleft())
 
     def goodbye(self, *, finished: bool) -> None:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""

@@ -6,6 +6,7 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpisgd.messages import Fields
@@ -31,6 +32,9 @@ class Communicator(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
+
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.
 
@@ -45,6 +49,12 @@ class Communicator(Protocol):
 
     def header(self, posted: Any) -> Fields:
         """Wait for the header of a message whose receive was posted."""
+
+    def arrived(self, posted: Any) -> bool:
+        """Whether the message of a posted receive, a header without bodies, is there."""
+
+    def withdraw(self, posted: Any) -> None:
+        """Nothing will come to a posted receive any more."""
 
     def finish(self, *transfers: Any) -> None:
         """Wait until these messages are sent (`start`) or received whole (`post`)."""

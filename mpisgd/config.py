@@ -142,12 +142,16 @@ class BackupOptions:
     """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
     late: Literal["drop", "apply"] = "drop"
     """A late gradient: drop it [Chen16 Alg. 4]; or apply it with the next update, uncounted in N."""
+    abort: bool = False
+    """When an update is done, learners that are still computing are told, give up, and begin their mini-batch anew."""
     modulation: str = "inverse"
     """Weight of a late gradient that is applied, by its staleness, as in softsync."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
         at_least(self, "protocol.", N=1, b=0)
+        expected = 'False, or late = "drop": a learner that gives up has no late gradient'
+        require(not (self.abort and self.late == "apply"), "protocol.abort", self.abort, expected)
 
 
 @dataclass(frozen=True)

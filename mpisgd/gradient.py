@@ -27,6 +27,9 @@ class Computes(Protocol):
 
     def compute(self, seq: int) -> float: ...
 
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this every now and then in `compute`; it may raise to end that."""
+
 
 class Gradient:
     """What a learner computes; after `compute`, the gradient is in `host_gradients`.
@@ -73,6 +76,19 @@ class Gradient:
     @property
     def host_gradients(self) -> np.ndarray:
         return host_view(self._gradients)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this between the layers, forward and backward."""
+
+        def between(*_: object) -> None:
+            check()
+
+        for module in self._model.module.modules():
+            if not list(module.children()):
+                module.register_forward_pre_hook(between)
+        for parameter in self._model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(between)  # type: ignore[no-untyped-call]
 
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.channel import LearnerChannel
+from mpisgd.channel import Interrupted, LearnerChannel
 from mpisgd.gradient import Computes
 from mpisgd.protocols import Protocol
 from mpisgd.straggler import Delays
@@ -19,16 +19,25 @@ from mpisgd.straggler import Delays
 
 def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf) -> None:
     """Train until a shard stops the run, or `share` mini-batches are done; then say goodbye to every shard (law 8)."""
-    seq, push_ns = 0, 0
+    if protocol.aborts:
+        channel.interrupt_by_notices()
+        gradient.interrupt_by(channel.check)
+    seq, begun, push_ns = 0, 0, 0
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while seq < share and not answers.stop:
         start_ns = channel.now_ns()
-        loss = gradient.compute(seq)
-        compute_ns = channel.now_ns() - start_ns
-        delay_s = delays.of(seq, compute_ns * 1e-9)
-        if delay_s > 0:
-            channel.sleep(delay_s)
+        begun += 1
+        try:
+            loss = gradient.compute(seq)
+            compute_ns = channel.now_ns() - start_ns
+            delay_s = delays.of(begun - 1, compute_ns * 1e-9)
+            if delay_s > 0:
+                channel.sleep(delay_s)
+        except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights
+            channel.gave_up(seq)
+            answers = channel.pull(protocol.next_clock(min(answers.clocks)))
+            continue
         push_ns = channel.push(
             seq=seq,
             samples=gradient.samples,

@@ -6,6 +6,7 @@ is the sum of their gradients. Where the loop does not pull after a push, the ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,9 @@ class LocalSteps:
     def prepare(self, seq: int) -> None:
         """Do what the first mini-batch of a round needs before its weights are known."""
         self._gradient.prepare(seq * self._count)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
 
     def compute(self, seq: int) -> float:
         """Compute a round at the weights that are there; returns the mean loss."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class Rank:
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, self.roles.lambda_)
         agree(comm, self._check)
+        self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
         agree(comm, self._claim)
 
@@ -150,6 +152,8 @@ class Rank:
         loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
         said = loop(wire)
         wire.meet()
+        for action in self._at_the_end:
+            action()
         return self._end(said)
 
     def _shard(self, wire: Wire) -> np.ndarray:
@@ -203,12 +207,15 @@ class Rank:
             gradients=gradient.host_gradients,
             bounds=self.bounds,
             consistent=self.protocol.consistent,
+            interruptible=self.protocol.aborts,
         )
         wire.start_clock()
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
         learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id), share)
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
+        if self.protocol.aborts:
+            self._at_the_end.append(channel.withdraw)
         return account()
 
     def _evaluator(self, wire: Wire) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Literal, NoReturn
 from mpisgd.channel import ShardChannel
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push
+from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Pull, Push
 from mpisgd.protocols import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.progress import Progress
@@ -70,6 +70,7 @@ class Shard:
         self.pushed = [0] * lambda_
         self.applied_seq = [-1] * lambda_
         self._parked: dict[int, Push] = {}
+        self._computing: dict[int, int] = {}
         self._pulls: dict[int, int] = {}
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
@@ -98,6 +99,8 @@ class Shard:
                 self._part(message)
             elif message is None:
                 self._time_out()
+            elif isinstance(message, GaveUp):
+                self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
             else:
                 self._snapshot_pull = message.number
                 self._answer_snapshot()
@@ -121,6 +124,7 @@ class Shard:
                 f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
             )
         self.received[push.learner_id] += 1
+        self._computing.pop(push.learner_id, None)
         if not self.protocol.ordered:
             self._sum(push)
         elif self._turn() in (None, push.learner_id):
@@ -215,9 +219,18 @@ class Shard:
                 self.log.event(Event.STOPPED, self.clock, now_s)
             elif self.snapshots.due(epochs_before, self.update.epochs):
                 self._take_snapshot()
+            self._tell_the_late()
             if self._pulls:
                 self._answer(list(self._pulls))
             self._answer_snapshot()
+
+    def _tell_the_late(self) -> None:
+        """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
+        late = [learner_id for learner_id, clock in self._computing.items() if clock < self.clock]
+        if late:
+            self.channel.notify(late, self.clock)
+            for learner_id in late:
+                del self._computing[learner_id]
 
     def _time_out(self) -> None:
         """The update in the making has taken its time; what has come is enough, or what comes next may be."""
@@ -245,6 +258,8 @@ class Shard:
             self.channel.finish_answers()
             for learner_id in ready:
                 del pulls[learner_id]
+                if self.protocol.aborts:
+                    self._computing[learner_id] = clock
                 if self.update.compensation is not None:
                     self.update.compensation.given(learner_id, clock)
                 self.log.answered(learner_id, now_s)
@@ -258,6 +273,7 @@ class Shard:
             )
         self.pushed[learner_id] = goodbye.pushed
         self.present.discard(learner_id)
+        self._computing.pop(learner_id, None)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         if not goodbye.finished:

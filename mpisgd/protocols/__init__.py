@@ -44,8 +44,8 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
                     f"protocol.n = {n}: expected 1 <= n <= lambda = {lambda_} learners, so that c = floor(lambda/n) >= 1"
                 )
             return Softsync(lambda_, n, Modulation(options.modulation))
-        case BackupOptions(late=late):
-            return Backup(lambda_, wanted(options, lambda_), Modulation(options.modulation) if late == "apply" else None)
+        case BackupOptions(late=late, abort=abort):
+            return Backup(lambda_, wanted(options, lambda_), Modulation(options.modulation) if late == "apply" else None, abort)
         case TimeoutOptions(N=gradients, N_min=least):
             _check_at_most(lambda_, N=gradients, N_min=least)
             return Timeout(lambda_, gradients or lambda_, least)

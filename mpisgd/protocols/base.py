@@ -32,6 +32,9 @@ class Protocol(ABC):
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
 
+    aborts: bool = False
+    """Whether learners that are still computing are told when an update is done, and then give up their mini-batch."""
+
     exact: ClassVar[bool] = False
     """Whether each learner leaves by itself when its own share of the run has been applied; otherwise the shards stop the run
     once enough samples, of whichever learners, have been."""

@@ -140,6 +140,7 @@ class Job:
             gradients=gradient.host_gradients,
             bounds=self.work.bounds,
             consistent=self.protocol.consistent,
+            interruptible=self.protocol.aborts,
         )
         delays = Delays(config.straggler, config.seed, learner_id)
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
@@ -151,6 +152,7 @@ class Job:
             except LearnerFailed as failure:
                 if failures.then == "stop":
                     raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
+                wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
                 channel.goodbye(finished=False)
             if wire.rank == self.roles.evaluator_rank:

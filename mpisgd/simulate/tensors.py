@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpisgd import parts
+from mpisgd import parts, protocols
 from mpisgd.channel import EvaluatorChannel
+from mpisgd.checks import require
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
@@ -46,6 +47,8 @@ class Tensors:
         """The first mini-batch must fit the model. Raises ConfigError."""
         parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
         if self._batch is not None:
+            batched = not protocols.make(self.config.protocol, roles.lambda_).aborts
+            require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
 
     def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> SliceUpdate:
@@ -116,6 +119,9 @@ class VirtualGradient:
 
     def prepare(self, seq: int) -> None:
         """Nothing is to be gained: virtual learners wait in virtual time."""
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Its virtual time is interrupted by the wire, before anything is computed."""
 
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""

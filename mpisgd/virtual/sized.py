@@ -106,6 +106,9 @@ class SizedGradient:
     def prepare(self, seq: int) -> None:
         """There is nothing to prepare."""
 
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Its virtual time is interrupted by the wire."""
+
     def compute(self, seq: int) -> float:
         """Returns 0.0 for a loss: there is none."""
         self._compute()

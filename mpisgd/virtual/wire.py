@@ -7,6 +7,7 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappush
 from typing import Any
 
@@ -19,6 +20,8 @@ from mpisgd.virtual.cluster import Cluster, VirtualRank
 from mpisgd.virtual.network import Network
 
 _ANYTHING = (None, None)
+_CHECKS = 16
+"""How often a rank that may be interrupted looks up while it works once."""
 
 
 class Sending:
@@ -69,6 +72,7 @@ class VirtualWire(VirtualRank):
         "_alarm",
         "_arrive",
         "_arrived",
+        "_check",
         "_cluster",
         "_handed",
         "_latency_ns",
@@ -94,6 +98,7 @@ class VirtualWire(VirtualRank):
         self._taken: Sending
         self._handed: Sending | None = None
         self._alarm: object = None
+        self._check: Callable[[], None] | None = None
         self._arrive = self.arrive
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
@@ -105,11 +110,21 @@ class VirtualWire(VirtualRank):
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += round(seconds * 1e9)
+        self.work(round(seconds * 1e9))
 
     def work(self, ns: int) -> None:
         """Let nanoseconds pass on this rank."""
-        self.now += ns
+        if self._check is None:
+            self.now += ns
+            return
+        end = self.now + ns
+        for part in range(_CHECKS):
+            self.now += (end - self.now) // (_CHECKS - part)
+            self._check()
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this so many times while nanoseconds pass: between layers or micro-batches, say."""
+        self._check = check
 
     def catch_up(self) -> None:
         """Let everything happen that comes before this rank's clock."""
@@ -173,6 +188,13 @@ class VirtualWire(VirtualRank):
         if posted.begun > self.now:
             self.now = posted.begun
         return posted.fields
+
+    def arrived(self, posted: Receiving) -> bool:
+        self._cluster.until_first(self)
+        return 0 <= posted.begun <= self.now
+
+    def withdraw(self, posted: Receiving) -> None:
+        """Nothing is lost by a receive that stays posted."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         message: Sending | None = None

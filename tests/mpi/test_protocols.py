@@ -13,7 +13,7 @@ import torch
 
 from mpisgd import replay
 from mpisgd.records.reader import Run
-from mpisgd.records.schema import TABLES, Verdict
+from mpisgd.records.schema import TABLES, Event, Verdict
 
 from .conftest import drive
 
@@ -38,6 +38,14 @@ RUNS["ssp-5-frequency"] = (5, {"protocol": {"name": "ssp", "slack": 2, "get_mode
 RUNS["async-6-ramp"] = (6, {"protocol": {"name": "async", "warm_up": 10, "ramp": 50}, "shards": 2})
 RUNS["async-6-compensated"] = (6, {"protocol": "async", "shards": 2, "compensation": 0.04})
 RUNS["softsync-5-compensated"] = (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95})
+RUNS["abort-6-S2"] = (
+    6,
+    {
+        "protocol": {"name": "backup", "b": 2, "abort": True},
+        "shards": 2,
+        "straggler": {"delay": "exponential", "delay_mean_s": 0.01},
+    },
+)
 RUNS["late-6-S2"] = (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2})
 RUNS["tolerant-6-S2"] = (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2})
 RUNS["hardsync-2"] = (2, {"protocol": "hardsync"})
@@ -163,6 +171,17 @@ def test_nobody_is_further_ahead_than_ssp_allows(runs: Path, name: str) -> None:
         for row in rows[rows["verdict"] == Verdict.APPLY]:
             assert pushed[row["learner_id"]] - pushed.min() <= ahead, "its weights were given when it was no more ahead"
             pushed[row["learner_id"]] += 1
+
+
+def test_learners_that_are_told_give_up(runs: Path) -> None:
+    run = Run(runs / "abort-6-S2")
+    gave_up = run.events[run.events["kind"] == Event.GAVE_UP]
+    for shard in range(2):
+        told = gave_up[gave_up["shard"] == shard]
+        assert len(told) > 20
+        assert (np.isin(told["learner_id"], range(4))).all()
+    dropped = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["verdict"] == Verdict.DROP)]
+    assert len(dropped) < len(gave_up) / 2
 
 
 def test_evaluations_and_weights(runs: Path) -> None:

@@ -28,7 +28,7 @@ from tests.virtual.scene import Scene, WatchedWire, packed
 
 SIZE = 6
 SLICE = 4 * SIZE
-ZERO = (0,) * 5
+ZERO = (0,) * 6
 ASKS = NetworkOptions(latency_s=1e-3, overhead_s=1e-4)
 
 
@@ -303,7 +303,7 @@ def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, nbytes), np.ones(weights, np.float32)))
+        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, nbytes), np.ones(weights, np.float32)))
 
     with pytest.raises(PeerError, match=r"answer of rank 0: shard .* expected shard 0, \d+ bytes, clock >= 5"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
@@ -428,10 +428,20 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
         (1, Tag.PUSH, b"\0" * 96, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
-        (1, Tag.GRADIENT, b"\0" * 24, "rank 1 sent tag 2: expected one of PUSH, PULL, ANSWER, GOODBYE, SNAPSHOT_PULL"),
+        (
+            1,
+            Tag.GRADIENT,
+            b"\0" * 24,
+            "rank 1 sent tag 2: expected one of PUSH, PULL, ANSWER, GOODBYE, NOTICE, GAVE_UP, SNAPSHOT_PULL",
+        ),
         (1, Tag.WEIGHTS, b"\0" * 24, "rank 1 sent tag 5: expected one of"),
         (1, 77, b"\0" * 24, "rank 1 sent tag 77: expected one of"),
-        (1, Tag.ANSWER, header(Tag.ANSWER, *ZERO), "rank 1 sent ANSWER to a shard: expected PUSH, PULL, GOODBYE or SNAPSHOT_PULL"),
+        (
+            1,
+            Tag.ANSWER,
+            header(Tag.ANSWER, *ZERO),
+            "rank 1 sent ANSWER to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL",
+        ),
         (1, Tag.SNAPSHOT_ANSWER, header(Tag.SNAPSHOT_ANSWER, *(0,) * 6), "rank 1 sent SNAPSHOT_ANSWER to a shard"),
         (1, Tag.PUSH, a_push(1), "rank 1 says it is learner 1: it is not"),
         (1, Tag.PUSH, a_push(-1), "rank 1 says it is learner -1"),
@@ -465,7 +475,7 @@ def test_a_slice_of_another_size_than_its_header_says_is_not_received(size: int)
 def test_a_message_that_was_posted_must_have_the_magic_number() -> None:
     """Its size is MPI's business: it fails a receive that is too small."""
     door = Door()
-    door.comes(1, Tag.ANSWER, struct.pack("<6q", 0x1234, *ZERO))
+    door.comes(1, Tag.ANSWER, struct.pack("<7q", 0x1234, *ZERO))
     with pytest.raises(PeerError, match=f"rank 1 sent magic 0x1234: expected {MAGIC:#x}"):
         door.wire.header(door.wire.post(1, Tag.ANSWER))
 
@@ -545,7 +555,7 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
     learner = real.Wire(comm := Comm(), polite=False)
     comm.inbox = [Envelope(0, tag, payload) for _, _, tag, payload in door.comm.sent]
     pulled = np.zeros(SIZE, np.float32)
-    for expected in ((0, 3, 0, 2, SLICE), (0, 9, 1, 0, 0)):
+    for expected in ((0, 3, 0, 2, 0, SLICE), (0, 9, 1, 0, 0, 0)):
         posted = learner.post(0, Tag.ANSWER, pulled)
         assert learner.header(posted) == expected
         learner.finish(posted)
@@ -559,10 +569,10 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
         wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
     assert comm.sent == [], "the receive goes first"
     weights = np.arange(SIZE, dtype=np.float32)
-    comm.inbox = [Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, SLICE)), Envelope(1, Tag.WEIGHTS, weights.tobytes())]
+    comm.inbox = [Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, SLICE)), Envelope(1, Tag.WEIGHTS, weights.tobytes())]
     asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
     assert [sent[1:] for sent in comm.sent] == [(1, Tag.PULL, header(Tag.PULL, 0, 7))]
-    assert wire.header(asked) == (0, 7, 0, 0, SLICE)
+    assert wire.header(asked) == (0, 7, 0, 0, 0, SLICE)
     wire.finish(asked)
     assert pulled.tolist() == weights.tolist()
 

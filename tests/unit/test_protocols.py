@@ -400,6 +400,10 @@ def own_rule(staleness: int, clock: int) -> float:
     return float(max(0, clock - 2 * max(0, staleness - 1)))
 
 
+def no_number(staleness: int, clock: int) -> str:
+    return "much"
+
+
 def no_rule(staleness: int, clock: int) -> float:
     return math.nan
 
@@ -411,6 +415,7 @@ def no_rule(staleness: int, clock: int) -> float:
         ("exponential:-1", r"protocol\.modulation = 'exponential:-1': expected exponential: and a finite number >= 0"),
         ("exponential:x", r"protocol\.modulation = 'exponential:x': expected"),
         ("tests.unit.test_protocols:nothing", r"protocol\.modulation = .* has no attribute 'nothing'"),
+        ("tests.unit.test_protocols:no_number", r"weight 'much' at tau = 0, clock = 0; expected a finite number >= 0"),
         ("tests.unit.test_protocols:no_rule", r"weight nan at tau = 0, clock = 0; expected a finite number >= 0"),
     ],
 )

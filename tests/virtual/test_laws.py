@@ -268,7 +268,7 @@ class JitteryWire(WatchedWire):
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         assert len(self.sent) < MOST_MESSAGES, "it goes on for ever"
-        self.work(round(self.random.expovariate(1.0) * self.mean_ns))
+        self.now += round(self.random.expovariate(1.0) * self.mean_ns)
         return super().start(dest, tag, fields, *bodies)
 
 
@@ -320,7 +320,7 @@ def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
     own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "hardsync": {},
         "softsync": {"n": st.integers(1, learners), "modulation": modulations},
-        "backup": {"N": st.integers(1, learners), "late": st.sampled_from(["drop", "apply"]), "modulation": modulations},
+        "backup": {"N": st.integers(1, learners), "modulation": modulations},
         "timeout": {
             "N": st.integers(1, learners),
             "N_min": st.just(1),
@@ -344,7 +344,11 @@ def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
             "get_model_frequency": st.sampled_from([1, 1, 3]),
         },
     }
-    return st.fixed_dictionaries({"name": st.just(name), **own[name]})
+    drawn = st.fixed_dictionaries({"name": st.just(name), **own[name]})
+    if name != "backup":
+        return drawn
+    late = st.sampled_from([{"late": "drop"}, {"late": "apply"}, {"abort": True}])
+    return st.builds(lambda options, how: {**options, **how}, drawn, late)
 
 
 WEIGHTS: Mapping[str, Callable[[Any], Any]] = {
