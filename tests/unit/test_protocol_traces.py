@@ -13,6 +13,10 @@ In a protocol with an order, `whose` is who must be summed next.
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mpisgd import protocols
@@ -259,6 +263,25 @@ def test_every_decision_of_a_trace(name: str) -> None:
 
 def test_every_protocol_has_a_trace() -> None:
     assert {type(options) for _, options, _ in TRACES.values()} == set(PROTOCOLS.values())
+
+
+def test_the_worked_example_of_contributing() -> None:
+    """The page there, as it stands, decides what it says."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    page = text[text.index("```python") : text.index("2. Its options")].split("```")[1].removeprefix("python")
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(page), names)
+    shard = Traced(names["Majority"](3))
+    events = ("push 0 @0", "push 1 @0", "push 2 @0", "push 2 @1", "leave 0", "leave 1", "push 2 @2")
+    assert [shard.decide(event) for event in events] == [
+        "apply 1",
+        "apply 1, update 1",
+        "drop",
+        "apply 1",
+        "-",
+        "update 2",
+        "apply 1, update 3",
+    ]
 
 
 class Traced:
