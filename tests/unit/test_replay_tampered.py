@@ -398,7 +398,7 @@ def test_when_the_time_was_over(runs: Path, tmp_path: Path) -> None:
     rewrite(path, "events", lambda rows: np.delete(rows, over[1]))
     assert replay.check(path)
     for changes, why in (
-        ({"clock": up(1)}, r"a time-out at .* s: clock \d+ had its time-out at .* s, its end at .* s"),
+        ({"clock": up(1)}, ""),
         ({"time_s": up(-0.05)}, r"a time-out at .* s: clock \d+ had its time-out at .* s, its end at .* s"),
         ({"time_s": up(1.0)}, ""),
     ):
