@@ -38,8 +38,7 @@ help:  ## this list
 demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
 	$(IN_VENV) mpisgd demo
 
-test: check  ## lint, types and all tests; those that need real ranks run under Open MPI
-	$(IN_VENV) python -m pytest $(ARGS)
+test: check test-unit test-mpi  ## lint, types and all tests; those that need real ranks run under Open MPI
 
 check: lint types  ## lint and types
 
@@ -50,8 +49,8 @@ lint: $(READY)  ## ruff: rules and format
 types: $(READY)  ## mypy, strict
 	$(IN_VENV) mypy
 
-test-unit: $(READY)  ## the tests that need no MPI
-	$(IN_VENV) python -m pytest --ignore=tests/mpi $(ARGS)
+test-unit: $(READY)  ## the tests that need no MPI, on all cores
+	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi $(ARGS)
 
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich)
 	$(IN_VENV) python -m pytest tests/mpi $(ARGS)
