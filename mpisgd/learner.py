@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 
 from mpisgd.channel import LearnerChannel
-from mpisgd.gradient import Computes
-from mpisgd.protocols import Protocol
+from mpisgd.computing import Computes
+from mpisgd.protocols.base import Protocol
 from mpisgd.straggler import Delays
 
 
 def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays) -> None:
     """Train until a shard stops the run; then say goodbye to every shard (law 8)."""
-    seq, push_ns = 0, 0
+    seq, push_ns, consistent = 0, 0, protocol.consistent
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while not answers.stop:
@@ -39,7 +39,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
         )
         seq += 1
         min_clock = protocol.next_clock(min(answers.clocks))
-        if protocol.consistent:  # the answer takes its time: prepare meanwhile
+        if consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
             gradient.prepare(seq)
