@@ -28,7 +28,7 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 .PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench docs-check clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the Python that .venv is made from (>= 3.11; default: python3)"
 	@echo "  MPI=mpich           use MPICH (in .venv-mpich) in place of Open MPI (in .venv)"
