@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from mpisgd.messages import Fields
 
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Buffer(Protocol):
     """What a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
 
@@ -22,6 +25,7 @@ class Buffer(Protocol):
     def nbytes(self) -> int: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Communicator(Protocol):
     """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
 
@@ -56,8 +60,8 @@ class Communicator(Protocol):
     def withdraw(self, posted: Any) -> None:
         """Nothing will come to a posted receive any more."""
 
-    def finish(self, *transfers: Any) -> None:
-        """Wait until these messages are sent (`start`) or received whole (`post`)."""
+    def finish(self, transfer: Any) -> None:
+        """Wait until a message is sent (`start`) or received whole (`post`)."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""

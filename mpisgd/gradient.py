@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,20 +14,6 @@ from mpisgd.data.sampling import Sampling, dropout_seed
 from mpisgd.flat import FlatModel, host_view, is_finite
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Computes(Protocol):
-    """What a learner's loop asks of its gradient; after `compute`, it lies where the channel sends it from."""
-
-    samples: int
-    """Of the mini-batch computed last."""
-
-    def prepare(self, seq: int) -> None: ...
-
-    def compute(self, seq: int) -> float: ...
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Call this every now and then in `compute`; it may raise to end that."""
 
 
 class Gradient:

@@ -12,13 +12,14 @@ import functools
 import math
 
 from mpisgd.channel import Interrupted, LearnerChannel
-from mpisgd.gradient import Computes
-from mpisgd.protocols import Protocol
+from mpisgd.computing import Computes
+from mpisgd.protocols.base import Protocol
 from mpisgd.straggler import Delays
 
 
 def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf) -> None:
     """Train until a shard stops the run, or `share` mini-batches are done; then say goodbye to every shard (law 8)."""
+    consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
         gradient.interrupt_by(channel.check)
@@ -47,13 +48,13 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             last=answers,
             push_ns=push_ns,
         )
-        if (seq + 1) % protocol.pushes_per_pull:  # go on with what it has
+        if (seq + 1) % pushes_per_pull:  # go on with what it has
             seq += 1
             gradient.prepare(seq)
             answers = answers.kept()
             continue
         min_clock = protocol.next_clock(min(answers.clocks))
-        if protocol.consistent:  # the answer takes its time: prepare meanwhile
+        if consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
             gradient.prepare(seq + 1)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpisgd.gradient import Computes
+from mpisgd.computing import Computes
 
 
 class Travels(Computes, Protocol):

@@ -226,18 +226,15 @@ class Wire:
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
-    def finish(self, *transfers: Sending | Receiving) -> None:
-        """Wait for messages that are under way; for the header of an announced one politely, if need be."""
-        pending: list[MPI.Request] = []
-        for transfer in transfers:
-            requests = transfer.requests
-            if self.polite and type(transfer) is Sending and transfer.announced:
-                self._wait(requests.pop(0))
-            pending += requests
-        if len(pending) == 1:
-            pending[0].Wait()
-        elif pending:
-            MPI.Request.Waitall(pending)
+    def finish(self, transfer: Sending | Receiving) -> None:
+        """Wait for a message that is under way; for the header of an announced one politely, if need be."""
+        requests = transfer.requests
+        if self.polite and type(transfer) is Sending and transfer.announced:
+            self._wait(requests.pop(0))
+        if len(requests) == 1:
+            requests[0].Wait()
+        elif requests:
+            MPI.Request.Waitall(requests)
 
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
