@@ -33,10 +33,10 @@ class Shard:
 
     Args:
         budget_samples: the run is over when so many samples have been applied.
-        timeout_s: the protocol is told when an update has been in the making for so long.
         nonfinite: what to do with a gradient that is not finite.
         snapshots: where copies of the weights for evaluation go.
         log, progress: are told; never asked.
+        timeout_s: the protocol is told when an update has been in the making for so long.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Shard:
         *,
         lambda_: int,
         budget_samples: float,
-        timeout_s: float = math.inf,
         nonfinite: Literal["stop", "drop", "continue"],
         snapshots: Snapshots,
         log: ShardLog,
         progress: Progress,
+        timeout_s: float = math.inf,
     ) -> None:
         self.channel = channel
         self.protocol = protocol

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from mpisgd.checks import require
 from mpisgd.errors import ConfigError
 from mpisgd.imports import load_attribute
 from mpisgd.protocols.verdict import APPLY, Kind, Verdict
 
-Rule = Callable[[int, int], float]
-"""(tau, clock) -> weight, finite and not negative."""
+Rule = Callable[[int, int], Any]
+"""(tau, clock) -> weight, a number, finite and not negative."""
 
 
 class Modulation:

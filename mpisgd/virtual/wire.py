@@ -75,15 +75,19 @@ class Receiving(Transfer):
 
 
 class Alarm(Event):
-    """The time at which a rank waits no longer."""
+    """The time at which a rank waits no longer, if it still does."""
 
-    __slots__ = ("wire",)
+    __slots__ = ("over", "wire")
 
     def __init__(self, wire: VirtualWire) -> None:
         self.wire = wire
+        self.over = False
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        return self.wire.ring(self, now_ns)
+        if self.over or not self.wire.stops_waiting(now_ns):
+            return None
+        self.over = True
+        return self.wire
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -91,7 +95,6 @@ class VirtualWire(VirtualRank, Communicator):
     """One virtual rank, and its end of the communicator."""
 
     __slots__ = (
-        "_alarm",
         "_arrived",
         "_cluster",
         "_handed",
@@ -122,7 +125,6 @@ class VirtualWire(VirtualRank, Communicator):
         self._takes_anything = False
         self._taken: Sending
         self._handed: Sending | None = None
-        self._alarm: Alarm | None = None
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -229,26 +231,26 @@ class VirtualWire(VirtualRank, Communicator):
         cluster = self._cluster
         cluster.until_first(self)
         message = self._look(patterns)
-        alarm = self._alarm = Alarm(self)
+        alarm = Alarm(self)
         if message is None:
             cluster.at(max(self.now, until_ns), self, alarm)
         self._knows(patterns)
-        while message is None and self._alarm is alarm:
+        while message is None and not alarm.over:
             self._patterns = patterns
             cluster.block(self, self)
             message = self._handed or self._look(patterns)
             self._handed = None
-        self._alarm = None
+        alarm.over = True
         return None if message is None else self._taking(message)
 
-    def ring(self, alarm: Alarm, now_ns: int) -> VirtualRank | None:
-        """The time is over: the rank goes on, if it still waits for that."""
-        if self._alarm is not alarm or self._patterns is None:
-            return None
-        self._alarm = self._patterns = None
+    def stops_waiting(self, now_ns: int) -> bool:
+        """The time to wait for a message is over; False where one has come."""
+        if self._patterns is None:
+            return False
+        self._patterns = None
         if now_ns > self.now:
             self.now = now_ns
-        return self
+        return True
 
     def _knows(self, patterns: tuple[Pattern, ...]) -> None:
         if patterns is not self._known:

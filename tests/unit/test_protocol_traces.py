@@ -265,6 +265,7 @@ def test_every_protocol_has_a_trace() -> None:
     assert {type(options) for _, options, _ in TRACES.values()} == set(PROTOCOLS.values())
 
 
+@pytest.mark.interpreted  # the page lies outside of what was compiled
 def test_the_worked_example_of_contributing() -> None:
     """The page there, as it stands, decides what it says."""
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
