@@ -60,6 +60,7 @@ def test_learners_that_are_told_begin_together_again(shards: int, tmp_path: Path
     assert len(gave_up) > 20
     assert not (run.pushes["verdict"] == Verdict.DROP).sum() > 0.1 * len(gave_up), "next to nothing is computed in vain to its end"
     assert books.never_counted(run) == []
+    assert sum(covered.given_up for covered in books.coverage(run)) == np.count_nonzero(gave_up["shard"] == 0)
     assert replay.check(run.path) == ""
 
 
