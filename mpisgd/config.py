@@ -82,8 +82,9 @@ class DownpourOptions:
 
     n_push: int = 1
     """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
-    n_fetch: int = 1
-    """Mini-batches after which new weights are pulled; a multiple of n_push, so that a push comes from weights of one clock."""
+    n_fetch: int | None = None
+    """Mini-batches after which new weights are pulled; a multiple of n_push (the default), so that a push comes from weights of
+    one clock."""
     local_alpha: float | None = None
     """Learning rate of the learner's own steps; default: alpha0."""
     modulation: str = "none"
@@ -95,7 +96,7 @@ class DownpourOptions:
         _check_modulation(self.modulation)
         at_least(self, "protocol.", n_push=1, n_fetch=1, local_alpha=0, warm_up=0)
         multiple = f"a multiple of protocol.n_push = {self.n_push}: a push must come from weights of one clock"
-        require(self.n_fetch % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
+        require((self.n_fetch or 0) % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
 
 
 @dataclass(frozen=True)

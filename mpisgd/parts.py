@@ -112,8 +112,8 @@ def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, s
 def with_local_steps(config: Config, gradient: Travels) -> Travels:
     """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
     match config.protocol:
-        case DownpourOptions(n_push=count, n_fetch=mini_batches, local_alpha=alpha):
-            pass
+        case DownpourOptions(n_push=count, n_fetch=n_fetch, local_alpha=alpha):
+            mini_batches = n_fetch or count
         case SspOptions(get_model_frequency=mini_batches, local_alpha=alpha):
             count = 1
         case _:

@@ -55,7 +55,7 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
         case AsyncOptions(most_staleness=most, warm_up=warm_up, ramp=ramp):
             return AsyncOpt(lambda_, Modulation(options.modulation), most, Admission(lambda_, warm_up, ramp))
         case DownpourOptions(n_push=n_push, n_fetch=n_fetch, warm_up=warm_up):
-            return Downpour(lambda_, Modulation(options.modulation), Admission(lambda_, warm_up, 0), n_fetch // n_push)
+            return Downpour(lambda_, Modulation(options.modulation), Admission(lambda_, warm_up, 0), (n_fetch or n_push) // n_push)
         case SspOptions(slack=slack, get_model_frequency=mini_batches):
             return Ssp(lambda_, Modulation(options.modulation), slack, mini_batches)
 

@@ -13,11 +13,13 @@ from mpisgd.config import (
     KINDS,
     AdagradOptions,
     AdamOptions,
+    AsyncOptions,
     BackupOptions,
     Config,
     ConstantOptions,
     CustomDataOptions,
     CustomModelOptions,
+    DownpourOptions,
     EvaluationOptions,
     ExponentialOptions,
     HardsyncOptions,
@@ -28,9 +30,12 @@ from mpisgd.config import (
     SgdOptions,
     SmallCnnOptions,
     SoftsyncOptions,
+    SspOptions,
     StepOptions,
     StragglerOptions,
     SyntheticOptions,
+    TimeoutOptions,
+    VersionedOptions,
     kind_of,
     make_options,
 )
@@ -46,6 +51,7 @@ from mpisgd.config_virtual import (
 )
 from mpisgd.errors import ConfigError, nearest
 
+_MODULATIONS = "none, inverse, inverse_plus_one, exponential:0.1 (or another number), or package.module:function"
 #: (class, prefix, field, a value that is refused, what the message expects)
 BOUNDS: list[tuple[type, str, str, Any, str]] = [
     *(
@@ -53,6 +59,11 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
         for cls, prefix, names in [
             (SoftsyncOptions, "protocol.", {"n": 1}),
             (BackupOptions, "protocol.", {"N": 1, "b": 0}),
+            (TimeoutOptions, "protocol.", {"N": 1, "N_min": 1, "timeout_s": 0}),
+            (VersionedOptions, "protocol.", {"grads_to_wait": 1, "tolerance": 0}),
+            (AsyncOptions, "protocol.", {"most_staleness": 0, "warm_up": 0, "ramp": 0}),
+            (DownpourOptions, "protocol.", {"n_push": 1, "n_fetch": 1, "local_alpha": 0, "warm_up": 0}),
+            (SspOptions, "protocol.", {"slack": 0, "get_model_frequency": 1, "local_alpha": 0}),
             (SyntheticOptions, "data.", {"classes": 2, "samples": 1, "test_samples": 0}),
             (SgdOptions, "optimizer.", {"momentum": 0, "weight_decay": 0}),
             (AdagradOptions, "optimizer.", {"weight_decay": 0, "eps": 0}),
@@ -97,6 +108,7 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
                 "",
                 {
                     "shards": 1, "seed": 0, "epochs": 0, "mu": 1, "alpha0": 0, "averaging": 0, "clip_norm": 0, "threads": 0,
+                    "compensation": 0, "compensation_memory": 0,
                 },
             ),
         ]
@@ -115,7 +127,12 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
     (HeavyTailComputeOptions, "compute.", "tail_probability", 1.01, "at most 1"),
     (HeavyTailComputeOptions, "compute.", "tail_most_s", 0.25, "at least compute.tail_scale_s = 0.5"),
     (Config, "", "averaging", 1.0, "a number below 1"),
+    (Config, "", "compensation_memory", 1.0, "a number below 1"),
     (Config, "", "epochs", 0.0, "a number above 0"),
+    *(
+        (cls, "protocol.", "modulation", "invers", f"{_MODULATIONS}; did you mean 'inverse'?")
+        for cls in (SoftsyncOptions, BackupOptions, VersionedOptions, AsyncOptions, DownpourOptions, SspOptions)
+    ),
     (Config, "", "out", "", "the path of a directory"),
     (Config, "", "seed", 2**64, "a number below 2^64"),
     (Config, "", "alpha0", math.nan, "a finite number >= 0"),
@@ -133,6 +150,9 @@ def test_every_bound(cls: type, prefix: str, name: str, value: Any, expected: st
 @pytest.mark.parametrize(
     ("cls", "fields", "message"),
     [
+        (BackupOptions, {"abort": True, "late": "apply"}, r"protocol\.abort = True: expected False, or late = \"drop\": a learner"),
+        (TimeoutOptions, {"N": 2, "N_min": 3}, r"protocol\.N_min = 3: expected at most protocol\.N = 2"),
+        (DownpourOptions, {"n_push": 2, "n_fetch": 3}, r"protocol\.n_fetch = 3: expected a multiple of protocol\.n_push = 2: a"),
         (SgdOptions, {"nesterov": True, "momentum": 0.0}, r"optimizer\.nesterov = True: expected momentum > 0 beside it"),
         (StragglerOptions, {"delay": "pareto"}, r"straggler\.delay_spread = 1\.0: expected a shape above 1 for pareto"),
         (StragglerOptions, {"slowdown": {0: 2.0, 3: 0.5}}, r"straggler\.slowdown\[3\] = 0\.5: expected a factor >= 1"),

@@ -43,7 +43,9 @@ class Laws:
         self.protocol = run.config["protocol"]
         self.name = self.protocol["name"]
         self.n_push = self.protocol.get("n_push", 1)
-        self.pushes_per_pull = max(self.protocol.get("n_fetch", 1), self.protocol.get("get_model_frequency", 1)) // self.n_push
+        self.pushes_per_pull = self.protocol.get("n_fetch", self.n_push) // self.n_push
+        if self.name == "ssp":
+            self.pushes_per_pull = self.protocol["get_model_frequency"]
         self.tolerant = self.protocol.get("tolerance", 0) > 0
         self.late = self.protocol.get("late", "drop") == "apply"
         self.consistent = self.name in ("hardsync", "backup", "timeout") or (self.name == "versioned" and not self.tolerant)

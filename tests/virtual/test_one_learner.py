@@ -69,7 +69,7 @@ def test_it_is_serial_sgd(name: str, tmp_path: Path) -> None:
     ("protocol", "n_push", "n_fetch"),
     [
         ({"name": "downpour", "n_push": 1, "n_fetch": 5}, 1, 5),
-        ({"name": "downpour", "n_push": 2, "n_fetch": 2}, 2, 2),
+        ({"name": "downpour", "n_push": 2}, 2, 2),
         ({"name": "downpour", "n_push": 2, "n_fetch": 6, "local_alpha": 0.03}, 2, 6),
         ({"name": "ssp", "get_model_frequency": 3}, 1, 3),
     ],
