@@ -17,7 +17,7 @@ from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, Virtu
 from mpisgd.errors import ConfigError
 
 #: Changed together with all the others, it would be refused; it is written and read below.
-UNCHANGED = {"batched"}
+UNCHANGED = {"abort", "batched"}
 
 
 def changed(cls: type) -> Any:
