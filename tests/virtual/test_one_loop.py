@@ -24,7 +24,10 @@ from tests.virtual.jobs import TENSORS, simulated
 
 PACKAGE = Path(mpisgd.__file__).parent
 LOOPS = [
-    *(PACKAGE / f"{name}.py" for name in ("learner", "shard", "channel", "evaluator", "communicator", "messages", "update")),
+    *(
+        PACKAGE / f"{name}.py"
+        for name in ("learner", "shard", "allreduce", "channel", "evaluator", "communicator", "messages", "update")
+    ),
     *sorted((PACKAGE / "protocols").glob("*.py")),
 ]
 #: What only one of the two worlds has.
