@@ -33,6 +33,9 @@ RUNS = {
 }
 RUNS["late-6-S2"] = (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2})
 RUNS["tolerant-6-S2"] = (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2})
+RUNS["allreduce-2"] = (2, {"protocol": "allreduce"})
+RUNS["allreduce-8"] = (8, {"protocol": "allreduce", "straggler": {"delay": "exponential", "delay_mean_s": 0.002}})
+RUNS["allreduce-5-evaluator"] = (5, {"protocol": "allreduce", "evaluator": True, "averaging": 0.9})
 RUNS["hardsync-2"] = (2, {"protocol": "hardsync"})
 RUNS["softsync-8-evaluator"] = (8, {"protocol": {"name": "softsync", "n": 5}, "shards": 2, "evaluator": True, "averaging": 0.9})
 RUNS["hardsync-6-evaluator"] = (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"train": True}})
@@ -98,12 +101,14 @@ def test_laws(runs: Path, name: str) -> None:
     assert final["error"] < 0.5, "it learns"
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("hardsync", "backup", "timeout", "versioned"))])
+@pytest.mark.parametrize(
+    "name", [name for name in RUNS if name.startswith(("hardsync", "allreduce", "backup", "timeout", "versioned"))]
+)
 def test_synchronous_ones_apply_only_fresh_gradients_of_one_clock(runs: Path, name: str) -> None:
     run = Run(runs / name)
     pushes = run.pushes
     assert (pushes["staleness"][pushes["verdict"] == Verdict.APPLY] == 0).all()
-    if name.startswith("hardsync"):
+    if name.startswith(("hardsync", "allreduce")):
         assert not (pushes["verdict"] == Verdict.DROP).any()
     one_clock: dict[tuple[int, int], set[int]] = {}
     for row in pushes:
