@@ -106,11 +106,13 @@ class Wire:
         requests = [(self._comm.Issend if layout.announced else begin)(header, dest, tag)]
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
-        if self._print:
-            print(
-                f"r{self.rank} -> {dest} {Tag(tag).name} {sum(b.nbytes for b in bodies) / 1e6:.6g} MB", file=sys.stderr, flush=True
-            )
+        self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
         return Sending(layout.announced, requests)
+
+    def say(self, dest: str, tag: int, nbytes: int) -> None:
+        """Print a message that is sent, where that is switched on."""
+        if self._print:
+            print(f"r{self.rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB", file=sys.stderr, flush=True)
 
     # -------------------------------------------------------------------------------------------------------- receive
 
@@ -255,17 +257,20 @@ class Team:
         """All-gather of headers."""
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
+        self._wire.say("all", tag, 0)
         self._wire.wait(self._comm.Iallgather(layout.pack(fields), headers))
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
     def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
         """All-to-all of slices."""
+        self._wire.say("all", Tag.GRADIENT, vector.nbytes)
         sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
         self._wire.wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
+        self._wire.say("all", Tag.WEIGHTS, own.nbytes)
         return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
 
     def finish(self, shared: MPI.Request) -> None:
