@@ -290,7 +290,8 @@ class TeamChannel(ShardChannel):
     def exchange(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int) -> list[Push]:
         """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
 
-        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before.
+        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
+        seconds hold the wait for the slowest learner, which elsewhere a learner spends in its pull.
 
         Raises PeerError where a header is another learner's, or of a model of another size.
         """
