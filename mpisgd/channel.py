@@ -380,19 +380,27 @@ class EvaluatorChannel:
         return self._wire.now_ns() * 1e-9
 
     def pull(self, number: int) -> Snapshot | None:
-        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it."""
-        answers = [self._pull_slice(number, shard) for shard in range(len(self._ranks))]
+        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
+
+        All are asked at once: where learners double as shards, each answers between two mini-batches only.
+        """
+        asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
+        answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
         return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
 
-    def _pull_slice(self, number: int, shard: int) -> tuple[bool, int, int, float]:
+    def _ask(self, number: int, shard: int) -> Any:
+        rank, (start, end) = self._ranks[shard], self._bounds[shard]
+        slices = (vector[start:end] for vector in self._vectors)
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
+        self._let_serve(rank)
+        return asked
+
+    def _answer(self, number: int, shard: int, asked: Any) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
-        slices = (vector[start:end] for vector in self._vectors)
-        asked = wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
-        self._let_serve(rank)
         sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
