@@ -58,10 +58,10 @@ def run(command: str = "", *rest: str) -> int:
             print(usage())
         return EXIT_OK if command else EXIT_USAGE
     if command == "--version":
-        from mpisgd import __version__
+        from mpisgd import compiled
 
         if first:
-            print(__version__)
+            print(compiled.version())
         return EXIT_OK
     if command not in COMMANDS:
         if first:

@@ -16,7 +16,7 @@ the replay are those of hardsync with as many shards as learners. Nobody can lea
 from __future__ import annotations
 
 from mpisgd.channel import TeamChannel
-from mpisgd.gradient import Computes
+from mpisgd.computing import Computes
 from mpisgd.messages import Pull
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays

@@ -4,6 +4,7 @@
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
                  <- ANSWER header, WEIGHTS slice            or ANSWER with `stop`: no weights follow
+    notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
 
 No deadlock by construction. A learner pushes to all shards at once, in no order that could cross another's, and has finished
@@ -15,23 +16,27 @@ snapshots in the same way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mpisgd.communicator import Communicator, Pattern
+from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, SnapshotPull, Tag
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
-_EMPTY = np.zeros(0, np.float32)
-_ANYBODY: tuple[Pattern, ...] = ((None, Tag.PULL), (None, None))
+_EMPTY: np.ndarray = np.zeros(0, np.float32)
+_ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
 # What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
-_PUSH, _PULL, _ANSWER = Tag.PUSH, Tag.PULL, Tag.ANSWER
-_REJECT = Kind.REJECT
-_new: Any = tuple.__new__
+_PUSH: Final[int] = Tag.PUSH
+_PULL: Final[int] = Tag.PULL
+_ANSWER: Final[int] = Tag.ANSWER
+_REJECT: Final[int] = Kind.REJECT
+_NEVER: Final = math.inf
+_new: Final[Any] = tuple.__new__
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -42,17 +47,20 @@ class ShardChannel:
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
         self._wire = wire
-        self._learner_ranks = roles.learner_ranks
+        self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = {rank: learner_id for learner_id, rank in enumerate(roles.learner_ranks)}
+        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.learner_ranks, roles.evaluator_rank))
+        for learner_id, rank in enumerate(roles.learner_ranks):
+            self._learner_of_rank[rank] = learner_id
         self._shard = shard
         self._under_way: list[Any] = []
+        self._notices = [0] * len(roles.learner_ranks)
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
         return self._wire.now_ns() * 1e-9
 
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(self, gradient: Buffer, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
         Pulls go before pushes: a learner that waits for weights computes nothing; and where pulls wait behind a queue of pushes,
@@ -70,47 +78,67 @@ class ShardChannel:
         """
         wire = self._wire
         patterns = _ANYBODY if learner_id is None else self._only(learner_id)
-        taken = wire.take(patterns) if until_s == math.inf else wire.take_until(patterns, math.ceil(until_s * 1e9))
-        if taken is None:
-            return None
-        source, tag, fields = taken
-        if self._learner_of_rank.get(source) != fields[0] and tag != Tag.SNAPSHOT_PULL:
-            raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not")
+        if until_s == _NEVER:
+            source, tag, fields = wire.take(patterns)
+        else:
+            taken = wire.take_until(patterns, math.ceil(until_s * 1e9))
+            if taken is None:
+                return None
+            source, tag, fields = taken
+        sender: int = fields[0]
+        if self._learner_of_rank[source] != sender and tag != Tag.SNAPSHOT_PULL:
+            raise PeerError(f"rank {source} says it is learner {sender}: it is not")
         if tag == _PULL:
-            return Pull(*fields)
+            pull: Pull = _new(Pull, fields)
+            return pull
         if tag == _PUSH:
-            push: Push = _new(Push, (*fields, wire.now_ns()))
+            push: Push = _new(Push, fields + (wire.now_ns(),))  # noqa: RUF005 - twice as fast
             if push.nbytes != gradient.nbytes:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
             wire.take_body(gradient)
             return push
         if tag == Tag.GOODBYE:
-            return Goodbye(*fields)
+            _, pushed, finished = fields  # on a real wire all are numbers
+            return Goodbye(sender, pushed, bool(finished))
+        if tag == Tag.GAVE_UP:
+            _, seq = fields
+            return GaveUp(sender, seq)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
                 raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
             return SnapshotPull(*fields)
-        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE or SNAPSHOT_PULL")
+        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL")
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)
 
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
-        start, nbytes = self._wire.start, weights.nbytes
+        wire, nbytes = self._wire, weights.nbytes
         for learner_id in learner_ids:
-            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), nbytes)
-            self._under_way.append(start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
+            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
+            self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
 
     def finish_answers(self) -> None:
         """Wait until the answers have left."""
-        self._wire.finish(*self._under_way)
+        for answer in self._under_way:
+            self._wire.finish(answer)
         self._under_way.clear()
 
     def stop(self, learner_id: int, clock: int) -> None:
         """Answer a pull: there are no more weights, the run is over. An empty slice ends the receive that was posted."""
+        wire, fields = self._wire, (self._shard, clock, 1, 0, self._notices[learner_id], 0)
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, _EMPTY))
+
+    def notify(self, learner_ids: list[int], clock: int) -> None:
+        """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""
         wire = self._wire
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, (self._shard, clock, 1, 0, 0), _EMPTY))
+        under_way = []
+        for learner_id in learner_ids:
+            self._notices[learner_id] += 1
+            under_way.append(wire.start(self._learner_ranks[learner_id], Tag.NOTICE, (self._shard, clock)))
+        for notice in under_way:
+            wire.finish(notice)
 
     def snapshot_pull(self) -> SnapshotPull | None:
         """What the evaluator asks for, if it has; without waiting."""
@@ -127,17 +155,31 @@ class ShardChannel:
 # ------------------------------------------------------------------------------------------------------- learner's side
 
 
-class Answers(NamedTuple):
-    """What the shards answered to a pull: the clock of each slice, or that the run is over."""
+class Answers:
+    """What the shards answered to a pull: the clock of each slice, or that the run is over.
 
-    clocks: tuple[int, ...]
-    stop: bool
-    rejected: bool
-    """Whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again."""
-    wait_ns: int
-    """From the request until the first answer began."""
-    pull_ns: int
-    """From there until the weights of all shards were in place."""
+    Args:
+        rejected: whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again.
+        wait_ns: from the request until the first answer began.
+        pull_ns: from there until the weights of all shards were in place.
+    """
+
+    __slots__ = ("clocks", "pull_ns", "rejected", "stop", "wait_ns")
+
+    def __init__(self, clocks: tuple[int, ...], stop: bool, rejected: bool, wait_ns: int, pull_ns: int) -> None:
+        self.clocks = clocks
+        self.stop = stop
+        self.rejected = rejected
+        self.wait_ns = wait_ns
+        self.pull_ns = pull_ns
+
+    def kept(self) -> Answers:
+        """The same weights are used once more, without a pull."""
+        return Answers(self.clocks, self.stop, self.rejected, 0, 0)
+
+
+class Interrupted(Exception):
+    """An update was made without the gradient that this learner is computing: it would come too late."""
 
 
 class LearnerChannel:
@@ -148,6 +190,7 @@ class LearnerChannel:
         gradients: (parameters,) float32 host memory that pushed slices are sent from.
         bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
+        interruptible: the shards may tell this learner that its gradient comes too late.
     """
 
     def __init__(
@@ -160,25 +203,34 @@ class LearnerChannel:
         gradients: np.ndarray,
         bounds: list[tuple[int, int]],
         consistent: bool,
+        interruptible: bool = False,
     ) -> None:
         self._wire = wire
-        self._ranks = roles.shard_ranks
+        self._ranks = list(roles.shard_ranks)
+        self._interruptible = interruptible
+        self._notices: list[deque[Any]] = [deque() for _ in bounds]
+        self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
         self._nbytes = [part.nbytes for part in self._gradients]
         self._consistent = consistent and len(bounds) > 1
-        self._shards = range(len(bounds))
+        self._shards = list(range(len(bounds)))
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
         self._rejected = False
-        self.now_ns = wire.now_ns
-        self.sleep = wire.sleep
 
     @property
     def pushed(self) -> list[int]:
         """Pushes to each shard."""
         return [self._pushes for _ in self._shards]
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start of the run."""
+        return self._wire.now_ns()
+
+    def sleep(self, seconds: float) -> None:
+        self._wire.sleep(seconds)
 
     def push(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int, last: Answers, push_ns: int) -> int:
         """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
@@ -186,16 +238,17 @@ class LearnerChannel:
         `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took. Returns
         nanoseconds.
         """
-        start_ns = self.now_ns()
-        start, learner_id = self._wire.start, self._learner_id
-        clocks, wait_ns, pull_ns = last.clocks, last.wait_ns, last.pull_ns
+        wire, learner_id, wait_ns, pull_ns = self._wire, self._learner_id, last.wait_ns, last.pull_ns
+        start_ns = wire.now_ns()
         transfers = []
-        for rank, clock, gradient, nbytes in zip(self._ranks, clocks, self._gradients, self._nbytes, strict=True):
+        for shard, clock in enumerate(last.clocks):
+            nbytes = self._nbytes[shard]
             told = (learner_id, clock, seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
-            transfers.append(start(rank, _PUSH, told, gradient))
+            transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
         self._pushes += 1
-        self._wire.finish(*transfers)
-        return self.now_ns() - start_ns
+        for transfer in transfers:
+            wire.finish(transfer)
+        return wire.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
@@ -203,28 +256,31 @@ class LearnerChannel:
         Where the protocol promises one clock over all shards, the lagging shards are asked again until all agree; a slower
         shard is never waited for by another shard (law 2).
         """
-        start_ns = self.now_ns()
-        shards = self._shards
+        wire, shards = self._wire, self._shards
+        start_ns = wire.now_ns()
         self._rejected = False
         stop, began_ns = self._ask(shards, min_clock, meanwhile)
         while self._consistent and not stop and len(set(self._clocks)) > 1:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._ask(lagging, newest, None)
-        return Answers(tuple(self._clocks), stop, self._rejected, began_ns - start_ns, self.now_ns() - began_ns)
+        return Answers(tuple(self._clocks), stop, self._rejected, began_ns - start_ns, wire.now_ns() - began_ns)
 
-    def _ask(self, shards: Sequence[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
+    def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
-        wire, ranks = self._wire, self._ranks
+        wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
-        ask, weights = wire.ask, self._weights
-        asked = [ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
+        if self._interruptible:
+            self._post_notices(shards)
+        asked = [wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = False, 0
-        for shard, answer in zip(shards, asked, strict=True):
-            sender, clock, stopped, verdict, nbytes = wire.header(answer)
-            began_ns = began_ns or self.now_ns()
+        for at, shard in enumerate(shards):
+            answer = asked[at]
+            fields: tuple[int, int, int, int, int, int] = wire.header(answer)
+            sender, clock, stopped, verdict, notices, nbytes = fields
+            began_ns = began_ns or wire.now_ns()
             expected = 0 if stopped else self._nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
                 raise PeerError(
@@ -232,6 +288,8 @@ class LearnerChannel:
                     f" expected shard {shard}, {expected} bytes, clock >= {min_clock}"
                 )
             wire.finish(answer)
+            while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
+                self._take_notice(shard)
             if stopped:
                 stop = True
             else:
@@ -239,6 +297,43 @@ class LearnerChannel:
                 if verdict == _REJECT:
                     self._rejected = True
         return stop, began_ns
+
+    def _post_notices(self, shards: list[int]) -> None:
+        """Two receives for each shard: it sends at most one notice for each answer, and that of the last may be under way."""
+        for shard in shards:
+            while len(self._notices[shard]) < 2:
+                self._notices[shard].append(self._wire.post(self._ranks[shard], Tag.NOTICE))
+
+    def _take_notice(self, shard: int) -> int:
+        """The clock that a shard has told; waits for it."""
+        posted = self._notices[shard].popleft()
+        fields: tuple[int, int] = self._wire.header(posted)
+        self._wire.finish(posted)
+        self._noticed[shard] += 1
+        return fields[1]
+
+    def check(self) -> None:
+        """Raises Interrupted where a shard has told of an update made without the gradient that is being computed."""
+        for shard, notices in enumerate(self._notices):
+            while notices and self._wire.arrived(notices[0]):
+                if self._take_notice(shard) > self._clocks[shard]:
+                    raise Interrupted
+
+    def interrupt_by_notices(self) -> None:
+        """Look for notices while this learner sleeps (and, in virtual time, computes)."""
+        self._wire.interrupt_by(self.check)
+
+    def gave_up(self, seq: int) -> None:
+        """Tell every shard that a mini-batch was given up."""
+        wire = self._wire
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.GAVE_UP, (self._learner_id, seq)))
+
+    def withdraw(self) -> None:
+        """Once all ranks have met at the end: take back the receives of notices that were never sent."""
+        for notices in self._notices:
+            while notices:
+                self._wire.withdraw(notices.popleft())
 
     def goodbye(self, *, finished: bool) -> None:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""
@@ -312,7 +407,7 @@ class TeamChannel(ShardChannel):
         self._push_ns = self._exchanged_ns - start_ns
         return pushes
 
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to share the new weights of this shard with all learners."""
         self._clock = clock
         self._shared_ns = self.now_ns()

@@ -6,8 +6,10 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from mpisgd.messages import Fields
 
@@ -15,6 +17,7 @@ Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Buffer(Protocol):
     """What a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
 
@@ -22,6 +25,7 @@ class Buffer(Protocol):
     def nbytes(self) -> int: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Communicator(Protocol):
     """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
 
@@ -31,6 +35,9 @@ class Communicator(Protocol):
         """Nanoseconds since the start of the run."""
 
     def sleep(self, seconds: float) -> None: ...
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.
@@ -47,8 +54,14 @@ class Communicator(Protocol):
     def header(self, posted: Any) -> Fields:
         """Wait for the header of a message whose receive was posted."""
 
-    def finish(self, *transfers: Any) -> None:
-        """Wait until these messages are sent (`start`) or received whole (`post`)."""
+    def arrived(self, posted: Any) -> bool:
+        """Whether the message of a posted receive, a header without bodies, is there."""
+
+    def withdraw(self, posted: Any) -> None:
+        """Nothing will come to a posted receive any more."""
+
+    def finish(self, transfer: Any) -> None:
+        """Wait until a message is sent (`start`) or received whole (`post`)."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""

@@ -66,10 +66,36 @@ class AsyncOptions:
     """Gradients of more staleness than this are dropped; default: none is."""
     modulation: str = "none"
     """Weight of a gradient by its staleness, as in softsync; Async-Opt of [Chen16] has none."""
+    warm_up: int = 0
+    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+    ramp: int = 0
+    """Updates after those over which the others join, one after the other, so that staleness grows slowly [Chen16 2.1]."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
-        at_least(self, "protocol.", most_staleness=0)
+        at_least(self, "protocol.", most_staleness=0, warm_up=0, ramp=0)
+
+
+@dataclass(frozen=True)
+class DownpourOptions:
+    """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
+
+    n_push: int = 1
+    """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
+    n_fetch: int = 1
+    """Mini-batches after which new weights are pulled; a multiple of n_push, so that a push comes from weights of one clock."""
+    local_alpha: float | None = None
+    """Learning rate of the learner's own steps; default: alpha0."""
+    modulation: str = "none"
+    """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
+    warm_up: int = 0
+    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+
+    def __post_init__(self) -> None:
+        _check_modulation(self.modulation)
+        at_least(self, "protocol.", n_push=1, n_fetch=1, local_alpha=0, warm_up=0)
+        multiple = f"a multiple of protocol.n_push = {self.n_push}: a push must come from weights of one clock"
+        require(self.n_fetch % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
 
 
 @dataclass(frozen=True)
@@ -80,10 +106,14 @@ class SspOptions:
     """s: a learner that has pushed more than s gradients more than the slowest gets no weights until that one has caught up."""
     modulation: str = "none"
     """Weight of a gradient by its staleness, as in softsync; [Ho13] has none."""
+    get_model_frequency: int = 1
+    """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
+    local_alpha: float | None = None
+    """Learning rate of the learner's own steps; default: alpha0."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
-        at_least(self, "protocol.", slack=0)
+        at_least(self, "protocol.", slack=0, get_model_frequency=1, local_alpha=0)
 
 
 @dataclass(frozen=True)
@@ -112,12 +142,16 @@ class BackupOptions:
     """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
     late: Literal["drop", "apply"] = "drop"
     """A late gradient: drop it [Chen16 Alg. 4]; or apply it with the next update, uncounted in N."""
+    abort: bool = False
+    """When an update is done, learners that are still computing are told, give up, and begin their mini-batch anew."""
     modulation: str = "inverse"
     """Weight of a late gradient that is applied, by its staleness, as in softsync."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
         at_least(self, "protocol.", N=1, b=0)
+        expected = 'False, or late = "drop": a learner that gives up has no late gradient'
+        require(not (self.abort and self.late == "apply"), "protocol.abort", self.abort, expected)
 
 
 @dataclass(frozen=True)
@@ -144,13 +178,14 @@ class AllreduceOptions:
 
 ProtocolOptions = (
     HardsyncOptions
-    | AllreduceOptions
     | SoftsyncOptions
     | BackupOptions
-    | AsyncOptions
-    | SspOptions
-    | VersionedOptions
     | TimeoutOptions
+    | VersionedOptions
+    | AsyncOptions
+    | DownpourOptions
+    | SspOptions
+    | AllreduceOptions
 )
 PROTOCOLS: Mapping[str, type] = {
     "hardsync": HardsyncOptions,
@@ -159,6 +194,7 @@ PROTOCOLS: Mapping[str, type] = {
     "timeout": TimeoutOptions,
     "versioned": VersionedOptions,
     "async": AsyncOptions,
+    "downpour": DownpourOptions,
     "ssp": SspOptions,
     "allreduce": AllreduceOptions,
 }
@@ -613,6 +649,11 @@ class Config:
     """Multiply alpha0 by the number of gradients that make one update [Chen16 4.1: gamma0 * N]."""
     averaging: float = 0.0
     """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
+    compensation: float = 0.0
+    """DC-ASGD (arXiv:1609.08326): lambda_0 of g + lambda_t g g (theta - theta_pulled), for stale gradients g; 0 = off. A shard
+    keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
+    compensation_memory: float = 0.0
+    """m of DC-ASGD-a, whose lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]; 0 = DC-ASGD-c, constant."""
     clip_norm: float = 0.0
     """Learners clip their gradient to this global L2 norm [Chen16 A.3]; 0 = off."""
     sampling: Literal["epoch", "replacement"] = "epoch"
@@ -629,8 +670,22 @@ class Config:
     """torch threads per rank; 0 = cores of the node / ranks on it, at least 1."""
 
     def __post_init__(self) -> None:
-        at_least(self, "", shards=1, seed=0, epochs=0, mu=1, alpha0=0, averaging=0, clip_norm=0, threads=0)
+        at_least(
+            self,
+            "",
+            shards=1,
+            seed=0,
+            epochs=0,
+            mu=1,
+            alpha0=0,
+            averaging=0,
+            compensation=0,
+            compensation_memory=0,
+            clip_norm=0,
+            threads=0,
+        )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
+        require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")

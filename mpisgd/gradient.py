@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,17 +14,6 @@ from mpisgd.data.sampling import Sampling, dropout_seed
 from mpisgd.flat import FlatModel, host_view, is_finite
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class Computes(Protocol):
-    """What a learner's loop asks of its gradient; after `compute`, it lies where the channel sends it from."""
-
-    samples: int
-    """Of the mini-batch computed last."""
-
-    def prepare(self, seq: int) -> None: ...
-
-    def compute(self, seq: int) -> float: ...
 
 
 class Gradient:
@@ -73,6 +61,19 @@ class Gradient:
     @property
     def host_gradients(self) -> np.ndarray:
         return host_view(self._gradients)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this between the layers, forward and backward."""
+
+        def between(*_: object) -> None:
+            check()
+
+        for module in self._model.module.modules():
+            if not list(module.children()):
+                module.register_forward_pre_hook(between)
+        for parameter in self._model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(between)  # type: ignore[no-untyped-call]
 
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""

@@ -11,24 +11,34 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.channel import LearnerChannel
-from mpisgd.gradient import Computes
-from mpisgd.protocols import Protocol
+from mpisgd.channel import Interrupted, LearnerChannel
+from mpisgd.computing import Computes
+from mpisgd.protocols.base import Protocol
 from mpisgd.straggler import Delays
 
 
 def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf) -> None:
     """Train until a shard stops the run, or `share` mini-batches are done; then say goodbye to every shard (law 8)."""
-    seq, push_ns = 0, 0
+    consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull
+    if protocol.aborts:
+        channel.interrupt_by_notices()
+        gradient.interrupt_by(channel.check)
+    seq, begun, push_ns = 0, 0, 0
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while seq < share and not answers.stop:
         start_ns = channel.now_ns()
-        loss = gradient.compute(seq)
-        compute_ns = channel.now_ns() - start_ns
-        delay_s = delays.of(seq, compute_ns * 1e-9)
-        if delay_s > 0:
-            channel.sleep(delay_s)
+        begun += 1
+        try:
+            loss = gradient.compute(seq)
+            compute_ns = channel.now_ns() - start_ns
+            delay_s = delays.of(begun - 1, compute_ns * 1e-9)
+            if delay_s > 0:
+                channel.sleep(delay_s)
+        except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights
+            channel.gave_up(seq)
+            answers = channel.pull(protocol.next_clock(min(answers.clocks)))
+            continue
         push_ns = channel.push(
             seq=seq,
             samples=gradient.samples,
@@ -38,8 +48,13 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             last=answers,
             push_ns=push_ns,
         )
+        if (seq + 1) % pushes_per_pull:  # go on with what it has
+            seq += 1
+            gradient.prepare(seq)
+            answers = answers.kept()
+            continue
         min_clock = protocol.next_clock(min(answers.clocks))
-        if protocol.consistent:  # the answer takes its time: prepare meanwhile
+        if consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
             gradient.prepare(seq + 1)

@@ -24,9 +24,11 @@ class Tag(enum.IntEnum):
     SNAPSHOT_PULL = 7
     SNAPSHOT_ANSWER = 8
     SNAPSHOT_WEIGHTS = 9
+    NOTICE = 10
+    GAVE_UP = 11
 
 
-MAGIC = 0x6D70697367640001  # "mpisgd", version 1 of the messages
+MAGIC = 0x6D70697367640002  # "mpisgd", version 2 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -63,8 +65,10 @@ _PUSH = ("learner_id", "timestamp", "seq", "samples", "compute_ns", "delay_ns", 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
-    Tag.ANSWER: Layout("shard", "clock", "stop", "verdict", "nbytes", body=Tag.WEIGHTS),
+    Tag.ANSWER: Layout("shard", "clock", "stop", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
     Tag.GOODBYE: Layout("learner_id", "pushed", "finished", announced=True),
+    Tag.NOTICE: Layout("shard", "clock"),
+    Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -110,10 +114,17 @@ class Goodbye(NamedTuple):
     finished: bool
 
 
+class GaveUp(NamedTuple):
+    """A learner has given up mini-batch `seq`, because an update was made without it; it will begin it anew."""
+
+    learner_id: int
+    seq: int
+
+
 class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
 
     number: int
 
 
-Message = Push | Pull | Goodbye | SnapshotPull
+Message = Push | Pull | Goodbye | GaveUp | SnapshotPull

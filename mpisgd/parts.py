@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import models, schedule
-from mpisgd.config import AllreduceOptions, Config, TimeoutOptions
+from mpisgd.checks import require
+from mpisgd.compensation import Compensation
+from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
+from mpisgd.local_steps import LocalSteps, Travels
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.update import SliceUpdate
@@ -106,6 +109,20 @@ def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, s
     )
 
 
+def with_local_steps(config: Config, gradient: Travels) -> Travels:
+    """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
+    match config.protocol:
+        case DownpourOptions(n_push=count, n_fetch=mini_batches, local_alpha=alpha):
+            pass
+        case SspOptions(get_model_frequency=mini_batches, local_alpha=alpha):
+            count = 1
+        case _:
+            return gradient
+    if mini_batches == 1:
+        return gradient
+    return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
+
+
 def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, train_samples: int) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied."""
     own = host_vector(weights.numel())
@@ -117,6 +134,7 @@ def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, t
         schedule=schedule.make(config.schedule, config.epochs),
         train_samples=train_samples,
         averaging=config.averaging,
+        compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )
 
 
@@ -180,6 +198,13 @@ def check_failures(config: Config) -> None:
         raise ConfigError(
             "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
         )
+
+
+def check_compensation(config: Config, protocol: Protocol) -> None:
+    """Raises ConfigError where there are no stale gradients to compensate."""
+    name = kind_of(config.protocol)
+    expected = f"0: {name} applies no stale gradients; or another protocol"
+    require(config.compensation == 0 or not protocol.fresh, "compensation", config.compensation, expected)
 
 
 def check_stragglers(config: Config, lambda_: int) -> None:

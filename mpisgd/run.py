@@ -75,6 +75,7 @@ class Rank:
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, self.roles.lambda_)
         agree(comm, self._check)
+        self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
         agree(comm, self._claim)
 
@@ -105,6 +106,7 @@ class Rank:
 
     def _check(self) -> None:
         parts.check_stragglers(self.config, self.roles.lambda_)
+        parts.check_compensation(self.config, self.protocol)
         if self.learns:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 
@@ -146,6 +148,8 @@ class Rank:
         loops = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.BOTH: self._both, Role.EVALUATOR: self._evaluator}
         said = loops[self.role](wire)
         wire.meet()
+        for action in self._at_the_end:
+            action()
         return self._end(said)
 
     def _shard(self, wire: Wire) -> np.ndarray:
@@ -218,7 +222,7 @@ class Rank:
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
-        gradient = self._gradient()
+        gradient = parts.with_local_steps(config, self._gradient())
         channel = LearnerChannel(
             wire,
             self.roles,
@@ -227,12 +231,15 @@ class Rank:
             gradients=gradient.host_gradients,
             bounds=self.bounds,
             consistent=self.protocol.consistent,
+            interruptible=self.protocol.aborts,
         )
         wire.start_clock()
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
         learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id), share)
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
+        if self.protocol.aborts:
+            self._at_the_end.append(channel.withdraw)
         return account()
 
     def _evaluator(self, wire: Wire) -> np.ndarray:

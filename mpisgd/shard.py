@@ -7,20 +7,21 @@ waits for another shard (law 2) and sends only to receives that are posted (law 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Literal, NoReturn
+from typing import Final, Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
+from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Message, Pull, Push
-from mpisgd.protocols import Protocol
+from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push
+from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.progress import Progress
 from mpisgd.records.schema import Event
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog
-from mpisgd.update import SliceUpdate
+
+_isfinite: Final = math.isfinite  # once for each gradient: found without a look into a module
 
 DROPS_IN_A_ROW = 20
 """Where gradients that are not finite are dropped, and so many per learner were dropped without one that was not, the run has
@@ -32,25 +33,25 @@ class Shard:
 
     Args:
         budget_samples: the run is over when so many samples have been applied.
-        timeout_s: the protocol is told when an update has been in the making for so long.
         nonfinite: what to do with a gradient that is not finite.
         snapshots: where copies of the weights for evaluation go.
         log, progress: are told; never asked.
+        timeout_s: the protocol is told when an update has been in the making for so long.
     """
 
     def __init__(
         self,
         channel: ShardChannel,
         protocol: Protocol,
-        update: SliceUpdate,
+        update: Updates,
         *,
         lambda_: int,
         budget_samples: float,
-        timeout_s: float = math.inf,
         nonfinite: Literal["stop", "drop", "continue"],
         snapshots: Snapshots,
         log: ShardLog,
         progress: Progress,
+        timeout_s: float = math.inf,
     ) -> None:
         self.channel = channel
         self.protocol = protocol
@@ -70,9 +71,14 @@ class Shard:
         self.pushed = [0] * lambda_
         self.applied_seq = [-1] * lambda_
         self._parked: dict[int, Push] = {}
+        self._computing: dict[int, int] = {}
         self._pulls: dict[int, int] = {}
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
+        self._ordered = protocol.ordered
+        self._aborts = protocol.aborts
+        self._compensation = update.compensation
+        self._followed: bool = progress.on  # whether anybody looks at the staleness
         self._check_later = nonfinite == "stop" and not update.cached
         self._summed_learners: set[int] = set()
         self._unchecked: set[int] = set()
@@ -100,7 +106,7 @@ class Shard:
 
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
-        whose = self._expected() if self.protocol.ordered else None
+        whose = self._expected() if self._ordered else None
         message = self.channel.receive(self.update.scratch, whose, self._over_s)
         if message is None:
             self._time_out()
@@ -113,9 +119,11 @@ class Shard:
             self._take(message)
         elif isinstance(message, Pull):
             learner_id, self._pulls[learner_id] = message
-            self._answer((learner_id,))
+            self._answer([learner_id])
         elif isinstance(message, Goodbye):
             self._part(message)
+        elif isinstance(message, GaveUp):
+            self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
         else:
             self._snapshot_pull = message.number
             self._answer_snapshot()
@@ -138,7 +146,9 @@ class Shard:
                 f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
             )
         self.received[push.learner_id] += 1
-        if not self.protocol.ordered:
+        if self._aborts:
+            self._computing.pop(push.learner_id, None)
+        if not self._ordered:
             self._sum(push)
         elif self._turn() in (None, push.learner_id):
             self._sum(push)
@@ -164,9 +174,9 @@ class Shard:
                 self._check_sum()
             if self._check_later:
                 self._summed_learners.add(push.learner_id)
-            self.update.accumulate(verdict.weight, push.samples)
+            self.update.accumulate(verdict.weight, push.samples, push.timestamp)
             self._losses += push.loss
-            if self.progress.on:
+            if self._followed:
                 self.progress.staleness(self.clock - push.timestamp)
         self._update_if_due()
 
@@ -177,7 +187,7 @@ class Shard:
         if self.finished:
             return LATE
         finite = self._check_later or self.update.scratch_is_finite()  # whatever the loss: the update keeps what it finds
-        if not (finite and math.isfinite(push.loss)):
+        if not (finite and _isfinite(push.loss)):
             if self.nonfinite == "stop":
                 self._refuse(f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self.clock}, loss {push.loss}")
             self.log.event(Event.NONFINITE, self.clock, self.channel.now_s(), push.learner_id, push.loss)
@@ -232,9 +242,19 @@ class Shard:
                 self.log.event(Event.STOPPED, self.clock, now_s)
             elif self.snapshots.due(epochs_before, self.update.epochs):
                 self._take_snapshot()
+            if self._aborts:
+                self._tell_the_late()
             if self._pulls:
                 self._answer(list(self._pulls))
             self._answer_snapshot()
+
+    def _tell_the_late(self) -> None:
+        """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
+        late = [learner_id for learner_id, clock in self._computing.items() if clock < self.clock]
+        if late:
+            self.channel.notify(late, self.clock)
+            for learner_id in late:
+                del self._computing[learner_id]
 
     def _time_out(self) -> None:
         """The update in the making has taken its time; what has come is enough, or what comes next may be."""
@@ -245,15 +265,15 @@ class Shard:
 
     # ----------------------------------------------------------------------------------------------------------- pulls
 
-    def _answer(self, learner_ids: Iterable[int]) -> None:
+    def _answer(self, learner_ids: list[int]) -> None:
         """Answer those of these learners whose pulls the protocol now allows."""
-        clock, pulls, may_pull = self.clock, self._pulls, self.protocol.may_pull
+        clock, pulls, protocol = self.clock, self._pulls, self.protocol
         if self.finished:
             for learner_id in learner_ids:
                 self.channel.stop(learner_id, clock)
                 del pulls[learner_id]
             return
-        ready = [learner_id for learner_id in learner_ids if pulls[learner_id] <= clock and may_pull(learner_id, clock)]
+        ready = [learner_id for learner_id in learner_ids if pulls[learner_id] <= clock and protocol.may_pull(learner_id, clock)]
         if ready:
             now_s = self.channel.now_s()
             self.channel.start_answers(ready, self.update.served, clock, self._verdicts)
@@ -262,6 +282,10 @@ class Shard:
             self.channel.finish_answers()
             for learner_id in ready:
                 del pulls[learner_id]
+                if self._aborts:
+                    self._computing[learner_id] = clock
+                if self._compensation is not None:
+                    self._compensation.given(learner_id, clock)
                 self.log.answered(learner_id, now_s)
 
     def _part(self, goodbye: Goodbye) -> None:
@@ -273,6 +297,9 @@ class Shard:
             )
         self.pushed[learner_id] = goodbye.pushed
         self.present.discard(learner_id)
+        self._computing.pop(learner_id, None)
+        if self._compensation is not None:
+            self._compensation.gone(learner_id)
         if not goodbye.finished:
             self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
             if learner_id in self._parked:

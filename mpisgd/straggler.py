@@ -9,7 +9,7 @@ from mpisgd.data.sampling import delay_generator
 
 
 class Delays:
-    """The extra delay of each mini-batch of one learner: a function of (seed, learner_id, seq) and its compute seconds."""
+    """The extra delay of each mini-batch of one learner: a function of (seed, learner_id, its number) and its compute seconds."""
 
     def __init__(self, options: StragglerOptions, seed: int, learner_id: int) -> None:
         self._options = options
@@ -18,22 +18,26 @@ class Delays:
         self._active = options.active
         self._factor = options.slowdown.get(learner_id, 1.0)
 
-    def of(self, seq: int, compute_s: float) -> float:
-        """Seconds to wait after mini-batch `seq`, which took `compute_s` seconds to compute."""
+    def of(self, number: int, compute_s: float) -> float:
+        """Seconds to wait after this learner's computation `number`, which took `compute_s` seconds.
+
+        The number is `seq`, as long as no mini-batch is computed twice: were one that was given up as late as before, it would
+        never be done.
+        """
         if not self._active:
             return 0.0
         options = self._options
-        delay_s = self._random(seq)
+        delay_s = self._random(number)
         delay_s += (self._factor - 1.0) * (compute_s + delay_s)
-        if self._learner_id == options.pause_learner and seq % options.pause_every == options.pause_every - 1:
+        if self._learner_id == options.pause_learner and number % options.pause_every == options.pause_every - 1:
             delay_s += options.pause_s
         return delay_s
 
-    def _random(self, seq: int) -> float:
+    def _random(self, number: int) -> float:
         options = self._options
         if options.delay == "none":
             return 0.0
-        generator = delay_generator(self._seed, self._learner_id, seq)
+        generator = delay_generator(self._seed, self._learner_id, number)
         if generator.random() >= options.delay_probability:
             return 0.0
         return max(0.0, options.delay_mean_s * _unit(generator, options))

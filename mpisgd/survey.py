@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import __version__
+from mpisgd import compiled
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10
@@ -225,7 +225,7 @@ def _rank_facts(library: str = "") -> RankFacts:
         problem = f"{type(error).__name__}: {error}"
     import_s = time.perf_counter() - started
     versions = {name: _version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
-    versions |= {"mpisgd": __version__, "python": platform.python_version(), "MPI": library_name(library)}
+    versions |= {"mpisgd": compiled.version(), "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
         cores=frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),

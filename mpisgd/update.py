@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.compensation import Compensation
 from mpisgd.config import OptimizerOptions
 from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
 from mpisgd.norms import Norms
@@ -49,6 +50,7 @@ class SliceUpdate:
         learning_rate: alpha0 (times the scaling rule, where it is on).
         schedule: factor of the learning rate as a function of epochs.
         train_samples: samples of one epoch.
+        compensation: what corrects stale gradients, or None; it knows these weights.
         averaging: a of thetabar <- a thetabar + (1 - a) theta [Chen16 Alg. 2, 4]; 0 = no averaged weights.
     """
 
@@ -61,8 +63,10 @@ class SliceUpdate:
         schedule: Schedule,
         train_samples: int,
         averaging: float = 0.0,
+        compensation: Compensation | None = None,
     ) -> None:
         self.weights = weights
+        self.compensation = compensation
         self.averaged = weights.clone() if averaging > 0 else None
         self._averaging = averaging
         self._train_samples = train_samples
@@ -134,8 +138,11 @@ class SliceUpdate:
         """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
         return is_finite(self._summed)
 
-    def accumulate(self, weight: float, samples: int) -> None:
-        """Add the gradient in `scratch`, times `weight`, computed from `samples` samples, to the sum."""
+    def accumulate(self, weight: float, samples: int, timestamp: int = 0) -> None:
+        """Add the gradient in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum."""
+        if self.compensation is not None:
+            self.compensation.compensate(self._scratch, timestamp)
+            self._norms.received = None
         self._norms.add(self.scratch, weight)
         if self.gradients == 0:
             self._swap()

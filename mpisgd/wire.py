@@ -75,6 +75,7 @@ class Wire:
         self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
+        self._check: Callable[[], None] | None = None
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -89,7 +90,17 @@ class Wire:
         return time.perf_counter_ns() - self._zero_ns
 
     def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+        if self._check is None:
+            time.sleep(seconds)
+            return
+        until = time.perf_counter() + seconds
+        while (left := until - time.perf_counter()) > 0:
+            self._check()
+            time.sleep(min(left, _SLEEP_MOST_S))
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this at least every millisecond of a sleep; it may raise to end it."""
+        self._check = check
 
     # ----------------------------------------------------------------------------------------------------------- send
 
@@ -136,6 +147,16 @@ class Wire:
         """Wait, politely if need be, for the header of a posted message."""
         self.wait(posted.requests.pop(0))
         return posted.layout.unpack(posted.buffer, posted.source)
+
+    def arrived(self, posted: Receiving) -> bool:
+        """Whether the header of a posted message is there."""
+        return bool(posted.requests[0].Test())
+
+    def withdraw(self, posted: Receiving) -> None:
+        """Cancel a posted receive that nothing will be sent to any more."""
+        for request in posted.requests:
+            request.Cancel()
+            request.Wait()
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """Wait until a message of one of these (source, tag) has arrived, and receive its header.
@@ -207,18 +228,15 @@ class Wire:
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
-    def finish(self, *transfers: Sending | Receiving) -> None:
-        """Wait for messages that are under way; for the header of an announced one politely, if need be."""
-        pending: list[MPI.Request] = []
-        for transfer in transfers:
-            requests = transfer.requests
-            if self.polite and type(transfer) is Sending and transfer.announced:
-                self.wait(requests.pop(0))
-            pending += requests
-        if len(pending) == 1:
-            pending[0].Wait()
-        elif pending:
-            MPI.Request.Waitall(pending)
+    def finish(self, transfer: Sending | Receiving) -> None:
+        """Wait for a message that is under way; for the header of an announced one politely, if need be."""
+        requests = transfer.requests
+        if self.polite and type(transfer) is Sending and transfer.announced:
+            self.wait(requests.pop(0))
+        if len(requests) == 1:
+            requests[0].Wait()
+        elif requests:
+            MPI.Request.Waitall(requests)
 
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""

@@ -35,7 +35,9 @@ def protocol_options(run: Run) -> dict[str, object]:
     options = {name: value for name, value in run.config.get("protocol", {}).items() if name != "name"}
     wanted = options.get("N", run.environment.get("gradients_per_update"))
     if protocol_name(run) == "backup" and wanted is not None:
-        return {"N": wanted, "b": options.get("b", run.lambda_ - int(wanted))}
+        late = {"late": "apply", "modulation": options.get("modulation")} if options.get("late") == "apply" else {}
+        abort = {"abort": True} if options.get("abort") else {}
+        return {"N": wanted, "b": options.get("b", run.lambda_ - int(wanted)), **late, **abort}
     return options
 
 

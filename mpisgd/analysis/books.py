@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.records.reader import Books, Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.schema import Event, Verdict
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,12 @@ class LearnerBooks(Books):
 
 @dataclass(frozen=True)
 class Coverage:
-    """One learner: mini-batches it sampled, gradients it computed of them, and mini-batches that every shard applied."""
+    """One learner: mini-batches it sampled; how often it gave one up, to begin it anew; gradients it computed to their end; and
+    mini-batches that every shard applied."""
 
     learner_id: int
     sampled: int
+    given_up: int
     computed: int
     applied: int
 
@@ -101,7 +103,10 @@ def coverage(run: Run) -> list[Coverage]:
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
     everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
-    return [Coverage(at, int(sampled[at]), int(computed[at]), int(everywhere[at])) for at in range(learners)]
+    told = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
+    given_up = np.bincount(told["learner_id"], minlength=learners)
+    columns = (sampled, given_up, computed, everywhere)
+    return [Coverage(at, *(int(column[at]) for column in columns)) for at in range(learners)]
 
 
 def never_counted(run: Run) -> list[int]:
@@ -152,11 +157,13 @@ def learner_table(run: Run) -> Table:
             all(book.balanced for book in mine),
         )
         share = None if covered.share is None else 100 * covered.share
-        rows.append((covered.learner_id, *account, covered.sampled, covered.computed, covered.applied, share))
+        followed = (covered.sampled, covered.given_up, covered.computed, covered.applied)
+        rows.append((covered.learner_id, *account, *followed, share))
     columns = (
         Column("learner"),
         *_ACCOUNT,
         Column("mini-batches"),
+        Column("given up"),
         Column("computed"),
         Column("applied everywhere"),
         Column("coverage", "%", ".1f"),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__
+from mpisgd import __version__, compiled
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
@@ -26,6 +26,7 @@ def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
         "mpi": mpi,
         "versions": {"mpisgd": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
         "python": platform.python_version(),
+        "compiled": compiled.is_compiled(),
     }
 
 

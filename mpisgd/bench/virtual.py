@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mpisgd import compiled
 from mpisgd.bench.machine import spread
 from mpisgd.config import (
     Config,
@@ -28,6 +29,7 @@ from mpisgd.config import (
     replace,
 )
 from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
+from mpisgd.errors import ConfigError
 from mpisgd.simulate import simulate
 
 PARAMETERS = 89_578
@@ -44,7 +46,12 @@ MODELS: dict[str, ModelOptions] = {
 
 
 def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log."""
+    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log.
+
+    Raises ConfigError where the compiled form is older than its sources.
+    """
+    if old := compiled.stale():
+        raise ConfigError(f"{old[0]} was edited after it was compiled: make compiled, or make interpreted")
     rows: list[dict[str, Any]] = []
     for learners, gradients in SIZES.items():
         for log in (False, True) if learners == min(SIZES) else (False,):
@@ -54,6 +61,7 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
                     "learners": learners,
                     "gradients": gradients,
                     "log": log,
+                    "compiled": compiled.is_compiled(),
                     "real_s": spread(seconds),
                     "gradients_per_s": spread([gradients / each for each in seconds]),
                     "peak_nbytes": _peak_nbytes(),

@@ -121,7 +121,8 @@ def _virtual(options: Options) -> Measured:
     from mpisgd.bench import virtual
 
     rows = virtual.measure(options.repetitions)
-    lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
+    lines = [f"virtual cluster, {'compiled' if rows[0]['compiled'] else 'interpreted'}"]
+    lines += [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
     for row in rows:
         log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
         real, rate = f"{row['real_s']['median']:.2f} s", _told(row["gradients_per_s"], 0)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from mpisgd import protocols
-from mpisgd.config import BackupOptions, Config, ProtocolOptions, SoftsyncOptions, replace
+from mpisgd.config import BackupOptions, Config, ProtocolOptions, SoftsyncOptions, TimeoutOptions, VersionedOptions, replace
 
 Placement = Literal["packed", "spread"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
@@ -20,7 +20,8 @@ def with_shards(config: Config, shards: int, placement: Placement) -> Config:
 def with_learners(config: Config, learners: int) -> Config:
     """The same protocol among more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
 
-    backup keeps its share of backup learners, n-softsync its n; λ-softsync, where every gradient is an update, stays one.
+    backup keeps its share of backup learners, n-softsync its n, others what they wait for, where there are as many learners;
+    λ-softsync, where every gradient is an update, stays one.
     """
     lambda_ = config.virtual.learners
     slowdown = config.straggler.slowdown
@@ -43,5 +44,10 @@ def _rescaled(protocol: ProtocolOptions, lambda_: int, learners: int) -> Protoco
             return dataclasses.replace(protocol, n=learners if n == lambda_ else min(n, learners))
         case BackupOptions():
             share = 1 - protocols.wanted(protocol, lambda_) / lambda_
-            return BackupOptions(b=min(round(share * learners), learners - 1))
+            return dataclasses.replace(protocol, N=None, b=min(round(share * learners), learners - 1))
+        case TimeoutOptions(N=gradients, N_min=least):
+            wanted = None if gradients is None else min(gradients, learners)
+            return dataclasses.replace(protocol, N=wanted, N_min=min(least, learners))
+        case VersionedOptions(grads_to_wait=int(gradients)):
+            return dataclasses.replace(protocol, grads_to_wait=min(gradients, learners))
     return protocol

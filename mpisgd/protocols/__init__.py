@@ -6,6 +6,7 @@ from mpisgd.config import (
     AllreduceOptions,
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -14,9 +15,11 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import ConfigError
+from mpisgd.protocols.admission import Admission
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.protocols.backup import Backup
 from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.downpour import Downpour
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.softsync import Softsync
@@ -44,18 +47,20 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
                     f"protocol.n = {n}: expected 1 <= n <= lambda = {lambda_} learners, so that c = floor(lambda/n) >= 1"
                 )
             return Softsync(lambda_, n, Modulation(options.modulation))
-        case BackupOptions(late=late):
-            return Backup(lambda_, wanted(options, lambda_), Modulation(options.modulation) if late == "apply" else None)
+        case BackupOptions(late=late, abort=abort):
+            return Backup(lambda_, wanted(options, lambda_), Modulation(options.modulation) if late == "apply" else None, abort)
         case TimeoutOptions(N=gradients, N_min=least):
             _check_at_most(lambda_, N=gradients, N_min=least)
             return Timeout(lambda_, gradients or lambda_, least)
         case VersionedOptions(grads_to_wait=gradients, tolerance=tolerance):
             _check_at_most(lambda_, grads_to_wait=gradients)
             return Versioned(lambda_, gradients or lambda_, tolerance, Modulation(options.modulation))
-        case AsyncOptions(most_staleness=most):
-            return AsyncOpt(lambda_, Modulation(options.modulation), most)
-        case SspOptions(slack=slack):
-            return Ssp(lambda_, Modulation(options.modulation), slack)
+        case AsyncOptions(most_staleness=most, warm_up=warm_up, ramp=ramp):
+            return AsyncOpt(lambda_, Modulation(options.modulation), most, Admission(lambda_, warm_up, ramp))
+        case DownpourOptions(n_push=n_push, n_fetch=n_fetch, warm_up=warm_up):
+            return Downpour(lambda_, Modulation(options.modulation), Admission(lambda_, warm_up, 0), n_fetch // n_push)
+        case SspOptions(slack=slack, get_model_frequency=mini_batches):
+            return Ssp(lambda_, Modulation(options.modulation), slack, mini_batches)
 
 
 def wanted(options: BackupOptions, lambda_: int) -> int:

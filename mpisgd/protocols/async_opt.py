@@ -2,13 +2,14 @@
 
 Algorithm 2: theta(t+1) = theta(t) - gamma_t * g(theta(t - tau)). Algorithm 1, the learner: read the parameters, compute, send;
 nobody waits for anybody. Options: a weight by staleness, alpha0/tau say [Zhang16 eq. 3]; gradients above a bound of staleness
-are dropped. Averaged weights, thetabar of Algorithm 2, are `averaging`.
+are dropped; a slow start (`admission.py`). Averaged weights, thetabar of Algorithm 2, are `averaging`.
 
 Staleness is bounded by nothing but the speed of the slowest learner; with equal learners its mean is near lambda - 1.
 """
 
 from __future__ import annotations
 
+from mpisgd.protocols.admission import Admission
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.verdict import DROP_STALE, Verdict
@@ -18,10 +19,13 @@ class AsyncOpt(Protocol):
     consistent = False
     gradients_per_update = 1
 
-    def __init__(self, lambda_: int, modulation: Modulation, most_staleness: int | None = None) -> None:
+    def __init__(
+        self, lambda_: int, modulation: Modulation, most_staleness: int | None = None, admission: Admission | None = None
+    ) -> None:
         super().__init__(lambda_)
         self.modulation = modulation
         self.most_staleness = most_staleness
+        self.admission = admission
         self.summed = 0
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
@@ -35,6 +39,9 @@ class AsyncOpt(Protocol):
 
     def on_update(self) -> None:
         self.summed = 0
+
+    def may_pull(self, learner_id: int, clock: int) -> bool:
+        return self.admission is None or self.admission.admits(learner_id, clock, self.present)
 
     @staticmethod
     def next_clock(timestamp: int) -> int:

@@ -8,6 +8,10 @@ nobody's time.
 With `late = "apply"` a late gradient is not dropped: it goes into the sum in the making, weighted by its staleness, and does not
 count towards N. The divisor counts it (law 3).
 
+With `abort` the shard tells the learners that are still computing when an update is done; they give up, and begin the same
+mini-batch anew on the new weights. All then begin together: without it, a learner that was late once begins later than the
+others, is late again, and none of its data ever counts.
+
 Where learners leave and fewer than N are left, those left are the N.
 """
 
@@ -21,10 +25,12 @@ from mpisgd.protocols.verdict import APPLY, DROP_STALE, Verdict
 class Backup(Protocol):
     consistent = True
 
-    def __init__(self, lambda_: int, wanted: int, late: Modulation | None = None) -> None:
-        """`late`: how late gradients are applied; None = they are dropped."""
+    def __init__(self, lambda_: int, wanted: int, late: Modulation | None = None, abort: bool = False) -> None:
+        """`late`: how late gradients are applied; None = they are dropped. `abort`: late learners give up."""
         super().__init__(lambda_)
         self.late = late
+        self.aborts = abort
+        self.fresh = late is None
         self.gradients_per_update = wanted
         self.summed = 0
         self.heard: set[int] = set()

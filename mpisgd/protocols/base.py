@@ -26,8 +26,14 @@ class Protocol(ABC):
     consistent: bool
     """Whether a learner computes only on slices of one clock over all shards."""
 
+    fresh: bool = False
+    """Whether only gradients of staleness 0 are ever applied."""
+
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
+
+    aborts: bool = False
+    """Whether learners that are still computing are told when an update is done, and then give up their mini-batch."""
 
     exact: ClassVar[bool] = False
     """Whether each learner leaves by itself when its own share of the run has been applied; otherwise the shards stop the run
@@ -35,6 +41,9 @@ class Protocol(ABC):
 
     gradients_per_update: int
     """How many gradients normally make one update; the divisor itself is counted (law 3)."""
+
+    pushes_per_pull: int = 1
+    """After how many pushes a learner pulls; between, it goes on with what it has."""
 
     def __init__(self, lambda_: int) -> None:
         self.present = set(range(lambda_))

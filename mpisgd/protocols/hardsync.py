@@ -16,6 +16,7 @@ from mpisgd.protocols.verdict import APPLY, Verdict
 
 class Hardsync(Protocol):
     consistent = True
+    fresh = True
     ordered = True
 
     def __init__(self, lambda_: int) -> None:

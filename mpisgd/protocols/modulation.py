@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from mpisgd.checks import require
 from mpisgd.errors import ConfigError
 from mpisgd.imports import load_attribute
 from mpisgd.protocols.verdict import APPLY, Kind, Verdict
 
-Rule = Callable[[int, int], float]
-"""(tau, clock) -> weight, finite and not negative."""
+Rule = Callable[[int, int], Any]
+"""(tau, clock) -> weight, a number, finite and not negative."""
 
 
 class Modulation:
@@ -46,12 +47,15 @@ class Modulation:
         return verdict
 
     def _weight(self, staleness: int, clock: int) -> float:
-        weight = self._rule(staleness, clock)
-        if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
-            raise ConfigError(
-                f"{self._named}: weight {weight!r} at tau = {staleness}, clock = {clock}; expected a finite number >= 0"
-            )
-        return float(weight)
+        said = self._rule(staleness, clock)
+        try:
+            weight = float(said)
+        except (TypeError, ValueError):
+            weight = math.nan
+        if not 0 <= weight < math.inf:
+            where = f"tau = {staleness}, clock = {clock}"
+            raise ConfigError(f"{self._named}: weight {said!r} at {where}; expected a finite number >= 0")
+        return weight
 
 
 def _apply(weight: float) -> Verdict:

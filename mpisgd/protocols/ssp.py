@@ -7,6 +7,9 @@ Every gradient is an update, as in `async_opt.py`. A learner that has pushed p g
 and otherwise when the slowest has caught up, or has left. So nobody computes its mini-batch p before everybody has pushed
 p - s: the bound of [Ho13] on what a read must include. With s = 0 all keep step. tau <= (lambda - 1) (2 s + 1).
 
+With `get_model_frequency` f > 1 weights are pulled after every f-th mini-batch only, and the learner steps by itself between
+[ElasticDL]: what is bounded is then how far ahead it is when it pulls; it may be f - 1 further before it asks again.
+
 A gradient that is not used counts as pushed all the same: a learner is not held up by what became of others' gradients.
 """
 
@@ -20,8 +23,9 @@ from mpisgd.protocols.verdict import Verdict
 
 
 class Ssp(AsyncOpt):
-    def __init__(self, lambda_: int, modulation: Modulation, slack: int) -> None:
+    def __init__(self, lambda_: int, modulation: Modulation, slack: int, pushes_per_pull: int = 1) -> None:
         super().__init__(lambda_, modulation)
+        self.pushes_per_pull = pushes_per_pull
         self.slack = slack
         self.pushed = [0] * lambda_
         self.least = 0

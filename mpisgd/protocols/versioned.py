@@ -29,7 +29,7 @@ class Versioned(Protocol):
         super().__init__(lambda_)
         self.gradients_per_update = grads_to_wait
         self.tolerance = tolerance
-        self.consistent = tolerance == 0
+        self.consistent = self.fresh = tolerance == 0
         self.modulation = modulation
         self.counted = 0
 

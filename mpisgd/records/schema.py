@@ -30,7 +30,8 @@ class Event(enum.IntEnum):
     NONFINITE = 3
     SNAPSHOT = 4
     DIVERGED = 5
-    TIMEOUT = 6
+    TIMEOUT = 6  # an update was made, or may be, with fewer gradients than wanted
+    GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
 
 
 #: One row per push that a shard received, in the order in which it took them.

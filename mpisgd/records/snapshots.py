@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from mpisgd.computing import Updates
 from mpisgd.flat import host_view
-from mpisgd.update import SliceUpdate
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Snapshots:
             return False
         return math.floor(epochs / self._every_epochs) > math.floor(epochs_before / self._every_epochs)
 
-    def take(self, update: SliceUpdate, clock: int, now_s: float) -> None:
+    def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
         self._file.seek(self.count * self._vectors * self._size * 4)
         for vector in (update.weights, update.averaged):
@@ -84,7 +84,7 @@ class Nowhere(Snapshots):
     def due(self, epochs_before: float, epochs: float) -> bool:
         return False
 
-    def take(self, update: SliceUpdate, clock: int, now_s: float) -> None:
+    def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Nothing is copied."""
 
     def close(self) -> None:

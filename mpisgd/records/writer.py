@@ -153,6 +153,8 @@ class ShardLog:
 
     def answered(self, learner_id: int, now_s: float) -> None:
         """The pull after the learner's last push was answered."""
+        if not self._file.kept:
+            return
         number = self._unanswered.pop(learner_id, None)
         if number is not None:
             self._file.amend("pushes", number, "answer_s", now_s)

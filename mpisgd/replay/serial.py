@@ -19,7 +19,7 @@ from mpisgd import parts
 from mpisgd.data import DataSet
 from mpisgd.errors import DataError
 from mpisgd.flat import slice_bounds
-from mpisgd.gradient import Gradient
+from mpisgd.local_steps import LocalSteps, Travels
 from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
 from mpisgd.replay.order import Compute, Take, Update
@@ -64,7 +64,9 @@ class Serial:
             )
             for start, end in self.bounds
         ]
-        self._learners: dict[int, Gradient] = {}
+        self._learners: dict[int, Travels] = {}
+        self._pushes_per_pull = record.protocol().pushes_per_pull
+        self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
         self._computing = -1
         self._uses = [np.bincount(log.pushes["timestamp"], minlength=1).tolist() for log in record.shards]
@@ -77,13 +79,20 @@ class Serial:
     def compute(self, action: Compute) -> tuple[float, int]:
         """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples."""
         learner_id, number = action
+        pulled = number % self._pushes_per_pull == 0
         for shard, log in enumerate(self.record.shards):
             row = log.rows_of[learner_id][number]
-            self._load(shard, int(log.pushes["timestamp"][row]))
+            self._load(learner_id, shard, int(log.pushes["timestamp"][row]), pulled)
+        if not pulled:
+            self.model.weights.copy_(self._own_weights[learner_id])
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
         gradient = self._learner(learner_id)
         self._take_turn(learner_id)
         loss = gradient.compute(seq)
+        if self._pushes_per_pull > 1:
+            self._own_weights[learner_id] = self.model.weights.clone()
+        if isinstance(gradient, LocalSteps):
+            self._loaded = [-1 for _ in self.shards]  # it has moved the model's weights
         self._under_way[learner_id, number] = _Gradient(self.model.gradients.clone(), loss, to_take=len(self.shards))
         return loss, gradient.samples
 
@@ -97,7 +106,7 @@ class Serial:
             update.scratch[:] = gradient.vector[start:end].numpy()
             if update.cached or self.config.nonfinite != "stop":
                 update.scratch_is_finite()  # as the shard did: the norm that it found on the way is in the log
-            update.accumulate(row.weight, row.samples)
+            update.accumulate(row.weight, row.samples, row.timestamp)
         gradient.to_take -= 1
         if not gradient.to_take:
             del self._under_way[key]
@@ -113,10 +122,10 @@ class Serial:
         """(parameters,) float32: the slices of all shards as they are now, a copy."""
         return torch.cat([_of(update, averaged) for update in self.shards])
 
-    def _learner(self, learner_id: int) -> Gradient:
+    def _learner(self, learner_id: int) -> Travels:
         if learner_id not in self._learners:
             made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
-            self._learners[learner_id] = made
+            self._learners[learner_id] = parts.with_local_steps(self.config, made)
         return self._learners[learner_id]
 
     def _take_turn(self, learner_id: int) -> None:
@@ -133,10 +142,13 @@ class Serial:
         if clock < len(uses) and uses[clock]:
             self._slices[shard][clock] = self.shards[shard].weights.clone()
 
-    def _load(self, shard: int, clock: int) -> None:
-        """Put a slice into the model; forget it after its last use."""
+    def _load(self, learner_id: int, shard: int, clock: int, pulled: bool) -> None:
+        """Put a slice into the model, where the learner had pulled it; forget it after its last use."""
         start, end = self.bounds[shard]
-        if self._loaded[shard] != clock:
+        compensation = self.shards[shard].compensation
+        if pulled and compensation is not None:
+            compensation.given(learner_id, clock, self._slices[shard][clock])
+        if pulled and self._loaded[shard] != clock:
             self.model.weights[start:end].copy_(self._slices[shard][clock])
             self._loaded[shard] = clock
         self._uses[shard][clock] -= 1

@@ -38,19 +38,18 @@ class Costs:
         """To make an update of a slice of so many bytes."""
         return round((self._service.update_s + self._service.update_s_per_byte * nbytes) * _NS)
 
-    def compute_of(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
-        """Lets the next mini-batch of a learner pass on its clock. Raises LearnerFailed where it fails meanwhile."""
+    def compute_of(self, learner_id: int, wire: VirtualWire) -> Callable[[], int]:
+        """Tells how many nanoseconds the next mini-batch of a learner takes. Raises LearnerFailed where it fails meanwhile."""
         cost = self._compute.nanoseconds(learner_id).__next__
-        work, fails_ns = wire.work, self._failures.nanosecond_of(learner_id)
+        fails_ns = self._failures.nanosecond_of(learner_id)
         if fails_ns is None:
-            return lambda: work(cost())
+            return cost
 
-        def compute() -> None:
-            ns = cost()
-            left = fails_ns - wire.now_ns()
+        def cost_until_failure() -> int:
+            ns, left = cost(), fails_ns - wire.now_ns()
             if left <= ns:
-                work(max(0, left))
+                wire.work(max(0, left))
                 raise LearnerFailed(learner_id, wire.now_ns())
-            work(ns)
+            return ns
 
-        return compute
+        return cost_until_failure

@@ -59,6 +59,7 @@ class Job:
         parts.check_failures(config)
         parts.check_stragglers(config, self.roles.lambda_)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
+        parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
         self.work: Sizes | Tensors = Tensors(config, brought, self.roles.lambda_) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
@@ -169,7 +170,7 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient = self.work.gradient(learner_id, wire, self.costs)
+        gradient = parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
         channel = LearnerChannel(
             wire,
             self.roles,
@@ -178,6 +179,7 @@ class Job:
             gradients=gradient.host_gradients,
             bounds=self.work.bounds,
             consistent=self.protocol.consistent,
+            interruptible=self.protocol.aborts,
         )
         delays = Delays(config.straggler, config.seed, learner_id)
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
@@ -189,6 +191,7 @@ class Job:
             except LearnerFailed as failure:
                 if failures.then == "stop":
                     raise _fail_fast(failure) from failure
+                wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
                 channel.goodbye(finished=False)
             if wire.rank == self.roles.evaluator_rank:

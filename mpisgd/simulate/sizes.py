@@ -47,7 +47,7 @@ class Sizes:
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.make(config.schedule, config.epochs),
             train_samples=self.meta.train_samples,
-            work=wire.work,
+            rank=wire,
             gradient_ns=costs.gradient_ns(4 * (end - start)),
             update_ns=costs.update_ns(4 * (end - start)),
         )
@@ -57,7 +57,7 @@ class Sizes:
 
     def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> Any:
         """What one learner computes."""
-        return SizedGradient(self._vector, self.config.mu, costs.compute_of(learner_id, wire))
+        return SizedGradient(self._vector, self.config.mu, wire, costs.compute_of(learner_id, wire))
 
     def evaluate(
         self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpisgd import parts
+from mpisgd import parts, protocols
 from mpisgd.channel import EvaluatorChannel
+from mpisgd.checks import require
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
@@ -46,6 +47,8 @@ class Tensors:
         """The first mini-batch must fit the model. Raises ConfigError."""
         parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
         if self._batch is not None:
+            batched = not protocols.make(self.config.protocol, roles.lambda_).aborts
+            require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
 
     def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> SliceUpdate:
@@ -72,10 +75,10 @@ class Tensors:
 
     def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> VirtualGradient:
         """What one learner computes."""
-        gradient, take_time = self._gradient(learner_id), costs.compute_of(learner_id, wire)
+        gradient, next_ns = self._gradient(learner_id), costs.compute_of(learner_id, wire)
         if self._batch is not None:
-            return BatchedGradient(self.model, gradient, take_time, self._batch, learner_id, wire)
-        return VirtualGradient(self.model, gradient, take_time)
+            return BatchedGradient(self.model, gradient, wire, next_ns, self._batch, learner_id)
+        return VirtualGradient(self.model, gradient, wire, next_ns)
 
     def _gradient(self, learner_id: int) -> Gradient:
         return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
@@ -107,10 +110,11 @@ class VirtualGradient:
     `host_weights` and `host_gradients`, both (parameters,) float32, are what travels.
     """
 
-    def __init__(self, model: FlatModel, gradient: Gradient, take_time: Callable[[], None]) -> None:
+    def __init__(self, model: FlatModel, gradient: Gradient, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
         self._model = model
         self._gradient = gradient
-        self._take_time = take_time
+        self._wire = wire
+        self._next_ns = next_ns
         self._weights = host_vector(model.size)
         self._gradients = host_vector(model.size)
         self.host_weights = host_view(self._weights)
@@ -120,9 +124,12 @@ class VirtualGradient:
     def prepare(self, seq: int) -> None:
         """Nothing is to be gained: virtual learners wait in virtual time."""
 
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Its virtual time is interrupted by the wire, before anything is computed."""
+
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
-        self._take_time()
+        self._wire.work(self._next_ns())
         self._model.weights.copy_(self._weights)
         loss = self._gradient.compute(seq)
         self._gradients.copy_(self._model.gradients)
@@ -137,20 +144,19 @@ class BatchedGradient(VirtualGradient):
         self,
         model: FlatModel,
         gradient: Gradient,
-        take_time: Callable[[], None],
+        wire: VirtualWire,
+        next_ns: Callable[[], int],
         batch: Batch,
         learner_id: int,
-        wire: VirtualWire,
     ) -> None:
-        super().__init__(model, gradient, take_time)
+        super().__init__(model, gradient, wire, next_ns)
         self._batch = batch
         self._learner_id = learner_id
-        self._wire = wire
 
     def compute(self, seq: int) -> float:
         """The others that compute now register theirs before this one's virtual time is over."""
         self._batch.add(self._learner_id, seq, self._weights, self._gradients)
-        self._take_time()
+        self._wire.work(self._next_ns())
         self._wire.catch_up()
         self.samples, loss = self._batch.result(self._learner_id)
         return loss

@@ -134,7 +134,8 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
     """Compute seconds in the log of a run: of all its learners together, or of each one that `lambda_` learners draw from.
 
     Those of shard 0, which every mini-batch is pushed to, without the injected delay_s. The first mini-batch of a learner
-    pays for the warming up of libraries and memory, and is left out where the learner has others.
+    pays for the warming up of libraries and memory, and is left out where the learner has others. Where several mini-batches made
+    one push (downpour), each counts as an equal part of it.
     """
     require(bool(options.run), "compute.run", options.run, "the directory of a run, to draw its compute seconds from")
     run = Run(options.run)
@@ -145,7 +146,9 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
         raise DataError(f"the log of {run.path} holds compute seconds that are negative or not finite")
     rows = rows[np.lexsort((rows["seq"], rows["learner_id"]))]
     cuts = np.flatnonzero(np.diff(rows["learner_id"])) + 1
-    warm = {int(own["learner_id"][0]): own["compute_s"][1:] if len(own) > 1 else own["compute_s"] for own in np.split(rows, cuts)}
+    one_s = rows["compute_s"] / run.config["protocol"].get("n_push", 1)
+    own_s = dict(zip(np.unique(rows["learner_id"]).tolist(), np.split(one_s, cuts), strict=True))
+    warm = {learner_id: seconds[1:] if len(seconds) > 1 else seconds for learner_id, seconds in own_s.items()}
     if options.pooled:
         return [np.concatenate(list(warm.values()))]
     for learner_id in range(min(lambda_, run.lambda_)):

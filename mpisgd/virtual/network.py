@@ -27,12 +27,12 @@ class Network:
     """
 
     def __init__(self, options: NetworkOptions, nodes: Sequence[int]) -> None:
-        self.latency_ns = round(options.latency_s * _NS)
-        self.overhead_ns = round(options.overhead_s * _NS)
-        self._nodes = nodes
-        self._rank_ns = _NS / options.bandwidth
-        self._node_ns = _NS / options.node_bandwidth
-        self._local_ns = max(_NS / options.local_bandwidth, self._rank_ns)
+        self.latency_ns: int = round(options.latency_s * _NS)
+        self.overhead_ns: int = round(options.overhead_s * _NS)
+        self._nodes = list(nodes)
+        self._rank_ns: float = _NS / options.bandwidth
+        self._node_ns: float = _NS / options.node_bandwidth
+        self._local_ns: float = max(_NS / options.local_bandwidth, self._rank_ns)
         self._apart = len(set(nodes)) == len(nodes)
         self._apart_ns = max(self._rank_ns, self._node_ns)
         self._last_nbytes = self._last_ns = 0

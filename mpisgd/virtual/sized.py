@@ -5,35 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpisgd.communicator import Buffer
+from mpisgd.computing import Computes, Updates
 from mpisgd.schedule import Schedule
 from mpisgd.update import Step
+from mpisgd.virtual.cluster import VirtualRank
 
 
-class SizedVector:
+class SizedVector(Buffer):
     """As large as a float32 vector of so many elements, and nothing else."""
 
-    __slots__ = ("nbytes", "size")
+    __slots__ = ("_nbytes", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.nbytes = 4 * size
+        self._nbytes = 4 * size
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
 
     def __getitem__(self, part: slice) -> SizedVector:
         start, stop, _ = part.indices(self.size)
         return SizedVector(stop - start)
 
 
-class SizedUpdate:
+class SizedUpdate(Updates):
     """What `update.SliceUpdate` is to a shard, without weights: counts, and lets the shard's service time pass.
 
     Args:
         size: elements of the slice.
-        work: lets nanoseconds pass on this shard's clock.
+        rank: the shard's, on whose clock nanoseconds pass.
         gradient_ns, update_ns: what one gradient, and one update, cost.
     """
-
-    cached = True
-    averaged = None
 
     def __init__(
         self,
@@ -42,20 +46,23 @@ class SizedUpdate:
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
-        work: Callable[[int], None],
+        rank: VirtualRank,
         gradient_ns: int,
         update_ns: int,
     ) -> None:
         self.scratch: Any = SizedVector(size)
         self.served: Any = self.scratch
+        self.weights: Any = self.scratch
+        self.averaged: Any = None
+        self.compensation: Any = None
+        self.cached = True
         self.gradients = 0
         self.samples = 0
-        self.room_to_park = True
         self._alpha0 = self.learning_rate = learning_rate
         self._schedule = schedule
         self._train_samples = train_samples
         self._pending_samples = 0
-        self._work = work
+        self._rank = rank
         self._gradient_ns = gradient_ns
         self._update_ns = update_ns
         self.learning_rate = learning_rate * schedule(0.0)
@@ -63,6 +70,10 @@ class SizedUpdate:
     @property
     def epochs(self) -> float:
         return self.samples / self._train_samples
+
+    @property
+    def room_to_park(self) -> bool:
+        return True
 
     def park(self, learner_id: int) -> None:
         """Sizes need no memory."""
@@ -79,13 +90,16 @@ class SizedUpdate:
     def scratch_is_finite(self) -> bool:
         return True
 
-    def accumulate(self, weight: float, samples: int) -> None:
-        self._work(self._gradient_ns)
+    def sum_is_finite(self) -> bool:
+        return True
+
+    def accumulate(self, weight: float, samples: int, timestamp: int) -> None:
+        self._rank.now += self._gradient_ns
         self.gradients += 1
         self._pending_samples += samples
 
     def step(self) -> Step:
-        self._work(self._update_ns)
+        self._rank.now += self._update_ns
         step = Step(gradients=self.gradients, learning_rate=self.learning_rate)
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
@@ -93,25 +107,30 @@ class SizedUpdate:
         return step
 
 
-class SizedGradient:
+class SizedGradient(Computes):
     """What `gradient.Gradient` is to a learner, without a model: mini-batches take their virtual seconds, and have no loss.
 
     Args:
         size: parameters of the model.
         mu: samples of a mini-batch.
-        compute: lets the nanoseconds of the next mini-batch pass on this learner's clock.
+        rank: the learner's, on whose clock nanoseconds pass.
+        next_ns: how many its next mini-batch takes.
     """
 
-    def __init__(self, vector: SizedVector, mu: int, compute: Callable[[], None]) -> None:
+    def __init__(self, vector: SizedVector, mu: int, rank: VirtualRank, next_ns: Callable[[], int]) -> None:
         self.host_weights: Any = vector
         self.host_gradients: Any = vector
         self.samples = mu
-        self._compute = compute
+        self._rank = rank
+        self._next_ns = next_ns
 
     def prepare(self, seq: int) -> None:
         """There is nothing to prepare."""
 
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Its virtual time is interrupted by the wire."""
+
     def compute(self, seq: int) -> float:
         """Returns 0.0 for a loss: there is none."""
-        self._compute()
+        self._rank.work(self._next_ns())
         return 0.0

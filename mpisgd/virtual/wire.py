@@ -7,77 +7,105 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from heapq import heappush
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
-from mpisgd.communicator import Pattern
+from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import Fields, Tag
-from mpisgd.virtual.cluster import Cluster, VirtualRank
+from mpisgd.virtual.cluster import Cluster, Event, VirtualRank
 from mpisgd.virtual.network import Network
 
-_ANYTHING = (None, None)
+_ANYTHING: Final = (None, None)
+_ARRAY: Final = np.ndarray
 
 
-class Sending:
-    """A message under way: it arrives, is matched with a receive, and its bytes are transferred."""
+class Transfer(Event):
+    """A message on one side: what is to be sent, or where it is to go."""
 
-    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "receiving", "source", "tag", "waiter")
-    receiving: Receiving
+    __slots__ = ("bodies", "end", "fields", "source", "tag", "waiter")
 
-    def __init__(self, source: int, dest: VirtualWire, tag: int, fields: Fields, bodies: Any, arrival: int) -> None:
+    def __init__(self, source: int, tag: int, fields: Fields, bodies: tuple[Any, ...]) -> None:
         self.source = source
-        self.dest = dest
         self.tag = tag
         self.fields = fields
         self.bodies = bodies
-        self.arrival = arrival
         self.end = -1
         """When it is over; -1 = not yet known."""
         self.waiter: VirtualRank | None = None
+
+
+class Sending(Transfer):
+    """A message under way. As an event it arrives; once it is matched with a receive, its bytes are transferred."""
+
+    __slots__ = ("arrival", "dest", "receiving")
+
+    def __init__(self, source: int, dest: VirtualWire, tag: int, fields: Fields, bodies: tuple[Any, ...], arrival: int) -> None:
+        super().__init__(source, tag, fields, bodies)
+        self.dest = dest
+        self.arrival = arrival
+        self.receiving: Receiving | None = None
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        if self.receiving is None:
+            return self.dest.arrive(self, now_ns)
+        self.dest.begin(self, self.receiving, now_ns)
+        return None
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
         return f"sends {Tag(self.tag).name} to rank {dest}, which has posted no receive for it", dest
 
 
-class Receiving:
-    """A receive: posted, or of a message that was taken."""
+class Receiving(Transfer):
+    """A receive that was posted."""
 
-    __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "waiter")
+    __slots__ = ("begun", "posted")
 
-    def __init__(self, source: int, tag: int, bodies: Any, posted: int) -> None:
-        self.source = source
-        self.tag = tag
-        self.bodies = bodies
+    def __init__(self, source: int, tag: int, bodies: tuple[Any, ...], posted: int) -> None:
+        super().__init__(source, tag, (), bodies)
         self.posted = posted
-        self.fields: Fields = ()
         self.begun = -1
-        self.end = -1
-        self.waiter: VirtualRank | None = None
 
     def describe(self) -> tuple[str, int | None]:
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
-class VirtualWire(VirtualRank):
+class Alarm(Event):
+    """The time at which a rank waits no longer, if it still does."""
+
+    __slots__ = ("over", "wire")
+
+    def __init__(self, wire: VirtualWire) -> None:
+        self.wire = wire
+        self.over = False
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        if self.over or not self.wire.stops_waiting(now_ns):
+            return None
+        self.over = True
+        return self.wire
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VirtualWire(VirtualRank, Communicator):
     """One virtual rank, and its end of the communicator."""
 
     __slots__ = (
-        "_alarm",
-        "_arrive",
         "_arrived",
         "_cluster",
         "_handed",
+        "_known",
         "_latency_ns",
         "_network",
         "_overhead_ns",
         "_patterns",
         "_posted",
         "_taken",
+        "_takes_anything",
         "_waiting",
         "_wires",
     )
@@ -90,12 +118,13 @@ class VirtualWire(VirtualRank):
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = {}
         self._waiting = 0
-        self._posted: dict[int, list[Receiving]] = {}
+        self._posted: list[Receiving] = []
+        """A handful: searching it is faster than a key for each."""
         self._patterns: tuple[Pattern, ...] | None = None
+        self._known: tuple[Pattern, ...] | None = None
+        self._takes_anything = False
         self._taken: Sending
         self._handed: Sending | None = None
-        self._alarm: object = None
-        self._arrive = self.arrive
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -106,11 +135,10 @@ class VirtualWire(VirtualRank):
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += round(seconds * 1e9)
+        self.work(round(seconds * 1e9))
 
-    def work(self, ns: int) -> None:
-        """Let nanoseconds pass on this rank."""
-        self.now += ns
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        self.check = check
 
     def catch_up(self) -> None:
         """Let everything happen that comes before this rank's clock."""
@@ -127,28 +155,28 @@ class VirtualWire(VirtualRank):
 
     # --------------------------------------------------------------------------------------------------------------- send
 
-    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Sending:
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         self.now = now = self.now + self._overhead_ns
         receiver = self._wires[dest]
         message = Sending(self.rank, receiver, tag, fields, bodies, now + self._latency_ns)
-        if receiver._posted and (posted := receiver._posted.get(self.rank << 8 | tag)):
-            receiver._match(message, posted.pop(0))
-        else:
-            cluster = self._cluster
-            heappush(cluster.heap, (message.arrival, self.order | cluster.serial(), receiver._arrive, message))
+        if not (receiver._posted and receiver._meets_posted(message)):
+            self._cluster.at(message.arrival, self, message)
         return message
 
-    def finish(self, *transfers: Sending | Receiving) -> None:
-        for transfer in transfers:
-            if transfer.end < 0:
-                transfer.waiter = self
-                self._cluster.block(self, transfer)
-            if transfer.end > self.now:
-                self.now = transfer.end
+    def finish(self, transfer: Any) -> None:
+        ending: Transfer = transfer
+        if ending.end < 0:
+            ending.waiter = self
+            self._cluster.block(self, ending)
+        if ending.end > self.now:
+            self.now = ending.end
 
     # ------------------------------------------------------------------------------------------------------------ receive
 
-    def post(self, source: int, tag: int, *bodies: Any) -> Receiving:
+    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+        return self._post(source, tag, bodies)
+
+    def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
         receiving = Receiving(source, tag, bodies, self.now)
         if self._waiting and (arrived := self._arrived.get(tag)):
             for message in arrived:
@@ -157,32 +185,37 @@ class VirtualWire(VirtualRank):
                     self._waiting -= 1
                     self._match(message, receiving)
                     return receiving
-        key = source << 8 | tag
-        posted = self._posted.get(key)
-        if posted is None:
-            self._posted[key] = [receiving]
-        else:
-            posted.append(receiving)
+        self._posted.append(receiving)
         return receiving
 
-    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Receiving:
-        answer = self.post(dest, answer_tag, *bodies)
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+        answer = self._post(dest, answer_tag, bodies)
         self.start(dest, tag, fields)  # is taken before it is answered: nothing more is to be waited for
         return answer
 
-    def header(self, posted: Receiving) -> Fields:
-        if posted.begun < 0:
-            posted.waiter = self
-            self._cluster.block(self, posted)
-        if posted.begun > self.now:
-            self.now = posted.begun
-        return posted.fields
+    def header(self, posted: Any) -> Fields:
+        receiving: Receiving = posted
+        if receiving.begun < 0:
+            receiving.waiter = self
+            self._cluster.block(self, receiving)
+        if receiving.begun > self.now:
+            self.now = receiving.begun
+        return receiving.fields
+
+    def arrived(self, posted: Any) -> bool:
+        receiving: Receiving = posted
+        self._cluster.until_first(self)
+        return 0 <= receiving.begun <= self.now
+
+    def withdraw(self, posted: Any) -> None:
+        """Nothing is lost by a receive that stays posted."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         message: Sending | None = None
         if self._waiting:
             self._cluster.until_first(self)
             message = self._look(patterns)
+        self._knows(patterns)
         while message is None:
             self._patterns = patterns
             self._cluster.block(self, self)
@@ -194,40 +227,43 @@ class VirtualWire(VirtualRank):
         self._taken = message
         self.now += self._overhead_ns
         if not message.bodies:
-            message.end = self.now
-            if message.waiter is not None:
-                self._cluster.wake(message.waiter, self.now)
+            self._ends(message, self.now)
         return message.source, message.tag, message.fields
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         cluster = self._cluster
         cluster.until_first(self)
         message = self._look(patterns)
-        alarm = self._alarm = object()
+        alarm = Alarm(self)
         if message is None:
-            cluster.at(max(self.now, until_ns), self, self._ring, alarm)
-        while message is None and self._alarm is alarm:
+            cluster.at(max(self.now, until_ns), self, alarm)
+        self._knows(patterns)
+        while message is None and not alarm.over:
             self._patterns = patterns
             cluster.block(self, self)
             message = self._handed or self._look(patterns)
             self._handed = None
-        self._alarm = None
+        alarm.over = True
         return None if message is None else self._taking(message)
 
-    def _ring(self, alarm: object, now_ns: int) -> VirtualRank | None:
-        """The time is over: the rank goes on, if it still waits for that."""
-        if self._alarm is not alarm or self._patterns is None:
-            return None
-        self._alarm = self._patterns = None
-        self.now = max(self.now, now_ns)
-        return self
+    def stops_waiting(self, now_ns: int) -> bool:
+        """The time to wait for a message is over; False where one has come."""
+        if self._patterns is None:
+            return False
+        self._patterns = None
+        if now_ns > self.now:
+            self.now = now_ns
+        return True
+
+    def _knows(self, patterns: tuple[Pattern, ...]) -> None:
+        if patterns is not self._known:
+            self._known = patterns
+            self._takes_anything = patterns[-1] == _ANYTHING
 
     def take_body(self, *bodies: Any) -> None:
-        message, cluster = self._taken, self._cluster
-        cluster.until_first(self)
-        message.end = self.now = self._transfer(message, bodies, self.now)
-        if message.waiter is not None:
-            cluster.wake(message.waiter, self.now)
+        self._cluster.until_first(self)
+        self.now = self._transfer(self._taken, bodies, self.now)
+        self._ends(self._taken, self.now)
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
@@ -266,11 +302,10 @@ class VirtualWire(VirtualRank):
 
     def arrive(self, message: Sending, now_ns: int) -> VirtualRank | None:
         """A message is here: it finds its posted receive, or waits to be taken. Returns this rank where it takes anything."""
-        if self._posted and (posted := self._posted.get(message.source << 8 | message.tag)):
-            self._match(message, posted.pop(0))
+        if self._posted and self._meets_posted(message):
             return None
         patterns = self._patterns
-        if patterns is not None and patterns[-1] == _ANYTHING:  # so nothing else is here
+        if patterns is not None and self._takes_anything:  # so nothing else is here
             if now_ns >= self.now:
                 self.now = now_ns
                 self._patterns = None
@@ -289,51 +324,62 @@ class VirtualWire(VirtualRank):
             return None
         self._patterns = None
         if now_ns < self.now:  # busy until then: what else comes meanwhile may go first
-            self._cluster.go_on_at(self.now, self)
+            self._cluster.at(self.now, self, self)
             return None
         self.now = now_ns
         return self
+
+    def _meets_posted(self, message: Sending) -> bool:
+        """Whether a receive was posted for a message, which is then matched with the first."""
+        for at, receiving in enumerate(self._posted):
+            if receiving.source == message.source and receiving.tag == message.tag:
+                self._posted.pop(at)
+                self._match(message, receiving)
+                return True
+        return False
 
     def _match(self, message: Sending, receiving: Receiving) -> None:
         """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
         begun = message.arrival if message.arrival > receiving.posted else receiving.posted
         receiving.begun = begun
         receiving.fields = message.fields
-        message.receiving = receiving
         cluster = self._cluster
-        if message.bodies:
-            if begun == message.arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
-                self._begin(message, begun)
-                return
-            cluster.at(begun, self._wires[message.source], self._begin, message)
+        if not message.bodies:
+            self._ends(message, begun)
+            self._ends(receiving, begun)
+        elif begun == message.arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
+            self.begin(message, receiving, begun)
         else:
-            message.end = receiving.end = begun
-            if message.waiter is not None:
-                cluster.wake(message.waiter, begun)
-        if receiving.waiter is not None:
-            cluster.wake(receiving.waiter, begun)
-            receiving.waiter = None
+            message.receiving = receiving
+            cluster.at(begun, self._wires[message.source], message)
+            if receiving.waiter is not None:  # for the header
+                cluster.wake(receiving.waiter, begun)
+                receiving.waiter = None
 
-    def _begin(self, message: Sending, now_ns: int) -> None:
+    def begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The transfer of a message that has met its receive begins."""
-        receiving, cluster = message.receiving, self._cluster
-        message.end = receiving.end = end = self._transfer(message, receiving.bodies, now_ns)
-        if message.waiter is not None:
-            cluster.wake(message.waiter, end)
-        if receiving.waiter is not None:
-            cluster.wake(receiving.waiter, end)
-            receiving.waiter = None
+        end = self._transfer(message, receiving.bodies, now_ns)
+        self._ends(message, end)
+        self._ends(receiving, end)
 
-    def _transfer(self, message: Sending, bodies: Any, now_ns: int) -> int:
+    def _ends(self, transfer: Transfer, end_ns: int) -> None:
+        """It is known when a transfer is over; who waits for that goes on."""
+        transfer.end = end_ns
+        if transfer.waiter is not None:
+            self._cluster.wake(transfer.waiter, end_ns)
+            transfer.waiter = None
+
+    def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int) -> int:
         """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
         nbytes = 0
-        for at, sent in enumerate(message.bodies):
-            received = bodies[at]
+        for at, body in enumerate(message.bodies):
+            sent: Buffer = body
+            received: Buffer = bodies[at]
             size = sent.nbytes
             if size > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
-            if type(received) is np.ndarray:
-                received[: len(sent)] = sent
+            if type(received) is _ARRAY:
+                received[: len(body)] = body
             nbytes += size
         return self._network.transfer(message.source, self.rank, nbytes, now_ns)
 
@@ -383,7 +429,8 @@ class VirtualTeam:
         posted, sent = shared
         for each in posted:  # bodies come after headers, though these say nothing here
             self._wire.header(each)
-        self._wire.finish(*posted, *sent)
+        for transfer in (*posted, *sent):
+            self._wire.finish(transfer)
 
     def disband(self) -> None:
         """Nothing is held."""

@@ -99,7 +99,7 @@ def test_books_of_learners_and_coverage(softsync: Run, tmp_path: Path) -> None:
     assert [(covered.computed, covered.applied) for covered in books.coverage(softsync)] == [(7, 6), (3, 2)]
     assert books.imbalances(softsync) == []
     table = books.learner_table(softsync)
-    assert table.rows == ((0, 7, 6, 0, 0, 1, True, 7, 7, 6, 100 * (6 / 7)), (1, 3, 2, 0, 0, 1, True, 3, 3, 2, 100 * (2 / 3)))
+    assert table.rows == ((0, 7, 6, 0, 0, 1, True, 7, 0, 7, 6, 100 * (6 / 7)), (1, 3, 2, 0, 0, 1, True, 3, 0, 3, 2, 100 * (2 / 3)))
     assert books.shard_table(softsync).rows == ((0, 10, 8, 0, 0, 2, True),)
 
 
@@ -118,7 +118,7 @@ def test_coverage_counts_what_every_shard_applied(tmp_path: Path) -> None:
     log.updates["gradients"][(log.updates["shard"] == 1) & (log.updates["clock"] == 4)] = 1
     run = Run(fabricate.write_run(tmp_path / "run", log, SOFTSYNC, learners=2, shards=2))
     assert [(covered.computed, covered.applied) for covered in books.coverage(run)] == [(7, 6), (3, 1)]
-    assert books.learner_table(run).rows[1] == (1, 6, 3, 1, 0, 2, True, 3, 3, 1, 100 * (1 / 3))
+    assert books.learner_table(run).rows[1] == (1, 6, 3, 1, 0, 2, True, 3, 0, 3, 1, 100 * (1 / 3))
     assert books.imbalances(run) == []
     assert [found.gradients for found in staleness.by_shard(run)] == [8, 7]
 
@@ -129,7 +129,7 @@ def test_a_rejected_gradient_is_pushed_again_under_its_seq(tmp_path: Path) -> No
     again["verdict"], again["arrival_s"] = Verdict.REJECT, 0.5
     log.pushes = np.concatenate([again, log.pushes])
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
-    assert books.learner_table(run).rows[0] == (0, 3, 2, 0, 1, 0, True, 2, 3, 2, 100)
+    assert books.learner_table(run).rows[0] == (0, 3, 2, 0, 1, 0, True, 2, 0, 3, 2, 100)
     assert books.imbalances(run) == []
 
 

@@ -13,6 +13,8 @@ from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, Softs
 from mpisgd.learner import learn
 from mpisgd.straggler import Delays
 
+pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
+
 
 class Told:
     """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""

@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-import mpisgd
 from mpisgd import __main__ as entry
-from mpisgd import guard
+from mpisgd import compiled, guard
 from mpisgd.__main__ import COMMANDS, main
 from mpisgd.errors import ConfigError, DataError, MpisgdError, PeerError
 from mpisgd.guard import AgreedError
@@ -37,7 +36,7 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
         ([], 2, "usage: mpisgd COMMAND", ""),
         (["--help"], 0, "usage: mpisgd COMMAND", ""),
         (["-h"], 0, "usage: mpisgd COMMAND", ""),
-        (["--version"], 0, mpisgd.__version__, ""),
+        (["--version"], 0, compiled.version(), ""),
         (["trian"], 2, "", "mpisgd: unknown command 'trian'; did you mean 'train'?"),
         (["xyzzy", "--mu", "4"], 2, "", "mpisgd: unknown command 'xyzzy'; expected one of: bench, compare"),
         (

@@ -13,6 +13,10 @@ In a protocol with an order, `whose` is who must be summed next.
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mpisgd import protocols
@@ -21,6 +25,7 @@ from mpisgd.config import (
     AllreduceOptions,
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -205,6 +210,44 @@ TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
         push 1 @3  -> reject
         """,
     ),
+    # [Dean12 4.1]: learner 0 alone for two updates; then as async, whatever learners do between.
+    "downpour": (
+        3,
+        DownpourOptions(n_push=2, n_fetch=4, warm_up=2),
+        """
+        pull 0     -> weights 0
+        pull 1     -> wait
+        push 0 @0  -> apply 1, update 1
+        pull 2     -> wait
+        push 0 @0  -> apply 1, update 2
+        pull 1     -> weights 2
+        pull 2     -> weights 2
+        push 1 @2  -> apply 1, update 3
+        push 0 @0  -> apply 1, update 4
+        leave 1    -> -
+        push 2 @2  -> apply 1, update 5
+        """,
+    ),
+    "async, learners join one after the other": (
+        3,
+        AsyncOptions(warm_up=1, ramp=4),
+        """
+        pull 0     -> weights 0
+        pull 1     -> wait
+        push 0 @0  -> apply 1, update 1
+        pull 1     -> wait
+        push 0 @1  -> apply 1, update 2
+        push 0 @2  -> apply 1, update 3
+        pull 1     -> weights 3
+        pull 2     -> wait
+        leave 0    -> -
+        pull 2     -> weights 3
+        push 1 @3  -> apply 1, update 4
+        push 2 @3  -> apply 1, update 5
+        pull 1     -> weights 5
+        pull 2     -> weights 5
+        """,
+    ),
     # [Ho13 3]: s = 1; learner 2 is the slowest.
     "ssp": (
         3,
@@ -241,6 +284,26 @@ def test_every_decision_of_a_trace(name: str) -> None:
 
 def test_every_protocol_has_a_trace() -> None:
     assert {type(options) for _, options, _ in TRACES.values()} == set(PROTOCOLS.values())
+
+
+@pytest.mark.interpreted  # the page lies outside of what was compiled
+def test_the_worked_example_of_contributing() -> None:
+    """The page there, as it stands, decides what it says."""
+    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    page = text[text.index("```python") : text.index("2. Its options")].split("```")[1].removeprefix("python")
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(page), names)
+    shard = Traced(names["Majority"](3))
+    events = ("push 0 @0", "push 1 @0", "push 2 @0", "push 2 @1", "leave 0", "leave 1", "push 2 @2")
+    assert [shard.decide(event) for event in events] == [
+        "apply 1",
+        "apply 1, update 1",
+        "drop",
+        "apply 1",
+        "-",
+        "update 2",
+        "apply 1, update 3",
+    ]
 
 
 class Traced:

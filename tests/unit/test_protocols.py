@@ -15,6 +15,7 @@ from mpisgd import protocols
 from mpisgd.config import (
     AsyncOptions,
     BackupOptions,
+    DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
     SoftsyncOptions,
@@ -41,6 +42,8 @@ OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
     "versioned 2": lambda lambda_: VersionedOptions(grads_to_wait=min(2, lambda_)),
     "versioned tolerance=1": lambda lambda_: VersionedOptions(grads_to_wait=1, tolerance=1),
     "async": lambda _: AsyncOptions(),
+    "async ramp": lambda _: AsyncOptions(warm_up=3, ramp=20),
+    "downpour": lambda _: DownpourOptions(n_push=2, n_fetch=4, warm_up=5),
     "async most=1": lambda _: AsyncOptions(most_staleness=1),
     "ssp s=0": lambda _: SspOptions(slack=0),
     "ssp s=2": lambda _: SspOptions(slack=2),
@@ -397,6 +400,10 @@ def own_rule(staleness: int, clock: int) -> float:
     return float(max(0, clock - 2 * max(0, staleness - 1)))
 
 
+def no_number(staleness: int, clock: int) -> str:
+    return "much"
+
+
 def no_rule(staleness: int, clock: int) -> float:
     return math.nan
 
@@ -408,6 +415,7 @@ def no_rule(staleness: int, clock: int) -> float:
         ("exponential:-1", r"protocol\.modulation = 'exponential:-1': expected exponential: and a finite number >= 0"),
         ("exponential:x", r"protocol\.modulation = 'exponential:x': expected"),
         ("tests.unit.test_protocols:nothing", r"protocol\.modulation = .* has no attribute 'nothing'"),
+        ("tests.unit.test_protocols:no_number", r"weight 'much' at tau = 0, clock = 0; expected a finite number >= 0"),
         ("tests.unit.test_protocols:no_rule", r"weight nan at tau = 0, clock = 0; expected a finite number >= 0"),
     ],
 )

@@ -34,6 +34,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "softsync-S2": {"protocol": SOFTSYNC, "shards": 2},
     "hardsync": {"protocol": "hardsync"},
     "backup-S2": {"protocol": {"name": "backup", "b": 2}, "shards": 2},
+    "timeout-S2": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.09}, "shards": 2},
+    "versioned-S2": {"protocol": {"name": "versioned", "grads_to_wait": 3}, "shards": 2},
+    "ssp": {"protocol": {"name": "ssp", "slack": 1, "modulation": "inverse_plus_one"}},
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
 }
 
@@ -383,6 +386,25 @@ def test_who_left_when(runs: Path, tmp_path: Path) -> None:
         shutil.rmtree(path)
         shutil.copytree(runs / "leaving", path)
         rewrite(path, "events", edit(departed, **changes))
+        found = replay.check(path)
+        assert found
+        assert re.search(why, found), found
+
+
+def test_when_the_time_was_over(runs: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(runs / "timeout-S2", tmp_path / "run")
+    over = np.flatnonzero(rows_of(path, "events")["kind"] == schema.Event.TIMEOUT)
+    assert len(over) > 3
+    rewrite(path, "events", lambda rows: np.delete(rows, over[1]))
+    assert replay.check(path)
+    for changes, why in (
+        ({"clock": up(1)}, ""),
+        ({"time_s": up(-0.05)}, r"a time-out at .* s: clock \d+ had its time-out at .* s, its end at .* s"),
+        ({"time_s": up(1.0)}, ""),
+    ):
+        shutil.rmtree(path)
+        shutil.copytree(runs / "timeout-S2", path)
+        rewrite(path, "events", edit(over[1], **changes))
         found = replay.check(path)
         assert found
         assert re.search(why, found), found

@@ -27,6 +27,8 @@ from mpisgd.shard import Shard
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
+pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
+
 LEAVE = SnapshotPull(NOTHING_MORE)
 EVERYBODY = (0, 1, 2)
 

@@ -13,7 +13,7 @@ from mpisgd.virtual.cluster import Cluster
 from mpisgd.virtual.network import Network
 from mpisgd.virtual.wire import VirtualWire
 
-ANSWERS = (Tag.ANSWER, Tag.SNAPSHOT_ANSWER)
+ANSWERS = (Tag.ANSWER, Tag.NOTICE, Tag.SNAPSHOT_ANSWER)
 FREE = NetworkOptions(latency_s=0.0, overhead_s=0.0, bandwidth=1e18, node_bandwidth=1e18, local_bandwidth=1e18)
 
 

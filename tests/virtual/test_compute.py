@@ -200,14 +200,14 @@ def test_pauses_change_nothing_else() -> None:
 # ------------------------------------------------------------------------------------------------------------ resampled
 
 
-def write_log(path: Path, pushes: Sequence[tuple[int, int, float]], learners: int = 3) -> str:
+def write_log(path: Path, pushes: Sequence[tuple[int, int, float]], learners: int = 3, **protocol: Any) -> str:
     """(learner_id, seq, compute_s) on shard 0; shard 1 tells other seconds, and all were delayed by 9 s on purpose."""
     told = [
         row("pushes", shard=shard, learner_id=learner_id, seq=seq, compute_s=compute_s + shard, delay_s=9.0)
         for shard in range(2)
         for learner_id, seq, compute_s in pushes
     ]
-    return str(write_run(path / "run", Log(pushes=rows("pushes", told)), {"name": "hardsync"}, learners, shards=2))
+    return str(write_run(path / "run", Log(pushes=rows("pushes", told)), {"name": "hardsync", **protocol}, learners, shards=2))
 
 
 #: In another order than the learners'; first mini-batches take 5 s, but for learner 2, which has no others.
@@ -218,6 +218,11 @@ PUSHES = [(1, 1, 0.25), (0, 0, 5.0), (1, 0, 5.0), (0, 2, 0.125), (0, 1, 0.0625),
 def test_seconds_of_a_run_are_drawn_again_learner_by_learner(learner_id: int, of: set[float], tmp_path: Path) -> None:
     options = EmpiricalComputeOptions(run=write_log(tmp_path, PUSHES))
     assert {each / 1e9 for each in drawn(options, 100, learner_id, lambda_=6).tolist()} == of
+
+
+def test_a_push_of_several_mini_batches_tells_what_one_takes(tmp_path: Path) -> None:
+    options = EmpiricalComputeOptions(run=write_log(tmp_path, PUSHES, name="downpour", n_push=2))
+    assert {each / 1e9 for each in drawn(options, 100, 0, lambda_=6).tolist()} == {0.0625, 0.03125}
 
 
 def test_seconds_of_a_run_are_drawn_again_pooled(tmp_path: Path) -> None:

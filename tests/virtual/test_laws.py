@@ -42,6 +42,8 @@ class Laws:
         self.run = run
         self.protocol = run.config["protocol"]
         self.name = self.protocol["name"]
+        self.n_push = self.protocol.get("n_push", 1)
+        self.pushes_per_pull = max(self.protocol.get("n_fetch", 1), self.protocol.get("get_model_frequency", 1)) // self.n_push
         self.tolerant = self.protocol.get("tolerance", 0) > 0
         self.late = self.protocol.get("late", "drop") == "apply"
         self.consistent = self.name in ("hardsync", "allreduce", "backup", "timeout") or (
@@ -171,7 +173,7 @@ class Laws:
                 assert (rejected["staleness"] > tolerance).all()
                 assert (dropped["reason"] == Reason.REPEATED).all()
                 self.each_mini_batch_is_applied_once(rows, applied)
-        if self.name in ("hardsync", "allreduce", "softsync", "ssp"):
+        if self.name in ("hardsync", "allreduce", "softsync", "ssp", "downpour"):
             assert not len(dropped)
 
     def nobody_is_further_ahead_than_allowed(self, rows: Rows) -> None:
@@ -229,7 +231,7 @@ class Laws:
                 return min(int(self.protocol["N_min" if least else "N"]), present)
             case "versioned":
                 return min(int(self.protocol["grads_to_wait"]), present)
-            case "async" | "ssp":
+            case "async" | "ssp" | "downpour":
                 return 1
         return present
 
@@ -239,15 +241,18 @@ class Laws:
         """None of its mini-batches is lost, doubled or overtaken; a push is done before the pull that follows it."""
         assert not len(rows) or rows["seq"][0] == 0
         assert np.isin(np.diff(rows["seq"]), (0, 1) if self.exact else (1,)).all()
-        assert (rows["timestamp"][1:] >= rows["clock"][:-1]).all(), "a pull never overtakes the push before it"
+        assert (rows["samples"] == self.run.config["mu"] * self.n_push).all()
+        pulled = (rows["seq"][:-1] + 1) % self.pushes_per_pull == 0
+        assert (np.diff(rows["timestamp"])[~pulled] == 0).all(), "without a pull it goes on from the same weights"
+        assert (rows["timestamp"][1:] >= rows["clock"][:-1])[pulled].all(), "a pull never overtakes the push before it"
         if self.consistent and not self.exact:
             assert (np.diff(rows["timestamp"]) > 0).all(), "new weights for each mini-batch"
         answered = rows["answer_s"][:-1]
-        assert not np.isnan(answered).any()
+        assert np.array_equal(np.isnan(answered), ~pulled)
         took_s = (rows["compute_s"] + rows["delay_s"])[1:]
-        assert (answered >= rows["arrival_s"][:-1]).all()
-        assert (rows["arrival_s"][1:] >= answered + took_s - 1e-9).all(), "a mini-batch takes its time"
-        assert (rows["samples"] == self.run.config["mu"]).all()
+        began_s = np.where(pulled, answered, rows["arrival_s"][:-1])
+        assert (began_s >= rows["arrival_s"][:-1]).all()
+        assert (rows["arrival_s"][1:] >= began_s + took_s - 1e-9).all(), "a mini-batch takes its time"
 
 
 MOST_MESSAGES = 10_000
@@ -265,7 +270,7 @@ class JitteryWire(WatchedWire):
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         assert len(self.sent) < MOST_MESSAGES, "it goes on for ever"
-        self.work(round(self.random.expovariate(1.0) * self.mean_ns))
+        self.now += round(self.random.expovariate(1.0) * self.mean_ns)
         return super().start(dest, tag, fields, *bodies)
 
 
@@ -321,7 +326,7 @@ def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
         "hardsync": {},
         "allreduce": {},
         "softsync": {"n": st.integers(1, learners), "modulation": modulations},
-        "backup": {"N": st.integers(1, learners), "late": st.sampled_from(["drop", "apply"]), "modulation": modulations},
+        "backup": {"N": st.integers(1, learners), "modulation": modulations},
         "timeout": {
             "N": st.integers(1, learners),
             "N_min": st.just(1),
@@ -333,9 +338,23 @@ def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
             "modulation": modulations,
         },
         "async": {"most_staleness": st.sampled_from([0, 1, learners, 10**6]), "modulation": modulations},
-        "ssp": {"slack": st.sampled_from([0, 1, 3]), "modulation": modulations},
+        "downpour": {
+            "n_push": st.just(2),
+            "n_fetch": st.sampled_from([2, 4, 6]),
+            "warm_up": st.sampled_from([0, 3]),
+            "local_alpha": st.sampled_from([0.0, 0.01]),
+        },
+        "ssp": {
+            "slack": st.sampled_from([0, 1, 3]),
+            "modulation": modulations,
+            "get_model_frequency": st.sampled_from([1, 1, 3]),
+        },
     }
-    return st.fixed_dictionaries({"name": st.just(name), **own[name]})
+    drawn = st.fixed_dictionaries({"name": st.just(name), **own[name]})
+    if name != "backup":
+        return drawn
+    late = st.sampled_from([{"late": "drop"}, {"late": "apply"}, {"abort": True}])
+    return st.builds(lambda options, how: {**options, **how}, drawn, late)
 
 
 WEIGHTS: Mapping[str, Callable[[Any], Any]] = {

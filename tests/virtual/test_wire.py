@@ -260,7 +260,8 @@ def test_full_duplex() -> None:
         def main() -> None:
             posted = scene.w[rank].post(1 - rank, Tag.ANSWER, body())
             sending = scene.w[rank].start(1 - rank, Tag.ANSWER, ANSWER, body())
-            scene.w[rank].finish(posted, sending)
+            scene.w[rank].finish(posted)
+            scene.w[rank].finish(sending)
             scene.note(rank, f"{rank}")
 
         return main
@@ -273,7 +274,8 @@ def test_one_weights_vector_to_three_learners_leaves_one_after_the_other() -> No
     scene = Exchange(4)
 
     def shard() -> None:
-        scene.w[0].finish(*[scene.w[0].start(rank, Tag.ANSWER, ANSWER, body()) for rank in (1, 2, 3)])
+        for sending in [scene.w[0].start(rank, Tag.ANSWER, ANSWER, body()) for rank in (1, 2, 3)]:
+            scene.w[0].finish(sending)
         scene.note(0, "0 done")
 
     scene.run({0: shard, **{rank: scene.posts(rank, 0, Tag.ANSWER, body()) for rank in (1, 2, 3)}})
@@ -405,7 +407,8 @@ def test_messages_of_one_pair_do_not_overtake_each_other() -> None:
 
     def sender() -> None:
         under_way = [scene.w[0].start(1, Tag.PULL, (0, number)) for number in range(6)]
-        scene.w[0].finish(*under_way)
+        for sending in under_way:
+            scene.w[0].finish(sending)
 
     def receiver() -> None:
         wire = scene.w[1]
@@ -427,7 +430,8 @@ def test_a_transfer_that_begins_later_does_not_hold_the_link_before() -> None:
 
     def shard() -> None:
         scene.w[0].take(ANYTHING)
-        scene.w[0].finish(*[scene.w[0].start(rank, Tag.ANSWER, ANSWER, body()) for rank in (1, 2)])
+        for sending in [scene.w[0].start(rank, Tag.ANSWER, ANSWER, body()) for rank in (1, 2)]:
+            scene.w[0].finish(sending)
 
     def asks() -> None:
         posted = scene.w[2].post(0, Tag.ANSWER, body())

@@ -1,0 +1,75 @@
+"""A learner's own steps between pulls: Downpour's n_push and n_fetch [Dean12 4.1], SSP's local updates [ElasticDL].
+
+Several mini-batches are one to the learner's loop: after each the learner takes a step of plain SGD by itself, and what is pushed
+is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpisgd.computing import Computes
+
+
+class Travels(Computes, Protocol):
+    """A gradient and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
+
+    @property
+    def host_weights(self) -> Any: ...
+
+    @property
+    def host_gradients(self) -> Any: ...
+
+
+class LocalSteps:
+    """Computes `count` mini-batches as one: round r has the learner's mini-batches r * count to r * count + count - 1.
+
+    The loss is the mean of theirs, the samples are those of all.
+
+    Args:
+        gradient: computes single mini-batches; what it leaves in `host_gradients` is replaced by the sum.
+        alpha: learning rate of the learner's own steps.
+    """
+
+    def __init__(self, gradient: Travels, count: int, alpha: float) -> None:
+        self._gradient = gradient
+        self._count = count
+        self._alpha = np.float32(alpha)
+        self.host_weights = gradient.host_weights
+        self.host_gradients = gradient.host_gradients
+        self.samples = 0
+        self._numbers = isinstance(self.host_weights, np.ndarray)
+        self._step: Any = np.empty_like(self.host_weights) if self._numbers else None
+        self._accrued = np.empty_like(self.host_gradients) if self._numbers and count > 1 else None
+
+    def prepare(self, seq: int) -> None:
+        """Do what the first mini-batch of a round needs before its weights are known."""
+        self._gradient.prepare(seq * self._count)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
+
+    def compute(self, seq: int) -> float:
+        """Compute a round at the weights that are there; returns the mean loss."""
+        first, loss, self.samples = seq * self._count, 0.0, 0
+        for number in range(first, first + self._count):
+            if number > first:
+                self._gradient.prepare(number)
+            loss += self._gradient.compute(number)
+            self.samples += self._gradient.samples
+            if self._numbers:
+                self._take_step(first=number == first)
+        if self._accrued is not None:
+            self.host_gradients[:] = self._accrued
+        return loss / self._count
+
+    def _take_step(self, first: bool) -> None:
+        np.multiply(self.host_gradients, self._alpha, out=self._step)
+        np.subtract(self.host_weights, self._step, out=self.host_weights)
+        if self._accrued is not None and first:
+            self._accrued[:] = self.host_gradients
+        elif self._accrued is not None:
+            np.add(self._accrued, self.host_gradients, out=self._accrued)

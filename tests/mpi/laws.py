@@ -1,0 +1,37 @@
+"""What the log of any run on real ranks must prove (DESIGN 4)."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+
+def hold(run: Run, *, again: bool = False, own_steps: bool = False) -> None:
+    """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes."""
+    pushes, done = run.pushes, json.loads((run.path / "DONE").read_text())
+    for books, clock in zip(run.books(), done["clock"], strict=True):
+        assert books.balanced
+        assert books.applied > 0
+        rows = pushes[pushes["shard"] == books.shard]
+        applied = rows[(rows["verdict"] == Verdict.APPLY) & (rows["clock"] < clock)]
+        updates = run.updates[run.updates["shard"] == books.shard]
+        assert np.array_equal(updates["clock"], np.arange(1, clock + 1))
+        assert np.array_equal(updates["gradients"], np.bincount(applied["clock"], minlength=clock)), "divisor counted"
+        assert updates["samples"][-1] == applied["samples"].sum()
+    assert (pushes["staleness"] >= 0).all()
+    assert np.array_equal(pushes["staleness"], pushes["clock"] - pushes["timestamp"])
+    for learner_id in range(run.lambda_):
+        for shard in range(run.shards):
+            rows = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
+            pulled = ~np.isnan(rows["answer_s"][:-1])
+            assert pulled.all() or own_steps
+            assert (rows["timestamp"][1:] >= rows["clock"][:-1])[pulled].all(), "a pull never overtakes the push before it"
+            seqs = rows["seq"]
+            if again:
+                assert np.isin(np.diff(seqs), (0, 1)).all()
+                seqs = seqs[rows["verdict"] == Verdict.APPLY]
+            assert np.array_equal(seqs, np.arange(len(seqs))), "every mini-batch in order, none lost or doubled"

@@ -1,0 +1,120 @@
+"""The other protocols on 4 to 8 real ranks, one to three shards, plain and synchronous sends: the laws of DESIGN 4, and replay."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisgd import replay
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event, Verdict
+
+from . import laws
+from .conftest import drive
+
+SIZES = ((4, 1), (5, 2), (8, 3))
+EACH: dict[str, dict[str, Any]] = {
+    "timeout": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.002}},
+    "versioned": {"protocol": {"name": "versioned", "grads_to_wait": 2}},
+    "async": {"protocol": {"name": "async", "most_staleness": 6, "modulation": "inverse_plus_one"}},
+    "ssp": {"protocol": {"name": "ssp", "slack": 1, "modulation": "inverse"}},
+    "downpour": {
+        "protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4, "local_alpha": 0.02, "warm_up": 5},
+        "optimizer": "adagrad",
+        "alpha0": 0.02,
+    },
+}
+STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.01}
+#: name -> (ranks, what differs from COMMON)
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    **{
+        f"{name}-{ranks}-S{shards}": (ranks, {**special, "shards": shards})
+        for name, special in EACH.items()
+        for ranks, shards in SIZES
+    },
+    "ssp-5-frequency": (5, {"protocol": {"name": "ssp", "slack": 2, "get_model_frequency": 3}}),
+    "async-6-ramp": (6, {"protocol": {"name": "async", "warm_up": 10, "ramp": 50}, "shards": 2}),
+    "async-6-compensated": (6, {"protocol": "async", "shards": 2, "compensation": 0.04}),
+    "softsync-5-compensated": (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95}),
+    "abort-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "abort": True}, "shards": 2, "straggler": STRAGGLERS}),
+    "late-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2}),
+    "tolerant-6-S2": (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2}),
+}
+UNEVEN = {name for name in RUNS if name.startswith(("timeout", "async"))}
+"""Shards may sum different numbers of gradients, and the first that is done ends the run."""
+OWN_STEPS = {name for name in RUNS if name.startswith("downpour") or name.endswith("frequency")}
+AGAIN = {name for name in RUNS if name.startswith(("versioned", "tolerant"))}
+
+COMMON = {"epochs": 1, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
+SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend": {"MPISGD_SSEND": "1"}}
+
+
+@pytest.fixture(scope="module", params=SWITCHES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    jobs = [
+        {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
+    ]
+    drive(directory, jobs, ranks=8, **SWITCHES[request.param])
+    return directory
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_laws_and_replay(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    laws.hold(run, again=name in AGAIN, own_steps=name in OWN_STEPS)
+    assert run.summaries["samples"].max() >= 1437
+    assert name in UNEVEN or run.summaries["samples"].min() >= 1437
+    assert replay.check(run.path) == ""
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("timeout", "versioned", "abort"))])
+def test_only_fresh_gradients_of_one_clock_are_applied(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    assert not run.pushes["staleness"][run.pushes["verdict"] == Verdict.APPLY].any()
+    number = np.zeros((run.shards, run.lambda_), int)
+    one_clock: dict[tuple[int, int], set[int]] = {}
+    for shard, learner_id, timestamp in run.pushes[["shard", "learner_id", "timestamp"]].tolist():
+        one_clock.setdefault((learner_id, int(number[shard, learner_id])), set()).add(timestamp)
+        number[shard, learner_id] += 1
+    assert all(len(timestamps) == 1 for timestamps in one_clock.values())
+    assert name in UNEVEN or len(set(run.summaries["final_clock"])) == 1
+
+
+@pytest.mark.parametrize("name", sorted(AGAIN))
+def test_by_version_check_every_sample_is_applied_exactly_as_often_as_there_are_epochs(runs: Path, name: str) -> None:
+    """An epoch of 1,437 samples in mini-batches of 8: each learner its share, on every shard, whatever was rejected."""
+    run = Run(runs / name)
+    mini_batches = math.ceil(1437 / 8)
+    for shard in range(run.shards):
+        applied = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.APPLY)]
+        for learner_id in range(run.lambda_):
+            seqs = applied["seq"][applied["learner_id"] == learner_id]
+            assert sorted(seqs) == list(range(math.ceil((mini_batches - learner_id) / run.lambda_)))
+    assert (run.pushes["verdict"] == Verdict.REJECT).any(), "else this shows nothing"
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("ssp")])
+def test_nobody_is_further_ahead_than_ssp_allows(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    protocol = run.config["protocol"]
+    ahead = protocol["slack"] + protocol["get_model_frequency"] - 1
+    for shard in range(run.shards):
+        rows = run.pushes[run.pushes["shard"] == shard]
+        pushed = np.zeros(run.lambda_, int)
+        for row in rows[rows["verdict"] == Verdict.APPLY]:
+            assert pushed[row["learner_id"]] - pushed.min() <= ahead, "its weights were given when it was no more ahead"
+            pushed[row["learner_id"]] += 1
+
+
+def test_learners_that_are_told_give_up(runs: Path) -> None:
+    run = Run(runs / "abort-6-S2")
+    gave_up = run.events[run.events["kind"] == Event.GAVE_UP]
+    assert len(gave_up) > 20
+    assert np.array_equal(np.bincount(gave_up["shard"])[:1], np.bincount(gave_up["shard"])[1:]), "each shard is told"
+    dropped = run.pushes[run.pushes["verdict"] == Verdict.DROP]
+    assert len(dropped) < len(gave_up), "few are computed in vain to their end"
