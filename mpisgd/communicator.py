@@ -79,6 +79,7 @@ class Communicator(Protocol):
         """Some ranks that will act together; each of them calls this, and nobody else. `bounds` is what `Team` says."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Team(Protocol):
     """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
 

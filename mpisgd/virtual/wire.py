@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from mpisgd.communicator import Buffer, Communicator, Pattern
+from mpisgd.communicator import Buffer, Communicator, Pattern, Team
 from mpisgd.errors import PeerError
 from mpisgd.messages import Fields, Tag
 from mpisgd.virtual.cluster import Cluster, Event, VirtualRank
@@ -384,7 +384,7 @@ class VirtualWire(VirtualRank, Communicator):
         return self._network.transfer(message.source, self.rank, nbytes, now_ns)
 
 
-class VirtualTeam:
+class VirtualTeam(Team):
     """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
 
     Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
