@@ -140,6 +140,11 @@ class ShardChannel:
         for notice in under_way:
             wire.finish(notice)
 
+    def snapshot_pull(self) -> SnapshotPull | None:
+        """What the evaluator asks for, if it has; without waiting."""
+        taken = self._wire.take_until(((self._evaluator_rank, Tag.SNAPSHOT_PULL),), self._wire.now_ns())
+        return None if taken is None else SnapshotPull(*taken[2])
+
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         """Send a snapshot: theta and, where weights are averaged, thetabar; empty vectors = there is no such snapshot."""
         wire, nbytes = self._wire, vectors[0].nbytes
@@ -337,6 +342,97 @@ class LearnerChannel:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))
 
 
+# ------------------------------------------------------------------------------------------- where learners double as shards
+
+
+class TeamChannel(ShardChannel):
+    """Both ends in one: gradients are exchanged, and weights shared, by collectives over all learners (`allreduce.py`).
+
+    To the shard, it is a channel: the shard answers the pulls of all learners at once, which begins an all-gather; the learner
+    waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
+
+    Args:
+        weights, gradients: (parameters,) float32 host memory of the learner.
+        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard.
+        bounds: the slice of each shard.
+    """
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        *,
+        weights: np.ndarray,
+        gradients: np.ndarray,
+        received: np.ndarray,
+        bounds: list[tuple[int, int]],
+    ) -> None:
+        super().__init__(wire, roles, learner_id)
+        self._team = wire.team(roles.learner_ranks, bounds)
+        self._weights = weights
+        self._gradients = gradients
+        self._received = received
+        self._sharing: Any = None
+        self._clock = 0
+        self._exchanged_ns = self._shared_ns = 0
+        self._push_ns = self._wait_ns = self._pull_ns = 0
+        self.watched = roles.dedicated_evaluator
+        """Whether an evaluator asks for snapshots while the run goes on."""
+        self.now_ns = wire.now_ns
+        self.sleep = wire.sleep
+
+    def exchange(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int) -> list[Push]:
+        """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
+
+        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
+        seconds hold the wait for the slowest learner, which elsewhere a learner spends in its pull.
+
+        Raises PeerError where a header is another learner's, or of a model of another size.
+        """
+        start_ns, nbytes = self.now_ns(), self._gradients.nbytes
+        waited = (self._push_ns, self._wait_ns, self._pull_ns)
+        told = (self._shard, self._clock, seq, samples, compute_ns, delay_ns, *waited, nbytes, loss)
+        headers = self._team.tell(Tag.PUSH, told)
+        arrival_ns = self.now_ns()
+        pushes = [Push._make((*fields, arrival_ns)) for fields in headers]
+        for learner_id, push in enumerate(pushes):
+            if push.learner_id != learner_id or push.nbytes != nbytes:
+                raise PeerError(
+                    f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
+                    f" expected {nbytes} bytes"
+                )
+        self._team.exchange(self._gradients, self._received)
+        self._exchanged_ns = self.now_ns()
+        self._push_ns = self._exchanged_ns - start_ns
+        return pushes
+
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """Begin to share the new weights of this shard with all learners."""
+        self._clock = clock
+        self._shared_ns = self.now_ns()
+        self._sharing = self._team.share(weights, self._weights)
+
+    def finish_answers(self) -> None:
+        """`pull` waits for them."""
+
+    def pull(self) -> int:
+        """Wait until the weights of all shards are in place; returns their clock."""
+        self._team.finish(self._sharing)
+        self._wait_ns = self._shared_ns - self._exchanged_ns
+        self._pull_ns = self.now_ns() - self._shared_ns
+        return self._clock
+
+    def stop(self, learner_id: int, clock: int) -> None:
+        """Every learner knows it from its own shard."""
+
+    def goodbyes(self, pushed: int) -> list[Goodbye]:
+        """Tell every shard how many pushes it must have received from this learner; what all learners tell this one."""
+        told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, True))
+        self._team.disband()
+        return [Goodbye(*fields) for fields in told]
+
+
 # ------------------------------------------------------------------------------------------------------ evaluator's side
 
 
@@ -356,6 +452,7 @@ class EvaluatorChannel:
         weights: (parameters,) float32 host memory that theta is received into.
         averaged: the same for thetabar, or None where the run keeps none.
         bounds: the slice of each shard.
+        serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
     """
 
     def __init__(
@@ -366,9 +463,11 @@ class EvaluatorChannel:
         weights: np.ndarray,
         averaged: np.ndarray | None,
         bounds: list[tuple[int, int]],
+        serve_here: Callable[[], None] | None = None,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
+        self._serve_here = serve_here
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
 
@@ -376,18 +475,27 @@ class EvaluatorChannel:
         return self._wire.now_ns() * 1e-9
 
     def pull(self, number: int) -> Snapshot | None:
-        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it."""
-        answers = [self._pull_slice(number, shard) for shard in range(len(self._ranks))]
+        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
+
+        All are asked at once: where learners double as shards, each answers between two mini-batches only.
+        """
+        asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
+        answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
         return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
 
-    def _pull_slice(self, number: int, shard: int) -> tuple[bool, int, int, float]:
+    def _ask(self, number: int, shard: int) -> Any:
+        rank, (start, end) = self._ranks[shard], self._bounds[shard]
+        slices = (vector[start:end] for vector in self._vectors)
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
+        self._let_serve(rank)
+        return asked
+
+    def _answer(self, number: int, shard: int, asked: Any) -> tuple[bool, int, int, float]:
         wire, rank = self._wire, self._ranks[shard]
         start, end = self._bounds[shard]
-        slices = (vector[start:end] for vector in self._vectors)
-        asked = wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
         sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
@@ -398,4 +506,10 @@ class EvaluatorChannel:
     def goodbye(self) -> None:
         wire = self._wire
         for rank in self._ranks:
-            wire.finish(wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))
+            sent = wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,))
+            self._let_serve(rank)
+            wire.finish(sent)
+
+    def _let_serve(self, rank: int) -> None:
+        if rank == self._wire.rank and self._serve_here is not None:
+            self._serve_here()

@@ -6,7 +6,7 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mypy_extensions import mypyc_attr
@@ -74,3 +74,29 @@ class Communicator(Protocol):
 
     def meet(self) -> None:
         """Wait until all ranks are here."""
+
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
+        """Some ranks that will act together; each of them calls this, and nobody else. `bounds` is what `Team` says."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Team(Protocol):
+    """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
+
+    The rank in place p owns the slice `bounds[p]` of a vector that all have.
+    """
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        """All-gather: the headers of all, in the order of places."""
+
+    def exchange(self, vector: Any, received: Any) -> None:
+        """All-to-all: each slice of `vector` goes to its owner; `received`, (places * own slice,), is what all sent here."""
+
+    def share(self, own: Any, vector: Any) -> Any:
+        """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
+
+    def finish(self, shared: Any) -> None:
+        """Wait until what `share` began is done."""
+
+    def disband(self) -> None:
+        """They act together no more."""

@@ -58,6 +58,12 @@ class Updates(Protocol):
     def unpark(self, learner_id: int) -> None:
         """The gradient kept for this learner is in `scratch` again."""
 
+    def make_room(self, gradients: int) -> Any:
+        """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
+
+    def turn_to(self, place: int) -> None:
+        """The gradient at this place of that memory is in `scratch`."""
+
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
 

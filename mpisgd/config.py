@@ -172,6 +172,11 @@ class TimeoutOptions:
             require(self.N_min <= self.N, "protocol.N_min", self.N_min, f"at most protocol.N = {self.N}")
 
 
+@dataclass(frozen=True)
+class AllreduceOptions:
+    """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
+
+
 ProtocolOptions = (
     HardsyncOptions
     | SoftsyncOptions
@@ -181,6 +186,7 @@ ProtocolOptions = (
     | AsyncOptions
     | DownpourOptions
     | SspOptions
+    | AllreduceOptions
 )
 PROTOCOLS: Mapping[str, type] = {
     "hardsync": HardsyncOptions,
@@ -191,6 +197,7 @@ PROTOCOLS: Mapping[str, type] = {
     "async": AsyncOptions,
     "downpour": DownpourOptions,
     "ssp": SspOptions,
+    "allreduce": AllreduceOptions,
 }
 
 
@@ -619,7 +626,8 @@ class Config:
     """simulate: learners that fail."""
 
     shards: int = 1
-    """Parameter-server ranks S; each owns one contiguous slice of the flat parameter vector [Zhang16 2.3]."""
+    """Parameter-server ranks S; each owns one contiguous slice of the flat parameter vector [Zhang16 2.3]. Not to be given for
+    allreduce, where each learner is one."""
     evaluator: bool = False
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
     placement: Literal["packed", "spread"] = "packed"

@@ -17,7 +17,7 @@ from mpisgd import data as datasets
 from mpisgd import models, schedule
 from mpisgd.checks import require
 from mpisgd.compensation import Compensation
-from mpisgd.config import Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
+from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
@@ -189,6 +189,15 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     for name, buffer in model.module.named_buffers():
         buffer.copy_(state[name])
+
+
+def check_failures(config: Config) -> None:
+    """Raises ConfigError where virtual learners are to leave, and the others could not go on."""
+    failures = config.failures
+    if isinstance(config.protocol, AllreduceOptions) and failures.then == "leave" and (failures.at_s or failures.mean_s > 0):
+        raise ConfigError(
+            "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
+        )
 
 
 def check_compensation(config: Config, protocol: Protocol) -> None:

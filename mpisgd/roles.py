@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mpisgd.config import AllreduceOptions, Config
 from mpisgd.errors import ConfigError
 
 
 class Role(enum.Enum):
     SHARD = "shard"
     LEARNER = "learner"
+    BOTH = "learner and shard"
     EVALUATOR = "evaluator"
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l."""
+    """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l.
+
+    Where learners double as shards, both are the same ranks.
+    """
 
     shard_ranks: tuple[int, ...]
     learner_ranks: tuple[int, ...]
@@ -35,7 +40,7 @@ class Roles:
 
     def of(self, rank: int) -> Role:
         if rank in self.shard_ranks:
-            return Role.SHARD
+            return Role.BOTH if rank in self.learner_ranks else Role.SHARD
         if rank in self.learner_ranks:
             return Role.LEARNER
         return Role.EVALUATOR
@@ -51,6 +56,38 @@ class Roles:
         """For messages: `"learner 3"`."""
         role = self.of(rank)
         return role.value if role is Role.EVALUATOR else f"{role.value} {self.index(rank)}"
+
+
+def world_size(config: Config, learners: int) -> int:
+    """How many ranks a job of so many learners has."""
+    shards = 0 if isinstance(config.protocol, AllreduceOptions) else config.shards
+    return shards + learners + int(config.evaluator)
+
+
+def of_job(config: Config, hosts: Sequence[str]) -> Roles:
+    """The roles of the ranks of a job; `hosts` are their host names.
+
+    Raises ConfigError: too few ranks; shards asked for where learners double as shards.
+    """
+    if not isinstance(config.protocol, AllreduceOptions):
+        return assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+    roles = double(len(hosts), evaluator=config.evaluator)
+    if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
+        raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
+    return roles
+
+
+def double(world_size: int, *, evaluator: bool) -> Roles:
+    """Every rank is a learner and a shard; the last is the evaluator, where one is given to it.
+
+    Raises ConfigError: fewer ranks than 1 learner (+ 1 evaluator).
+    """
+    if world_size < 1 + int(evaluator):
+        raise ConfigError(
+            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: mpirun -n 2 ..."
+        )
+    ranks = tuple(range(world_size - int(evaluator)))
+    return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
 
 
 def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]) -> Roles:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from mpisgd import __version__, config_file, parts, protocols
-from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel
-from mpisgd.config import Config
+from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel, TeamChannel
+from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
@@ -30,9 +31,10 @@ from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
-from mpisgd.roles import Role, Roles, assign
+from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
+from mpisgd.update import SliceUpdate
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
@@ -55,14 +57,15 @@ class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
     def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought) -> None:
-        self.config = config
         self.comm = comm
         self.brought = brought
         self.world: World = look_around(comm)
-        self.roles: Roles = agree(comm, self._roles)
+        self.roles: Roles = agree(comm, lambda: self._roles(config))
+        self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
-        self.computes = self.role is Role.LEARNER or self.rank == self.roles.evaluator_rank
+        self.learns = self.rank in self.roles.learner_ranks
+        self.computes = self.learns or self.rank == self.roles.evaluator_rank
         torch.set_num_threads(config.threads or self.world.threads)
         self.data: DataSet | None = agree(comm, self._load_data)
         self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
@@ -78,16 +81,9 @@ class Rank:
 
     # ----------------------------------------------------------------------------------------------- before the start
 
-    def _roles(self) -> Roles:
+    def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
-        config = self.config
-        return assign(
-            self.world.size,
-            shards=config.shards,
-            evaluator=config.evaluator,
-            placement=config.placement,
-            hosts=self.world.hosts,
-        )
+        return of_job(config, self.world.hosts)
 
     def _load_data(self) -> DataSet | None:
         return parts.load_data(self.config, self.brought) if self.computes else None
@@ -111,7 +107,7 @@ class Rank:
     def _check(self) -> None:
         parts.check_stragglers(self.config, self.roles.lambda_)
         parts.check_compensation(self.config, self.protocol)
-        if self.role is Role.LEARNER:
+        if self.learns:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 
     def _claim(self) -> None:
@@ -149,33 +145,64 @@ class Rank:
         wire = Wire(self.comm, polite=self.world.oversubscribed)
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
-        loop = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.EVALUATOR: self._evaluator}[self.role]
-        said = loop(wire)
+        loops = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.BOTH: self._both, Role.EVALUATOR: self._evaluator}
+        said = loops[self.role](wire)
         wire.meet()
         for action in self._at_the_end:
             action()
         return self._end(said)
 
     def _shard(self, wire: Wire) -> np.ndarray:
-        config, shard = self.config, self.roles.index(self.rank)
-        start, end = self.bounds[shard]
-        update = parts.make_update(
-            config,
+        update = self._update()
+        del self.model
+        with self._server(ShardChannel(wire, self.roles, self.roles.index(self.rank)), update) as server:
+            wire.start_clock()
+            server.serve()
+        return _account(server)
+
+    def _both(self, wire: Wire) -> np.ndarray:
+        config, learner_id = self.config, self.roles.index(self.rank)
+        gradient, update = self._gradient(), self._update()
+        channel = TeamChannel(
+            wire,
+            self.roles,
+            learner_id,
+            weights=gradient.host_weights,
+            gradients=gradient.host_gradients,
+            received=update.make_room(self.roles.lambda_),
+            bounds=self.bounds,
+        )
+        with self._server(channel, update) as server:
+            wire.start_clock()
+            allreduce.train(channel, server, gradient, Delays(config.straggler, config.seed, learner_id))
+            if self.rank == self.roles.evaluator_rank:
+                self._evaluate(wire, server.serve_one)
+            server.serve_on()
+        return _account(server)
+
+    def _update(self) -> SliceUpdate:
+        start, end = self.bounds[self.roles.index(self.rank)]
+        return parts.make_update(
+            self.config,
             self.model.weights[start:end],
             gradients_per_update=self.protocol.gradients_per_update,
             train_samples=self.meta.train_samples,
         )
-        del self.model
+
+    @contextmanager
+    def _server(self, channel: ShardChannel, update: SliceUpdate) -> Iterator[Shard]:
+        """This rank's shard, with its log and all that it writes to; closed at the end."""
+        config, shard = self.config, self.roles.index(self.rank)
         snapshots = Snapshots(
             self.path / f".snapshots-{shard:03d}",
             every_epochs=config.evaluation.every_epochs,
             vectors=1 if update.averaged is None else 2,
-            size=end - start,
+            size=len(update.weights),
         )
         file = self._table_file(schema.shard_file(shard), shard)
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         server = Shard(
-            ShardChannel(wire, self.roles, shard),
+            channel,
             self.protocol,
             update,
             lambda_=self.roles.lambda_,
@@ -186,15 +213,12 @@ class Rank:
             log=ShardLog(file, shard),
             progress=progress,
         )
-        wire.start_clock()
         try:
-            server.serve()
+            yield server
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
             snapshots.close()
-        diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-        return account(server.clock, update.samples, diverged, server.updated_s)
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -223,7 +247,7 @@ class Rank:
         self._evaluate(wire)
         return account()
 
-    def _evaluate(self, wire: Wire) -> None:
+    def _evaluate(self, wire: Wire, serve_here: Callable[[], None] | None = None) -> None:
         config, options = self.config, self.config.evaluation
         assert self.data is not None
         pulled = [host_vector(self.model.size) for _ in range(2 if config.averaging > 0 else 1)]
@@ -233,6 +257,7 @@ class Rank:
             weights=host_view(pulled[0]),
             averaged=host_view(pulled[1]) if config.averaging > 0 else None,
             bounds=self.bounds,
+            serve_here=serve_here,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
@@ -271,3 +296,9 @@ class Rank:
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
+
+
+def _account(server: Shard) -> np.ndarray:
+    update = server.update
+    diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
+    return account(server.clock, update.samples, diverged, server.updated_s)

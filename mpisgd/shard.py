@@ -13,7 +13,7 @@ from mpisgd.channel import ShardChannel
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Pull, Push
+from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.progress import Progress
@@ -89,27 +89,44 @@ class Shard:
 
     def serve(self) -> None:
         """Serve until every learner and the evaluator have said goodbye."""
+        self.begin()
+        self.serve_on()
+
+    def begin(self) -> None:
+        """The first words of the log, and the first snapshot."""
         self.log.event(Event.STARTED, self.clock, self.channel.now_s())
         self._take_snapshot()
         self._over_s = self.timeout_s
+
+    def serve_on(self) -> None:
+        """Serve what is left to be served, then say the last words."""
         while self.present or self.evaluating:
-            whose = self._expected() if self._ordered else None
-            message = self.channel.receive(self.update.scratch, whose, self._over_s)
-            if isinstance(message, Push):
-                self._take(message)
-            elif isinstance(message, Pull):
-                learner_id, self._pulls[learner_id] = message
-                self._answer([learner_id])
-            elif isinstance(message, Goodbye):
-                self._part(message)
-            elif message is None:
-                self._time_out()
-            elif isinstance(message, GaveUp):
-                self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
-            else:
-                self._snapshot_pull = message.number
-                self._answer_snapshot()
+            self.serve_one()
         self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
+
+    def serve_one(self) -> None:
+        """Wait for the next message, or for the time to be over, and do what it asks for."""
+        whose = self._expected() if self._ordered else None
+        message = self.channel.receive(self.update.scratch, whose, self._over_s)
+        if message is None:
+            self._time_out()
+        else:
+            self.handle(message)
+
+    def handle(self, message: Message) -> None:
+        """Do what a message asks for; the gradient of a push lies in `update.scratch`."""
+        if isinstance(message, Push):
+            self._take(message)
+        elif isinstance(message, Pull):
+            learner_id, self._pulls[learner_id] = message
+            self._answer([learner_id])
+        elif isinstance(message, Goodbye):
+            self._part(message)
+        elif isinstance(message, GaveUp):
+            self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
+        else:
+            self._snapshot_pull = message.number
+            self._answer_snapshot()
 
     def _expected(self) -> int | None:
         """Whose message must be next: where an order is wanted, and there is no memory to keep what comes before its turn."""

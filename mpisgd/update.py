@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,6 +77,7 @@ class SliceUpdate:
         self._summed = host_view(self._sum)
         self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
+        self._room: tuple[Tensor, ...] = ()
         self._spare: list[Tensor] = []
         self.cached = weights.nbytes <= CACHED_NBYTES
         self.gradients = 0
@@ -107,6 +109,16 @@ class SliceUpdate:
         """The gradient kept for this learner is in `scratch` again."""
         self._spare.append(self._scratch)
         self._receive_into(self._parked.pop(learner_id))
+
+    def make_room(self, gradients: int) -> np.ndarray:
+        """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
+        room = host_vector(gradients * len(self.weights))
+        self._room = torch.split(room, len(self.weights))
+        return host_view(room)
+
+    def turn_to(self, place: int) -> None:
+        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
+        self._receive_into(self._room[place])
 
     def _receive_into(self, vector: Tensor) -> None:
         self._scratch = vector

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -117,11 +117,13 @@ class Wire:
         requests = [(self._comm.Issend if layout.announced else begin)(header, dest, tag)]
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
-        if self._print:
-            print(
-                f"r{self.rank} -> {dest} {Tag(tag).name} {sum(b.nbytes for b in bodies) / 1e6:.6g} MB", file=sys.stderr, flush=True
-            )
+        self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
         return Sending(layout.announced, requests)
+
+    def say(self, dest: str, tag: int, nbytes: int) -> None:
+        """Print a message that is sent, where that is switched on."""
+        if self._print:
+            print(f"r{self.rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB", file=sys.stderr, flush=True)
 
     # -------------------------------------------------------------------------------------------------------- receive
 
@@ -143,7 +145,7 @@ class Wire:
 
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
-        self._wait(posted.requests.pop(0))
+        self.wait(posted.requests.pop(0))
         return posted.layout.unpack(posted.buffer, posted.source)
 
     def arrived(self, posted: Receiving) -> bool:
@@ -230,7 +232,7 @@ class Wire:
         """Wait for a message that is under way; for the header of an announced one politely, if need be."""
         requests = transfer.requests
         if self.polite and type(transfer) is Sending and transfer.announced:
-            self._wait(requests.pop(0))
+            self.wait(requests.pop(0))
         if len(requests) == 1:
             requests[0].Wait()
         elif requests:
@@ -238,13 +240,62 @@ class Wire:
 
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
-        self._wait(self._comm.Ibarrier())
+        self.wait(self._comm.Ibarrier())
 
-    def _wait(self, request: MPI.Request) -> None:
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
+        """Some ranks that will act together; only they call this."""
+        return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds)
+
+    def wait(self, request: MPI.Request) -> None:
+        """Wait for what was begun, politely if need be."""
         if self.polite:
             _politely(lambda: request.Test() or None)
         else:
             request.Wait()
+
+
+class Team:
+    """Ranks that act together, by MPI's non-blocking collectives, each waited for like any other request.
+
+    Args:
+        comm: theirs, in the order of places; belongs to the team.
+        bounds: the slice of a vector that each place owns, in elements.
+    """
+
+    def __init__(self, wire: Wire, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]]) -> None:
+        self._wire = wire
+        self._comm = comm
+        self._starts = [start for start, _ in bounds]
+        self._sizes = [end - start for start, end in bounds]
+        own = self._sizes[comm.Get_rank()]
+        self._own_sizes = [own for _ in bounds]
+        self._own_starts = [own * place for place in range(len(bounds))]
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        """All-gather of headers."""
+        layout = LAYOUTS[tag]
+        headers = bytearray(len(self._sizes) * layout.nbytes)
+        self._wire.say("all", tag, 0)
+        self._wire.wait(self._comm.Iallgather(layout.pack(fields), headers))
+        parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
+        return [layout.unpack(part, place) for place, part in enumerate(parts)]
+
+    def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
+        """All-to-all of slices."""
+        self._wire.say("all", Tag.GRADIENT, vector.nbytes)
+        sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
+        self._wire.wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
+
+    def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
+        """Begin an all-gather of slices."""
+        self._wire.say("all", Tag.WEIGHTS, own.nbytes)
+        return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
+
+    def finish(self, shared: MPI.Request) -> None:
+        self._wire.wait(shared)
+
+    def disband(self) -> None:
+        self._comm.Free()
 
 
 def _politely(ready: Callable[[], Any]) -> Any:

@@ -46,6 +46,11 @@ def protocol_label(run: Run) -> str:
     return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in protocol_options(run).items())])
 
 
+def doubled(run: Run) -> bool:
+    """Whether learners double as shards: learner l and shard l are one rank."""
+    return protocol_name(run) == "allreduce"
+
+
 def splitting(run: Run) -> int | None:
     """n of n-softsync [Zhang16 2.2], None for other protocols."""
     return int(run.config["protocol"].get("n", 1)) if protocol_name(run) == "softsync" else None

@@ -1,7 +1,8 @@
 """When gradients arrive, and how long it takes to collect k of λ [Chen16 Fig. 3, 4].
 
-Synchronous protocols (hardsync, backup, timeout): the gradients of one clock value are those computed from its weights, also
-dropped ones. Their time runs from the update that made the weights (clock 0: the start barrier) to their arrival on shard 0.
+Synchronous protocols (hardsync, backup, timeout, allreduce): the gradients of one clock value are those computed from its weights,
+also dropped ones. Their time runs from the update that made the weights (clock 0: the start barrier) to their arrival on shard 0;
+in allreduce they all arrive when the last one is ready.
 
 Other protocols have no common start. There a gradient's time is its learner's turnaround: from the answer to the learner's
 previous pull, which gave it the weights, to the arrival of its push on shard 0. First pushes have no such answer and are
@@ -18,7 +19,7 @@ from mpisgd.analysis import about
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.records.reader import Run
 
-SYNCHRONOUS = ("hardsync", "backup", "timeout")
+SYNCHRONOUS = ("hardsync", "backup", "timeout", "allreduce")
 #: Percentiles of the table of arrival times.
 PERCENTILES = (1, 10, 50, 90, 99)
 

@@ -37,7 +37,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpisgd.analysis import books
+from mpisgd.analysis import about, books
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
@@ -157,14 +157,21 @@ class Timeline:
 
 
 def ranks_of(run: Run) -> Ranks:
-    """As [environment] tells; what it does not tell, as `roles.assign` packs ranks."""
+    """As [environment] tells; what it does not tell, as `roles.assign` packs ranks.
+
+    Where learners double as shards, a shard has a row of its own, for both do things at once: it is numbered after all ranks.
+    """
     environment = run.environment
     shards = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
-    evaluator = int(environment.get("evaluator_rank", -1))
+    evaluator, hosts = int(environment.get("evaluator_rank", -1)), list(environment.get("hosts", []))
+    if about.doubled(run):
+        learners, size = shards, len(hosts)
+        shards = [size + rank for rank in learners]
+        return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], [*hosts, *(hosts[rank] for rank in learners)])
     taken = {*shards, evaluator}
     others = (rank for rank in itertools.count() if rank not in taken)
     learners = list(itertools.islice(others, books.learners_of(run)))
-    return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], environment.get("hosts", []))
+    return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], hosts)
 
 
 def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, learners: int | None = None) -> Timeline:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd import config_file
+from mpisgd.analysis import about
 from mpisgd.config import Config, StragglerOptions, replace
 from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, NetworkOptions
-from mpisgd.errors import DataError
+from mpisgd.errors import ConfigError, DataError
 from mpisgd.plan.observe import Lag, Observed, distance, observe
 from mpisgd.plan.predict import PUSHES, predict
 from mpisgd.plan.wire import HANDLING_S, Cost, measured
@@ -76,9 +77,14 @@ def fitted(run: Run, *, from_log: bool = False) -> Fit:
     """Fit, and compare.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's.
+    configuration is none of this version's, or it had no shards of their own.
     """
     check_pushes(run)
+    if about.doubled(run):
+        raise ConfigError(
+            f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"
+            " shards of their own, whose costs a plan begins with"
+        )
     real = observe(run)
     if run.environment.get("virtual") and not from_log:
         return _as_configured(run, real)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpisgd.config import (
+    AllreduceOptions,
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
@@ -36,7 +37,9 @@ def make(options: ProtocolOptions, lambda_: int) -> Protocol:
     Raises ConfigError, with the equation and its numbers, where the options do not fit the number of learners.
     """
     match options:
-        case HardsyncOptions():
+        case (
+            HardsyncOptions() | AllreduceOptions()
+        ):  # the same decisions, on the same gradients; `allreduce.py` is the other way there
             return Hardsync(lambda_)
         case SoftsyncOptions(n=n):
             if n > lambda_:

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from mpisgd import __version__, config_file, parts, protocols
-from mpisgd.channel import LearnerChannel, ShardChannel
-from mpisgd.config import Config
+from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd.channel import LearnerChannel, ShardChannel, TeamChannel
+from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.learner import learn
@@ -24,7 +25,7 @@ from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
-from mpisgd.roles import Roles, assign
+from mpisgd.roles import Role, Roles, of_job, world_size
 from mpisgd.shard import Shard
 from mpisgd.simulate.costs import Costs
 from mpisgd.simulate.sizes import Sizes
@@ -51,13 +52,11 @@ class Job:
             raise ConfigError(f"device = {config.device!r}: virtual learners compute on 'cpu'")
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         options = config.virtual
-        size = config.shards + options.learners + int(config.evaluator)
-        nodes = [rank // options.ranks_per_node for rank in range(size)]
-        self.config = config
+        nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
         self.hosts = [f"node-{node}" for node in nodes]
-        self.roles: Roles = assign(
-            size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=self.hosts
-        )
+        self.roles: Roles = of_job(config, self.hosts)
+        self.config = config = replace(config, shards=len(self.roles.shard_ranks))
+        parts.check_failures(config)
         parts.check_stragglers(config, self.roles.lambda_)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
@@ -90,9 +89,11 @@ class Job:
     def _mains(self, wires: list[VirtualWire], stack: ExitStack) -> list[Callable[[], None]]:
         mains: dict[int, Callable[[], None]] = {}
         for shard, rank in enumerate(self.roles.shard_ranks):
-            mains[rank] = self._shard(shard, wires[rank], stack)
+            build = self._both if self.roles.of(rank) is Role.BOTH else self._shard
+            mains[rank] = build(shard, wires[rank], stack)
         for learner_id, rank in enumerate(self.roles.learner_ranks):
-            mains[rank] = self._learner(learner_id, wires[rank])
+            if rank not in mains:
+                mains[rank] = self._learner(learner_id, wires[rank])
         if self.roles.dedicated_evaluator:
             rank = self.roles.evaluator_rank
             mains[rank] = functools.partial(self._evaluator, wires[rank])
@@ -101,15 +102,61 @@ class Job:
     # ------------------------------------------------------------------------------------------------------------- ranks
 
     def _shard(self, shard: int, wire: VirtualWire, stack: ExitStack) -> Callable[[], None]:
+        server = self._server(shard, ShardChannel(wire, self.roles, shard), self._update(shard, wire), stack)
+
+        def main() -> None:
+            wire.start_clock()
+            server.serve()
+            self._account(shard, server)
+            wire.meet()
+
+        return main
+
+    def _both(self, learner_id: int, wire: VirtualWire, stack: ExitStack) -> Callable[[], None]:
+        config = self.config
+        gradient, update = self.work.gradient(learner_id, wire, self.costs), self._update(learner_id, wire)
+        channel = TeamChannel(
+            wire,
+            self.roles,
+            learner_id,
+            weights=gradient.host_weights,
+            gradients=gradient.host_gradients,
+            received=update.make_room(self.roles.lambda_),
+            bounds=self.work.bounds,
+        )
+        server = self._server(learner_id, channel, update, stack)
+        delays = Delays(config.straggler, config.seed, learner_id)
+
+        def main() -> None:
+            wire.start_clock()
+            try:
+                allreduce.train(channel, server, gradient, delays)
+            except LearnerFailed as failure:
+                raise _fail_fast(failure) from failure
+            if wire.rank == self.roles.evaluator_rank:
+                self._evaluate(wire, server.serve_one)
+            server.serve_on()
+            self._account(learner_id, server)
+            wire.meet()
+
+        return main
+
+    def _update(self, shard: int, wire: VirtualWire) -> Any:
+        return self.work.update(shard, self.protocol.gradients_per_update, wire, self.costs)
+
+    def _account(self, shard: int, server: Shard) -> None:
+        self.accounts[shard] = account(server.clock, server.update.samples, server.diverged, server.updated_s)
+
+    def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
+        """One shard, with its log and all that it writes to, which `stack` closes."""
         config, lambda_ = self.config, self.roles.lambda_
         protocol = protocols.make(config.protocol, lambda_)
-        update = self.work.update(shard, protocol.gradients_per_update, wire, self.costs)
         snapshots = self.work.snapshots(self.path, shard, update)
         file = self._table_file(schema.shard_file(shard), shard)
         stack.callback(snapshots.close)
         stack.callback(file.close)
-        server = Shard(
-            ShardChannel(wire, self.roles, shard),
+        return Shard(
+            channel,
             protocol,
             update,
             lambda_=lambda_,
@@ -120,14 +167,6 @@ class Job:
             log=ShardLog(file, shard),
             progress=Progress("off", config.epochs, 0.0),
         )
-
-        def main() -> None:
-            wire.start_clock()
-            server.serve()
-            self.accounts[shard] = account(server.clock, update.samples, server.diverged, server.updated_s)
-            wire.meet()
-
-        return main
 
     def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
@@ -151,7 +190,7 @@ class Job:
                 learn(channel, self.protocol, gradient, delays, share)
             except LearnerFailed as failure:
                 if failures.then == "stop":
-                    raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
+                    raise _fail_fast(failure) from failure
                 wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
                 channel.goodbye(finished=False)
@@ -166,9 +205,9 @@ class Job:
         self._evaluate(wire)
         wire.meet()
 
-    def _evaluate(self, wire: VirtualWire) -> None:
+    def _evaluate(self, wire: VirtualWire, serve_here: Callable[[], None] | None = None) -> None:
         log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
-        self.work.evaluate(wire, self.roles, log, self.path / schema.WEIGHTS)
+        self.work.evaluate(wire, self.roles, log, self.path / schema.WEIGHTS, serve_here)
         log.close()
 
     # ----------------------------------------------------------------------------------------------------------- records
@@ -194,6 +233,10 @@ class Job:
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
+
+
+def _fail_fast(failure: LearnerFailed) -> PeerError:
+    return PeerError(f"{failure}: the job is ended, as a fail-fast run is")
 
 
 @contextmanager

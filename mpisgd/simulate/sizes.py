@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,12 @@ class Sizes:
         """What one learner computes."""
         return SizedGradient(self._vector, self.config.mu, wire, costs.compute_of(learner_id, wire))
 
-    def evaluate(self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path) -> None:
+    def evaluate(
+        self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None
+    ) -> None:
         """There is nothing to evaluate: the evaluator says goodbye."""
-        EvaluatorChannel(wire, roles, weights=self._vector, averaged=None, bounds=self.bounds).goodbye()
+        channel = EvaluatorChannel(wire, roles, weights=self._vector, averaged=None, bounds=self.bounds, serve_here=serve_here)
+        channel.goodbye()
 
 
 def _count(config: Config, brought: Brought) -> int:

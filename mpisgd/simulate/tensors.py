@@ -83,7 +83,9 @@ class Tensors:
     def _gradient(self, learner_id: int) -> Gradient:
         return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
 
-    def evaluate(self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path) -> None:
+    def evaluate(
+        self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None
+    ) -> None:
         """Every snapshot, as on real ranks; it takes no virtual time."""
         config = self.config
         pulled = [host_vector(self.parameters) for _ in range(2 if config.averaging > 0 else 1)]
@@ -93,6 +95,7 @@ class Tensors:
             weights=host_view(pulled[0]),
             averaged=host_view(pulled[1]) if config.averaging > 0 else None,
             bounds=self.bounds,
+            serve_here=serve_here,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         evaluator = Evaluator(

@@ -81,6 +81,12 @@ class SizedUpdate(Updates):
     def unpark(self, learner_id: int) -> None:
         """Sizes need no memory."""
 
+    def make_room(self, gradients: int) -> Any:
+        return SizedVector(gradients * self.scratch.size)
+
+    def turn_to(self, place: int) -> None:
+        """One size is like the other."""
+
     def scratch_is_finite(self) -> bool:
         return True
 

@@ -7,13 +7,13 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from mpisgd.communicator import Buffer, Communicator, Pattern
+from mpisgd.communicator import Buffer, Communicator, Pattern, Team
 from mpisgd.errors import PeerError
 from mpisgd.messages import Fields, Tag
 from mpisgd.virtual.cluster import Cluster, Event, VirtualRank
@@ -149,6 +149,9 @@ class VirtualWire(VirtualRank, Communicator):
 
     def meet(self) -> None:
         self._cluster.meet(self)
+
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> VirtualTeam:
+        return VirtualTeam(self, ranks, bounds)
 
     # --------------------------------------------------------------------------------------------------------------- send
 
@@ -379,3 +382,65 @@ class VirtualWire(VirtualRank, Communicator):
                 received[: len(body)] = body
             nbytes += size
         return self._network.transfer(message.source, self.rank, nbytes, now_ns)
+
+
+class VirtualTeam(Team):
+    """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
+
+    Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
+    are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
+    """
+
+    def __init__(self, wire: VirtualWire, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> None:
+        place = ranks.index(wire.rank)
+        self._wire = wire
+        self._ranks = ranks
+        self._bounds = bounds
+        self._place = place
+        self._others = [(place + away) % len(ranks) for away in range(1, len(ranks))]
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        wire, ranks, place = self._wire, self._ranks, self._place
+        known, away = [fields], 1  # known[i] is of the place that is i further on
+        while away < len(ranks):
+            posted = wire.post(ranks[(place + away) % len(ranks)], tag)
+            sent = wire.start(ranks[place - away], tag, tuple(known[: len(ranks) - away]))
+            known += wire.header(posted)
+            wire.finish(sent)
+            away *= 2
+        return known[len(ranks) - place :] + known[: len(ranks) - place]
+
+    def exchange(self, vector: Any, received: Any) -> None:
+        own, wire = self._slice(vector, self._place), self._wire
+        size = len(range(*self._bounds[self._place]))
+        rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
+        _copy(own, rows[self._place])
+        posted = [wire.post(self._ranks[place], Tag.GRADIENT, rows[place]) for place in reversed(self._others)]
+        sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), self._slice(vector, place)) for place in self._others]
+        self.finish((posted, sent))
+
+    def share(self, own: Any, vector: Any) -> tuple[list[Receiving], list[Sending]]:
+        wire = self._wire
+        _copy(own, self._slice(vector, self._place))
+        posted = [wire.post(self._ranks[place], Tag.WEIGHTS, self._slice(vector, place)) for place in reversed(self._others)]
+        return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
+
+    def finish(self, shared: tuple[list[Receiving], list[Sending]]) -> None:
+        posted, sent = shared
+        for each in posted:  # bodies come after headers, though these say nothing here
+            self._wire.header(each)
+        for transfer in (*posted, *sent):
+            self._wire.finish(transfer)
+
+    def disband(self) -> None:
+        """Nothing is held."""
+
+    def _slice(self, vector: Any, place: int) -> Any:
+        start, end = self._bounds[place]
+        return vector[start:end]
+
+
+def _copy(own: Any, into: Any) -> None:
+    """What a rank gives itself takes no message; of sizes there is nothing to copy."""
+    if type(into) is np.ndarray:
+        into[:] = own

@@ -18,6 +18,7 @@ from mpisgd import models
 from mpisgd.config_file import from_mapping
 from mpisgd.guard import failing_fast
 from mpisgd.mpi import MPI
+from mpisgd.roles import of_job
 
 
 def recording(config, seen):
@@ -46,7 +47,7 @@ def main() -> None:
                 seen: list[np.ndarray] = []
                 brought = recording(config, seen) if job.get("record") else (None, None)
                 mpisgd.train(*brought, config=config, comm=comm)
-                if job.get("record") and comm.rank == config.shards:  # packed: learner 0
+                if job.get("record") and comm.rank == of_job(config, [""] * comm.size).learner_ranks[0]:
                     np.save(job["record"], np.array(seen))
                 comm.Free()
             world.Barrier()

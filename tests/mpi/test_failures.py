@@ -83,6 +83,12 @@ def idx(path: Path, shape: tuple[int, ...], cut: int = 0, magic: int | None = No
 BAD_INPUT = {
     "too few ranks": (2, ["--shards", "2"], ["too few ranks", "found 2", "needed at least 3"]),
     "too few ranks for an evaluator": (2, ["--evaluator"], ["too few ranks", "1 evaluator"]),
+    "shards beside allreduce": (3, ["--protocol", "allreduce", "--shards", "2"], ["shards = 2", "as many shards as learners, 3"]),
+    "an evaluator and nobody": (
+        1,
+        ["--protocol", "allreduce", "--evaluator"],
+        ["found 1, needed at least 2 = 1 learner + 1 evaluator"],
+    ),
     "lambda < n": (3, ["--protocol", "softsync", "--protocol.n", "3"], ["protocol.n = 3", "lambda = 2"]),
     "N > learners": (3, ["--protocol", "backup", "--protocol.N", "3"], ["protocol.N = 3", "lambda = 2"]),
     "N + b": (3, ["--protocol", "backup", "--protocol.N", "1", "--protocol.b", "2"], ["1 + 2 = 3", "lambda = 2"]),
@@ -237,6 +243,27 @@ def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path, ranks: 
     assert "rank 2 (learner 1) on" in done.text
     assert "user.py" in done.text, "the traceback shows where"
     assert time.monotonic() - start_s < 45
+
+
+def test_an_exception_in_one_rank_of_an_allreduce_ends_the_job(tmp_path: Path) -> None:
+    """The others are in a collective that will never end."""
+    start_s = time.monotonic()
+    done = train(4, tmp_path, "--protocol", "allreduce", "--model", "user:Failing")
+    assert done.status != 0
+    assert "the user's own mistake" in done.text
+    assert "rank 2 (learner and shard 2) on" in done.text
+    assert not (tmp_path / "results" / "run" / "DONE").exists()
+    assert time.monotonic() - start_s < 45
+
+
+def test_all_learners_of_an_allreduce_drop_what_is_bad_in_one_slice(tmp_path: Path) -> None:
+    done = train(4, tmp_path, "--model", "user:partly_nan", "--nonfinite", "drop", "--protocol", "allreduce")
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "results" / "run")
+    dropped = run.pushes[np.isnan(run.pushes["loss"])]
+    assert sorted(zip(dropped["shard"], dropped["learner_id"], dropped["seq"], strict=True)) == [(s, 2, 19) for s in range(4)]
+    assert (dropped["verdict"] == Verdict.DROP).all()
+    assert len(set(run.summaries["samples"])) == 1
 
 
 def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:

@@ -32,13 +32,17 @@ OPTIMIZERS = {
     "adam": ({"name": "adam", "eps": 1e-3}, lambda p: torch.optim.Adam(p, lr=ALPHA0, eps=1e-3)),
 }
 
-#: name -> (learners, shards, optimiser, protocol)
+#: name -> (learners, ranks that are shards only, optimiser, protocol)
 RUNS = {
     **{f"hardsync-{name}": (2, 1, name, {"name": "hardsync"}) for name in OPTIMIZERS},
     "hardsync-S2": (2, 2, "sgd", {"name": "hardsync"}),
     "hardsync-S3": (2, 3, "adam", {"name": "hardsync"}),
     "hardsync-4": (4, 1, "sgd", {"name": "hardsync"}),
     "hardsync-4-again": (4, 1, "sgd", {"name": "hardsync"}),
+    "allreduce-2": (2, 0, "sgd", {"name": "allreduce"}),
+    "allreduce-4": (4, 0, "rmsprop", {"name": "allreduce"}),
+    "allreduce-5": (5, 0, "adam", {"name": "allreduce"}),
+    "lambda1-allreduce": (1, 0, "sgd", {"name": "allreduce"}),
     "lambda1-hardsync": (1, 1, "sgd", {"name": "hardsync"}),
     "lambda1-softsync": (1, 2, "sgd", {"name": "softsync", "n": 1}),
     "lambda1-backup": (1, 1, "sgd", {"name": "backup", "N": 1}),
@@ -50,7 +54,7 @@ def config(directory: Path, name: str) -> dict:
     return {
         "out": str(directory / name),
         "protocol": protocol,
-        "shards": shards,
+        "shards": max(1, shards),
         "optimizer": OPTIMIZERS[optimizer][0],
         "model": {"name": "mlp", "hidden": [24]},
         "alpha0": ALPHA0,
@@ -69,7 +73,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"ranks": learners + shards, "config": config(directory, name), "record": str(directory / f"{name}.npy")}
         for name, (learners, shards, _, _) in RUNS.items()
     ]
-    drive(directory, jobs, ranks=5)
+    drive(directory, [job for job in jobs if job["ranks"] > 1], ranks=5)
+    drive(directory, [job for job in jobs if job["ranks"] == 1], ranks=1)
     return directory
 
 

@@ -22,6 +22,9 @@ RUNS = {
     for protocol in ({"name": "hardsync"}, {"name": "softsync", "n": 2}, {"name": "backup", "b": 1})
     for ranks, shards in ((4, 1), (5, 2), (8, 3))
 }
+RUNS["allreduce-2"] = (2, {"protocol": "allreduce"})
+RUNS["allreduce-8"] = (8, {"protocol": "allreduce", "straggler": {"delay": "exponential", "delay_mean_s": 0.002}})
+RUNS["allreduce-5-evaluator"] = (5, {"protocol": "allreduce", "evaluator": True, "averaging": 0.9})
 RUNS["hardsync-2"] = (2, {"protocol": "hardsync"})
 RUNS["softsync-8-evaluator"] = (8, {"protocol": {"name": "softsync", "n": 5}, "shards": 2, "evaluator": True, "averaging": 0.9})
 RUNS["hardsync-6-evaluator"] = (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"train": True}})
@@ -60,12 +63,12 @@ def test_laws(runs: Path, name: str) -> None:
     assert run.evaluations[-1]["error"] < 0.5, "it learns"
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("hardsync", "backup"))])
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith(("hardsync", "allreduce", "backup"))])
 def test_synchronous_ones_apply_only_fresh_gradients_of_one_clock(runs: Path, name: str) -> None:
     run = Run(runs / name)
     pushes = run.pushes
     assert (pushes["staleness"][pushes["verdict"] == Verdict.APPLY] == 0).all()
-    if name.startswith("hardsync"):
+    if name.startswith(("hardsync", "allreduce")):
         assert not (pushes["verdict"] == Verdict.DROP).any()
     one_clock: dict[tuple[int, int], set[int]] = {}
     for row in pushes:

@@ -43,7 +43,7 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
             ["train", "--protocol", "x"],
             2,
             "",
-            "mpisgd train: ConfigError: protocol = 'x' is unknown; expected one of: async, backup",
+            "mpisgd train: ConfigError: protocol = 'x' is unknown; expected one of: allreduce, async",
         ),
     ],
 )

@@ -100,7 +100,10 @@ def test_a_misspelt_option_exits_with_2_and_names_the_nearest(
     ("words", "message"),
     [
         ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
-        ("--protocol", "--protocol: expected one of hardsync, softsync, backup, timeout, versioned, async, downpour, ssp after it"),
+        (
+            "--protocol",
+            "--protocol: expected one of hardsync, softsync, backup, timeout, versioned, async, downpour, ssp, allreduce after it",
+        ),
         ("--mu 0", "mu = 0: expected a finite number >= 1"),
         ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),
         ("nowhere.toml --mu 4", "'nowhere.toml' cannot be read"),

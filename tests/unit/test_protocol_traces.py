@@ -22,6 +22,7 @@ import pytest
 from mpisgd import protocols
 from mpisgd.config import (
     PROTOCOLS,
+    AllreduceOptions,
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
@@ -54,6 +55,26 @@ TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
         leave 2    -> update 2
         push 0 @2  -> apply 1
         push 1 @2  -> apply 1, update 3
+        """,
+    ),
+    # [Chen16 5]: hardsync's decisions about the slice that a learner owns:
+    # gradients come in the order of learner_id, one that is not finite is none to all, and nobody leaves before the end.
+    "allreduce": (
+        3,
+        AllreduceOptions(),
+        """
+        whose      -> 0
+        push 0 @0  -> apply 1
+        push 1 @0  -> apply 1
+        whose      -> 2
+        push 2 @0  -> apply 1, update 1
+        push 0 @1  -> apply 1
+        bad 1 @1   -> -
+        push 2 @1  -> apply 1, update 2
+        bad 0 @2   -> -
+        bad 1 @2   -> -
+        bad 2 @2   -> update 3
+        push 0 @3  -> apply 1
         """,
     ),
     # [Zhang16 2.2, eq. 2, 3]: c = floor(4/2) = 2, alpha0/tau each.

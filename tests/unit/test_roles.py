@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.config import AllreduceOptions, Config, SoftsyncOptions
 from mpisgd.errors import ConfigError
-from mpisgd.roles import Role, assign
+from mpisgd.roles import Role, assign, of_job, world_size
 
 
 @settings(max_examples=200, deadline=None)
@@ -62,3 +65,41 @@ def test_too_few_ranks_say_how_many_are_needed(size: int, evaluator: bool, numbe
     with pytest.raises(ConfigError, match=numbers):
         assign(size, shards=2, evaluator=evaluator, placement="packed", hosts="a" * size)
     assert assign(size + 1, shards=2, evaluator=evaluator, placement="packed", hosts="a" * (size + 1)).lambda_ == 1
+
+
+# --------------------------------------------------------------------------------------------- learners double as shards
+
+
+@pytest.mark.parametrize("learners", [1, 2, 5])
+@pytest.mark.parametrize("evaluator", [False, True])
+@pytest.mark.parametrize("placement", ["packed", "spread"])
+def test_in_an_allreduce_every_rank_is_learner_and_shard(
+    learners: int, evaluator: bool, placement: Literal["packed", "spread"]
+) -> None:
+    config = Config(protocol=AllreduceOptions(), evaluator=evaluator, placement=placement)
+    size = world_size(config, learners)
+    assert size == learners + evaluator
+    roles = of_job(config, "a" * size)
+    assert roles.learner_ranks == roles.shard_ranks == tuple(range(learners))
+    assert roles.evaluator_rank == (learners if evaluator else 0)
+    assert roles.dedicated_evaluator is evaluator
+    for rank in range(learners):
+        assert (roles.of(rank), roles.index(rank), roles.describe(rank)) == (Role.BOTH, rank, f"learner and shard {rank}")
+    if evaluator:
+        assert roles.describe(learners) == "evaluator"
+
+
+def test_elsewhere_roles_are_assigned_as_the_configuration_says() -> None:
+    config = Config(protocol=SoftsyncOptions(), shards=2, evaluator=True, placement="spread")
+    assert world_size(config, 3) == 6
+    assert of_job(config, "aaabbb") == assign(6, shards=2, evaluator=True, placement="spread", hosts="aaabbb")
+
+
+def test_an_allreduce_has_as_many_shards_as_learners() -> None:
+    """A run's own configuration says so; whoever asks for another number is refused."""
+    for shards in (1, 4):
+        assert len(of_job(Config(protocol=AllreduceOptions(), shards=shards), "aaaa").shard_ranks) == 4
+    with pytest.raises(ConfigError, match="shards = 2: allreduce has as many shards as learners, 4; leave it out"):
+        of_job(Config(protocol=AllreduceOptions(), shards=2), "aaaa")
+    with pytest.raises(ConfigError, match=r"found 1, needed at least 2 = 1 learner [+] 1 evaluator; start with: mpirun -n 2"):
+        of_job(Config(protocol=AllreduceOptions(), evaluator=True), "a")

@@ -48,7 +48,9 @@ class Laws:
             self.pushes_per_pull = self.protocol["get_model_frequency"]
         self.tolerant = self.protocol.get("tolerance", 0) > 0
         self.late = self.protocol.get("late", "drop") == "apply"
-        self.consistent = self.name in ("hardsync", "backup", "timeout") or (self.name == "versioned" and not self.tolerant)
+        self.consistent = self.name in ("hardsync", "allreduce", "backup", "timeout") or (
+            self.name == "versioned" and not self.tolerant
+        )
         self.exact = self.name == "versioned"
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
         self.lambda_ = run.lambda_
@@ -154,7 +156,7 @@ class Laws:
         modulation = "none" if fresh else self.protocol["modulation"]
         assert applied["weight"] == pytest.approx(WEIGHTS[modulation](applied["staleness"].astype(float)), abs=1e-15)
         match self.name:
-            case "hardsync":
+            case "hardsync" | "allreduce":
                 for clock in range(self.clocks[shard]):
                     order = applied["learner_id"][applied["clock"] == clock]
                     assert (np.diff(order) > 0).all(), "summed in the order of learners, each once (law 5)"
@@ -173,7 +175,7 @@ class Laws:
                 assert (rejected["staleness"] > tolerance).all()
                 assert (dropped["reason"] == Reason.REPEATED).all()
                 self.each_mini_batch_is_applied_once(rows, applied)
-        if self.name in ("hardsync", "softsync", "ssp", "downpour"):
+        if self.name in ("hardsync", "allreduce", "softsync", "ssp", "downpour"):
             assert not len(dropped)
 
     def nobody_is_further_ahead_than_allowed(self, rows: Rows) -> None:
@@ -293,8 +295,11 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     """Anything that a user may write, from instant to awful."""
     learners = draw(st.sampled_from([1, 2, 3, 5, most_learners]).filter(lambda many: many <= most_learners))
     shards, ranks_per_node = draw(st.integers(1, 4)), draw(st.sampled_from([1, 1, 2, 3]))
+    first = shards
+    if protocol == "allreduce":  # there are no ranks that are shards only, and nobody may leave
+        first, shards = 0, 1
     learner = st.integers(0, learners - 1).map(str)
-    node = st.integers(shards, shards + learners - 1).map(lambda rank: str(rank // ranks_per_node))
+    node = st.integers(first, first + learners - 1).map(lambda rank: str(rank // ranks_per_node))
     compute = draw(computes)
     return {
         "protocol": draw(protocols(protocol, learners)),
@@ -312,7 +317,7 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
         "network": draw(networks),
         "service": draw(services),
         "straggler": draw(stragglers(learner)),
-        "failures": draw(st.one_of(st.just({}), failures(learner, compute["mean_s"] or 1e-6))),
+        "failures": {} if protocol == "allreduce" else draw(st.one_of(st.just({}), failures(learner, compute["mean_s"] or 1e-6))),
         "epochs": draw(st.sampled_from([0.2, 0.5, 1.0, 1.5])),
         "mu": draw(st.sampled_from([4, 4, 20])),
     }
@@ -321,6 +326,7 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
 def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:
     own: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "hardsync": {},
+        "allreduce": {},
         "softsync": {"n": st.integers(1, learners), "modulation": modulations},
         "backup": {"N": st.integers(1, learners), "modulation": modulations},
         "timeout": {

@@ -16,6 +16,7 @@ import pytest
 
 import mpisgd
 from mpisgd import parts
+from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.simulate import job, sizes, tensors
 from mpisgd.update import SliceUpdate
@@ -24,7 +25,10 @@ from tests.virtual.jobs import TENSORS, simulated
 
 PACKAGE = Path(mpisgd.__file__).parent
 LOOPS = [
-    *(PACKAGE / f"{name}.py" for name in ("learner", "shard", "channel", "evaluator", "communicator", "messages", "update")),
+    *(
+        PACKAGE / f"{name}.py"
+        for name in ("learner", "shard", "allreduce", "channel", "evaluator", "communicator", "messages", "update")
+    ),
     *sorted((PACKAGE / "protocols").glob("*.py")),
 ]
 #: What only one of the two worlds has.
@@ -114,7 +118,10 @@ def run() -> types.ModuleType:
 
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
-    for name in ("learn", "LearnerChannel", "ShardChannel", "Shard", "ShardLog", "Delays", "protocols", "parts", "finish"):
+    for name in (
+        "learn", "allreduce", "LearnerChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays", "protocols",
+        "parts", "finish",
+    ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
     for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
         assert getattr(run, name) is getattr(tensors, name), name
@@ -156,3 +163,36 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     assert entered["step"] == entered["on_update"] == len(log.updates)
     assert entered["receive"] > len(log.pushes)
     assert all(entered[name] for name in ("pull", "start_answers", "finish_answers", "stop", "answer_snapshot", "update_due"))
+
+
+def test_so_does_one_whose_learners_double_as_shards(
+    run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop, the bookkeeping of a shard, the rules of hardsync; no push or pull."""
+    entered: Counter[str] = Counter()
+
+    def counting(where: Any, name: str) -> None:
+        whole = getattr(where, name)
+
+        def entering(*args: Any, **keywords: Any) -> Any:
+            entered[name] += 1
+            return whole(*args, **keywords)
+
+        monkeypatch.setattr(where, name, entering)
+
+    counting(run.allreduce, "train")
+    for cls, names in {
+        run.Shard: "begin serve_on",
+        run.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
+        run.LearnerChannel: "push",
+        Hardsync: "on_push on_update",
+        SliceUpdate: "accumulate step",
+    }.items():
+        for name in names.split():
+            counting(cls, name)
+    log = simulated(tmp_path / "run", TENSORS, protocol="allreduce", evaluator=True)
+    assert [entered[name] for name in ("train", "begin", "serve_on", "goodbyes", "push")] == [4, 4, 4, 4, 0]
+    assert entered["exchange"] == entered["pull"] == entered["snapshot_pull"] == len(log.pushes) / 4
+    assert entered["on_push"] == entered["accumulate"] == len(log.pushes)
+    assert entered["step"] == entered["on_update"] == len(log.updates)
+    assert entered["answer_snapshot"] > 4

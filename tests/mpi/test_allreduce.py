@@ -1,0 +1,106 @@
+"""allreduce on real ranks, plain and synchronous sends: the bits of hardsync, whatever the options; its log proves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.optimizer import CACHED_NBYTES
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+
+from .conftest import drive
+
+UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
+#: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
+#: vector is cut: the others' kernels treat the last elements of a slice by themselves.
+RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "2": (2, 2, {}),
+    "4": (4, 4, {"straggler": UNEVEN, "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
+    "4-evaluator": (4, 3, {"evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
+    "5": (5, 5, {"optimizer": "adam", "clip_norm": 0.5, "schedule": "linear", "linear_scaling": True, "alpha0": 0.002}),
+    "cnn": (4, 1, {"model": "small_cnn", "sampling": "replacement", "optimizer": {"name": "sgd", "nesterov": True}}),
+    "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
+    "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
+}
+COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+
+SWITCHES = {
+    "send": {"MPISGD_SSEND": "0"},
+    "ssend": {"MPISGD_SSEND": "1"},
+    "blocking": {"MPISGD_WAIT": "blocking"},
+}
+
+
+@pytest.fixture(scope="module", params=SWITCHES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    jobs = []
+    for name, (learners, _, special) in RUNS.items():
+        config = {**COMMON, **special, "protocol": "allreduce", "out": str(directory / name)}
+        jobs.append({"ranks": learners + special.get("evaluator", False), "config": config})
+    drive(directory, jobs, ranks=5, **SWITCHES[request.param])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same by hardsync; those that run where an evaluator did are evaluated by learner 0."""
+    directory = tmp_path_factory.mktemp("twins")
+    jobs = []
+    for name, (learners, shards, special) in RUNS.items():
+        config = {**COMMON, **special, "protocol": "hardsync", "shards": shards, "evaluator": False, "out": str(directory / name)}
+        jobs.append({"ranks": learners + shards, "config": config})
+    drive(directory, jobs, ranks=10)
+    return directory
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_bits_of_hardsync(runs: Path, twins: Path, name: str) -> None:
+    ours, theirs = (torch.load(each / name / schema.WEIGHTS, weights_only=True) for each in (runs, twins))
+    assert list(ours) == list(theirs) == ["theta"] + ["thetabar"] * ("averaging" in RUNS[name][2])
+    for vector, state in ours.items():
+        for key, value in state.items():
+            assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
+    one, other = Run(runs / name), Run(twins / name)
+    columns = ["clock", "gradients", "samples", "learning_rate", "mean_loss"]
+    for column in columns:
+        of_shard_0 = (run.updates[column][run.updates["shard"] == 0] for run in (one, other))
+        assert np.array_equal(*of_shard_0, equal_nan=True), column
+    assert one.evaluations[["clock_min", "averaged", "train", "error"]].tolist() == (
+        other.evaluations[["clock_min", "averaged", "train", "error"]].tolist()
+    )
+
+
+@pytest.mark.parametrize("runs", ["send", "ssend"], indirect=True)
+@pytest.mark.parametrize("name", RUNS)
+def test_the_log_proves_them(runs: Path, name: str) -> None:
+    assert replay.check(runs / name) == ""
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, name: str) -> None:
+    run, learners = Run(runs / name), RUNS[name][0]
+    assert run.shards == run.lambda_ == learners
+    assert run.environment["shard_ranks"] == list(range(learners))
+    assert run.environment["world_size"] == learners + RUNS[name][2].get("evaluator", False)
+    updates = int(run.summaries["final_clock"][0])
+    for books in run.books():
+        assert books.balanced
+        assert (books.pushed, books.applied) == (learners * updates, learners * updates)
+    for shard in range(learners):
+        rows = run.pushes[run.pushes["shard"] == shard]
+        assert rows["learner_id"].tolist() == [*range(learners)] * updates, "summed in the order of learners (law 5)"
+        assert not rows["staleness"].any()
+
+
+def test_slices_were_large_and_small_and_one_run_diverged(runs: Path) -> None:
+    """Else this shows less than it says."""
+    large, small = (Run(runs / name).environment["parameter_nbytes"] / RUNS[name][0] for name in ("large", "5"))
+    assert large > CACHED_NBYTES > small
+    assert Run(runs / "diverged").summaries["diverged"].any()
