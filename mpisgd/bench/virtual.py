@@ -37,7 +37,7 @@ PARAMETERS = 89_578
 SHARD_S = 4e-4
 """Virtual seconds of compute per learner and gradient: about four times what a gradient takes on the shard."""
 #: lambda -> gradients
-SIZES = {30: 200_000, 100: 200_000, 1_000: 200_000, 10_000: 200_000, 100_000: 300_000}
+SIZES = {30: 1_000_000, 100: 200_000, 1_000: 200_000, 10_000: 200_000, 100_000: 300_000}
 MODELS: dict[str, ModelOptions] = {
     "softmax": SoftmaxOptions(),
     "mlp": MlpOptions(),

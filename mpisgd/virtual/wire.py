@@ -165,7 +165,7 @@ class VirtualWire(VirtualRank, Communicator):
 
     def finish(self, transfer: Any) -> None:
         ending: Transfer = transfer
-        if ending.end < 0:
+        while ending.end < 0:  # again, where it was woken for the header
             ending.waiter = self
             self._cluster.block(self, ending)
         if ending.end > self.now:

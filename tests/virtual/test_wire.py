@@ -77,6 +77,95 @@ class Exchange(Scene):
         return main
 
 
+# --------------------------------------------------------------------------------------------- until a time, interruptions
+
+
+@pytest.mark.parametrize(
+    ("sent_ns", "until_ns", "busy_ns", "found", "over_ns"),
+    [
+        (0, 500, 0, True, 120),  # sent at 10, there at 110, taken by 120
+        (1000, 500, 0, False, 500),  # the time is over first
+        (390, 500, 0, True, 510),  # there at that very nanosecond
+        (391, 500, 0, False, 500),  # one later
+        (0, 500, 800, True, 810),  # what came while the rank was busy is taken, though the time is over
+        (5000, 500, 800, False, 800),
+    ],
+)
+def test_a_message_is_waited_for_until_a_time(sent_ns: int, until_ns: int, busy_ns: int, found: bool, over_ns: int) -> None:
+    scene = Exchange(2)
+    taken: list[Any] = []
+
+    def waits() -> None:
+        scene.w[1].work(busy_ns)
+        taken.append(scene.w[1].take_until(ANYTHING, until_ns))
+        scene.note(1, "over")
+        if taken[0] is None:
+            scene.w[1].take(ANYTHING)
+
+    scene.run({0: scene.sends(0, 1, Tag.PULL, PULL, after_ns=sent_ns), 1: waits})
+    assert (taken[0] is not None) is found
+    assert scene.times["over"] == over_ns
+
+
+def test_a_time_that_is_over_disturbs_no_later_wait() -> None:
+    """The alarm of a wait that ended early rings while the rank waits for something else."""
+    scene = Exchange(2)
+
+    def sends_twice() -> None:
+        scene.w[0].finish(scene.w[0].start(1, Tag.PULL, PULL))
+        scene.w[0].work(2000)
+        scene.w[0].finish(scene.w[0].start(1, Tag.PULL, PULL))
+
+    def waits() -> None:
+        assert scene.w[1].take_until(ANYTHING, 1000) is not None
+        scene.w[1].take(ANYTHING)
+        scene.note(1, "took")
+
+    scene.run({0: sends_twice, 1: waits})
+    assert scene.times["took"] == 120 + 2000 + 120
+
+
+def test_a_posted_receive_is_there_once_its_header_has_come() -> None:
+    scene = Exchange(2)
+    seen: list[bool] = []
+
+    def looks() -> None:
+        posted = scene.w[1].post(0, Tag.NOTICE)
+        for _ in range(4):
+            seen.append(scene.w[1].arrived(posted))
+            scene.w[1].work(50)
+        scene.w[1].finish(posted)
+
+    scene.run({0: scene.sends(0, 1, Tag.NOTICE, (0, 0)), 1: looks})
+    assert seen == [False, False, False, True], "at 0, 50, 100, 150: it came at 110"
+
+
+def test_work_is_interrupted_where_somebody_looks_up() -> None:
+    """1600 ns of work in 16 parts: the message that comes at 110 is seen at 200."""
+    scene = Exchange(2)
+
+    class Enough(Exception):
+        pass
+
+    def works() -> None:
+        posted = scene.w[1].post(0, Tag.NOTICE)
+
+        def check() -> None:
+            if scene.w[1].arrived(posted):
+                raise Enough
+
+        scene.w[1].interrupt_by(check)
+        with pytest.raises(Enough):
+            scene.w[1].work(1600)
+        scene.note(1, "gave up")
+        scene.w[1].interrupt_by(None)
+        scene.w[1].work(1600)
+        scene.note(1, "done")
+
+    scene.run({0: scene.sends(0, 1, Tag.NOTICE, (0, 0)), 1: works})
+    assert (scene.times["gave up"], scene.times["done"]) == (200, 1800)
+
+
 # ------------------------------------------------------------------------------------------------------ headers, blocking
 
 
@@ -180,6 +269,19 @@ def test_a_body_with_a_posted_receive(posted_ns: int, begun_ns: int) -> None:
     scene = Exchange(2)
     scene.run({0: scene.sends(0, 1, Tag.ANSWER, ANSWER, body()), 1: scene.posts(1, 0, Tag.ANSWER, body(), after_ns=posted_ns)})
     assert scene.times == {"0 begun": 10, "1 began": begun_ns, "0 done": begun_ns + 1000, "1 has": begun_ns + 1000}
+
+
+def test_a_posted_receive_may_be_finished_without_a_look_at_its_header() -> None:
+    """Rank 1 runs ahead of the others: its message meets its receive before it is known when the links are free."""
+    scene = Exchange(4)
+
+    def receives() -> None:
+        scene.w[0].finish(scene.w[0].post(1, Tag.ANSWER, body()))
+        scene.note(0, "has")
+
+    sends = {1: scene.sends(1, 0, Tag.ANSWER, ANSWER, body(), after_ns=1000), 2: scene.sends(2, 3, Tag.PULL, PULL)}
+    scene.run({0: receives, **sends, 3: scene.takes(3)})
+    assert scene.times["has"] == 2110
 
 
 def test_two_bodies_are_one_transfer() -> None:
