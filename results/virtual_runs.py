@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -16,6 +17,7 @@ from mpisgd.analysis.tables import Table
 from mpisgd.config_file import from_mapping
 from mpisgd.finish import Outcome
 from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event
 from mpisgd.simulate import simulate
 
 Job = Mapping[str, Any]
@@ -32,12 +34,30 @@ def logged(job: Job) -> Run:
     """The log of a run; all of it has been read, for its files are gone."""
     with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
         run = Run(simulate(from_mapping({**job, **_quiet(folder, flush_rows=8192, flush_s=1e9)})).path)
-        _ = run.pushes, run.updates, run.evaluations, run.summaries
+        _ = run.pushes, run.updates, run.evaluations, run.events, run.summaries
     return run
 
 
 def _quiet(folder: str, **log: Any) -> dict[str, Any]:
     return {"out": f"{folder}/run", "log": {"progress": "off", **log}}
+
+
+def given_up(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Computations that were given up: learner_id, first second, last second; arrays, shape (given up,).
+
+    Of these the log has an event at their end. They began when their learner was last answered, or gave up the one before:
+    what lies between is the answer to a pull, microseconds.
+    """
+    events = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
+    events = events[np.lexsort((events["time_s"], events["learner_id"]))]
+    answers = run.pushes[run.pushes["shard"] == 0]
+    start_s = np.zeros(len(events))
+    for at, event in enumerate(events):
+        mine = answers["answer_s"][answers["learner_id"] == event["learner_id"]]
+        start_s[at] = np.max(mine[mine < event["time_s"]], initial=0.0)  # NaN, no answer, is not below
+        if at and events["learner_id"][at - 1] == event["learner_id"]:
+            start_s[at] = max(start_s[at], events["time_s"][at - 1])
+    return events["learner_id"], start_s, events["time_s"]
 
 
 def panels(x: str, titles_and_y: Sequence[tuple[str, str]]) -> tuple[Figure, list[Axes]]:

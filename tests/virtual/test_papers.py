@@ -104,3 +104,25 @@ def test_some_backup_learners_are_best() -> None:
     for seconds in (fig6.collecting_s(lambda_, ns, clocks=60), fig6.updating_s(lambda_, ns, clocks=60)):
         assert (np.diff(seconds) > 0).all(), "but each takes longer"
         assert 0 < lambda_ - fig6.best(ns, between * seconds) < lambda_ / 3
+
+
+# --------------------------------------------------------------------------------------------------------- [Chen16 Alg. 3, 4]
+
+
+def test_a_learner_that_is_late_once_is_late_for_ever_unless_told_or_used() -> None:
+    late = script("late_learners")
+    dropped, abort, applied = (late.measured(way, "late once") for way in late.WAYS)
+    assert dropped.last_share == 0
+    assert abort.last_share == pytest.approx(0.25, abs=0.05)
+    assert applied.last_share == pytest.approx(0.25, abs=0.01)
+    assert dropped.wasted == pytest.approx(0.25, abs=0.01)
+    assert applied.wasted == 0
+
+
+def test_spans_given_up_are_as_many_as_their_events_and_follow_each_other() -> None:
+    shared, late = script("virtual_runs"), script("late_learners")
+    learner_id, start_s, end_s = shared.given_up(shared.logged(late.job("abort", "late by chance")))
+    assert len(learner_id) > 500
+    assert np.all(end_s > start_s)
+    same = learner_id[1:] == learner_id[:-1]
+    assert np.all(start_s[1:][same] >= end_s[:-1][same])
