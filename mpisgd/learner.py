@@ -37,7 +37,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
                 channel.sleep(delay_s)
         except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights
             channel.gave_up(seq)
-            answers = channel.pull(protocol.next_clock(min(answers.clocks)))
+            answers = channel.pull(protocol.next_clock(answers.oldest))
             continue
         push_ns = channel.push(
             seq=seq,
@@ -53,7 +53,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             gradient.prepare(seq)
             answers = answers.kept()
             continue
-        min_clock = protocol.next_clock(min(answers.clocks))
+        min_clock = protocol.next_clock(answers.oldest)
         if consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
