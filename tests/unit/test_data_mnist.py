@@ -36,7 +36,7 @@ def write_mnist(folder: Path, suffix: str = "") -> None:
     for part, samples in zip(PARTS, (30, 10), strict=True):
         for name, array in (("images-idx3", pixels(part, samples)), ("labels-idx1", np.arange(samples) % 10)):
             content = idx_bytes(array)
-            (folder / f"{part}-{name}-ubyte{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+            (folder / f"{part}-{name}-ubyte{suffix}").write_bytes(gzip.compress(content, mtime=0) if suffix else content)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -94,11 +94,11 @@ GOOD = idx_bytes(np.zeros((5, 28, 28)))
         (idx_bytes(np.zeros(20)), "starts with 0x00000801, expected 0x00000803"),
         (b"<!DOCTYPE html> not found", "starts with 0x3c21444f, expected 0x00000803"),
         (idx_bytes(np.zeros((5, 8, 8))), "items of shape (8, 8), expected (28, 28)"),
-        (gzip.compress(GOOD)[:-9], "bytes found, expected a whole gzip file"),
-        (gzip.compress(GOOD)[:12], "12 bytes found, expected a whole gzip file"),
-        (gzip.compress(GOOD)[:-8] + b"12345678", "expected a whole gzip file: CRC check failed"),
-        (gzip.compress(GOOD)[:10] + b"\xff" * 40, "50 bytes found, expected a whole gzip file"),
-        (gzip.compress(GOOD) + b"garbage", "expected a whole gzip file: Not a gzipped file"),
+        (gzip.compress(GOOD, mtime=0)[:-9], "bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD, mtime=0)[:12], "12 bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD, mtime=0)[:-8] + b"12345678", "expected a whole gzip file: CRC check failed"),
+        (gzip.compress(GOOD, mtime=0)[:10] + b"\xff" * 40, "50 bytes found, expected a whole gzip file"),
+        (gzip.compress(GOOD, mtime=0) + b"garbage", "expected a whole gzip file: Not a gzipped file"),
     ],
 )
 def test_a_truncated_or_foreign_idx_file(tmp_path: Path, content: bytes, message: str) -> None:
