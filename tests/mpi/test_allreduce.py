@@ -30,11 +30,7 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
-SWITCHES = {
-    "send": {"MPISGD_SSEND": "0"},
-    "ssend": {"MPISGD_SSEND": "1"},
-    "blocking": {"MPISGD_WAIT": "blocking"},
-}
+SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend-blocking": {"MPISGD_SSEND": "1", "MPISGD_WAIT": "blocking"}}
 
 
 @pytest.fixture(scope="module", params=SWITCHES)
@@ -77,7 +73,6 @@ def test_the_bits_of_hardsync(runs: Path, twins: Path, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("runs", ["send", "ssend"], indirect=True)
 @pytest.mark.parametrize("name", RUNS)
 def test_the_log_proves_them(runs: Path, name: str) -> None:
     assert replay.check(runs / name) == ""
