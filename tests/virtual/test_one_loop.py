@@ -165,6 +165,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     assert all(entered[name] for name in ("pull", "start_answers", "finish_answers", "stop", "answer_snapshot", "update_due"))
 
 
+@pytest.mark.interpreted
 def test_so_does_one_whose_learners_double_as_shards(
     run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
