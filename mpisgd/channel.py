@@ -322,7 +322,13 @@ class LearnerChannel:
         return fields[1]
 
     def check(self) -> None:
-        """Raises Interrupted where a shard has told of an update made without the gradient that is being computed."""
+        """Raises Interrupted where a shard has told of an update made without the gradient that is being computed.
+
+        After the goodbye it says nothing any more: the model goes on being used, for evaluation, and a notice may still come from a
+        shard that made its last update later than the one that said stop.
+        """
+        if not self._interruptible:
+            return
         for shard, notices in enumerate(self._notices):
             while notices and self._wire.arrived(notices[0]):
                 if self._take_notice(shard) > self._clocks[shard]:
@@ -347,6 +353,7 @@ class LearnerChannel:
     def goodbye(self, *, finished: bool) -> None:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""
         wire, fields = self._wire, (self._learner_id, self._pushes, finished)
+        self._interruptible = False
         for rank in self._ranks:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.channel import Answers, EvaluatorChannel, LearnerChannel, ShardChannel
+from mpisgd.channel import Answers, EvaluatorChannel, Interrupted, LearnerChannel, ShardChannel
 from mpisgd.communicator import Communicator
 from mpisgd.config_virtual import NetworkOptions
 from mpisgd.errors import DeadlockError, PeerError
@@ -42,6 +42,7 @@ class Job:
         *,
         evaluator: bool = False,
         consistent: bool = False,
+        interruptible: bool = False,
         network: NetworkOptions = ASKS,
     ) -> None:
         self.roles = packed(shards, learners, evaluator)
@@ -61,6 +62,7 @@ class Job:
                 gradients=self.gradients[learner_id],
                 bounds=self.bounds,
                 consistent=consistent,
+                interruptible=interruptible,
             )
             for learner_id, rank in enumerate(self.roles.learner_ranks)
         ]
@@ -272,6 +274,78 @@ def test_one_answer_goes_to_many_and_is_sent_before_the_weights_change() -> None
 
     job.run({0: shard, 1: lambda: job.learners[0].pull(0), 2: lambda: job.learners[1].pull(0)})  # type: ignore[dict-item, return-value]
     assert [own.tolist() for own in job.weights] == [list(range(SIZE))] * 2
+
+
+def interrupted(learner: LearnerChannel) -> bool:
+    try:
+        learner.check()
+    except Interrupted:
+        return True
+    return False
+
+
+def test_a_learner_that_computes_is_told_of_an_update_once() -> None:
+    job, seen = Job(learners=1, interruptible=True), []
+
+    def shard() -> None:
+        job.answers(0, [0])
+        job.shards[0].notify([0], 1)
+        job.answers(0, [1])
+
+    def learner() -> None:
+        channel = job.learners[0]
+        channel.pull(0)
+        job.wires[1].sleep(1.0)
+        seen.extend([interrupted(channel), interrupted(channel)])
+        channel.pull(1)
+        seen.append(interrupted(channel))
+
+    job.run({0: shard, 1: learner})
+    assert seen == [True, False, False]
+
+
+def test_a_notice_that_crossed_a_push_interrupts_no_later_mini_batch() -> None:
+    """Three times over, so that the two receives that are posted would have been used up."""
+    job, seen = Job(learners=1, interruptible=True), []
+
+    def shard() -> None:
+        for clock in range(4):
+            job.answers(0, [clock])
+            if clock < 3:
+                job.shards[0].notify([0], clock + 1)
+
+    def learner() -> None:
+        channel = job.learners[0]
+        for clock in range(4):
+            channel.pull(clock)  # the notice of the mini-batch before is taken with the answer
+            seen.append(interrupted(channel) if clock == 3 else None)
+
+    job.run({0: shard, 1: learner})
+    assert seen[-1] is False
+
+
+def test_after_its_goodbye_a_learner_is_not_interrupted() -> None:
+    """It may evaluate then, with the model whose layers look for notices; one shard may be later than the one that said stop."""
+    job, seen = Job(shards=2, learners=1, interruptible=True), []
+
+    def stops() -> None:
+        job.answers(0, [-1])
+        job.receive(0)
+
+    def is_later() -> None:
+        job.answers(1, [0])
+        job.shards[1].notify([0], 1)
+        job.receive(1)
+
+    def learner() -> None:
+        channel = job.learners[0]
+        assert channel.pull(0).stop
+        channel.goodbye(finished=True)
+        job.wires[2].sleep(1.0)
+        seen.append(interrupted(channel))
+
+    job.run({0: stops, 1: is_later, 2: learner})
+    assert seen == [False]
 
 
 def test_the_time_of_a_pull_is_told_apart() -> None:
