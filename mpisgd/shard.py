@@ -311,6 +311,7 @@ class Shard:
             self._answer(list(self._pulls))
         if not self.present:
             self.finished = True
+            self._over_s = math.inf
             self._answer_snapshot()
 
     # ------------------------------------------------------------------------------------------------------- snapshots

@@ -14,7 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpisgd import protocols
-from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SgdOptions, SoftsyncOptions
+from mpisgd.config import (
+    BackupOptions,
+    HardsyncOptions,
+    ProtocolOptions,
+    SgdOptions,
+    SoftsyncOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, SnapshotPull
 from mpisgd.records import schema
@@ -55,7 +63,7 @@ class Served:
 
 def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_: int, **fields: Any) -> tuple[Shard, Snapshots]:
     """A shard of one weight that begins at 0, plain SGD of rate 1, two samples in a push, four in an epoch."""
-    given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, **fields}
+    given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, "timeout_s": math.inf, **fields}
     update = SliceUpdate(
         tensor(0.0),
         SgdOptions(momentum=0.0),
@@ -77,6 +85,7 @@ def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_
         snapshots=snapshots,
         log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
         progress=Progress("off", 1.0, 1.0),
+        timeout_s=given["timeout_s"],
     )
     return shard, snapshots
 
@@ -458,3 +467,46 @@ def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_pat
         crew.waiting.append(LEAVE)
         ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())
     assert len(ends) == 1
+
+
+# -------------------------------------------------------------------------------------------------------------- time-outs
+
+
+def test_after_a_time_out_fewer_gradients_are_enough(log: Path) -> None:
+    """Two of three have come when the time is over; the third is late. The next time is over before anything has come."""
+    script = [
+        *pulls(*EVERYBODY), (push(0), 2.0), (push(1), 4.0), None, (push(2), 100.0), *pulls(*EVERYBODY, clock=1), None,
+        (push(2, 1), 6.0), (push(0, 1), 8.0), *pulls(0, clock=2), *byes({0: 2, 1: 1, 2: 2}),
+    ]  # fmt: skip
+    done = serve(log, script, TimeoutOptions(N_min=2), 3, budget=8, timeout_s=5.0)
+    assert done.rows("updates", "clock", "gradients", "samples") == [(1, 2, 4), (2, 2, 8)]
+    assert done.rows("pushes", "learner_id", "clock", "verdict") == [
+        (0, 0, Verdict.APPLY), (1, 0, Verdict.APPLY), (2, 1, Verdict.DROP), (2, 1, Verdict.APPLY), (0, 1, Verdict.APPLY)
+    ]  # fmt: skip
+    assert done.weights == [-3.0 - 7.0]
+    over = [clock for kind, clock in done.rows("events", "kind", "clock") if kind == Event.TIMEOUT]
+    assert over == [0, 1]
+
+
+def test_no_time_is_over_once_all_learners_have_left(log: Path) -> None:
+    """Another shard ended the run; what was summed here stays in flight, however long the evaluator takes."""
+    script = [*pulls(*EVERYBODY), (push(0), 2.0), (push(1), 4.0), *byes({0: 1, 1: 1, 2: 0})[:-1], None, LEAVE]
+    with pytest.raises(AssertionError, match="nobody asked for a time-out"):
+        serve(log, script, TimeoutOptions(N_min=2), 3, timeout_s=5.0)
+
+
+# --------------------------------------------------------------------------------------------- what another shard rejected
+
+
+def test_a_mini_batch_that_was_applied_here_is_counted_but_not_applied_again(log: Path) -> None:
+    """Learner 0's first mini-batch is pushed twice, for another shard rejected it: two pushes of clock 1 make update 2."""
+    script = [
+        *pulls(0, 1), (push(0, 0, 0), 2.0), *pulls(0), (push(0, 0, 1), 4.0), *pulls(0), (push(1, 0, 0), 100.0), *pulls(1),
+        (push(0, 1, 1), 4.0), (push(1, 1, 0), 8.0), *pulls(0, 1), *byes({0: 3, 1: 2}, finished=False),
+    ]  # fmt: skip
+    done = serve(log, script, VersionedOptions(), 2)
+    rows = done.rows("pushes", "learner_id", "seq", "clock", "verdict", "reason")
+    assert rows[2] == (1, 0, 1, Verdict.REJECT, Reason.STALE)
+    assert rows[3] == (0, 1, 1, Verdict.DROP, Reason.REPEATED)
+    assert done.rows("updates", "clock", "gradients", "samples") == [(1, 2, 4), (2, 1, 6)]
+    assert done.weights == [-3.0 - 8.0]
