@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Computes(Protocol):
+class Computes(ABC):
     """What a learner's loop asks of its gradient; after `compute`, it lies where the channel sends it from."""
 
     samples: int
     """Of the mini-batch computed last."""
 
+    @abstractmethod
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known."""
 
+    @abstractmethod
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
 
+    @abstractmethod
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this every now and then in `compute`; it may raise to end that."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Updates(Protocol):
+class Travels(Computes):
+    """A gradient and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
+
+    host_weights: Any
+    host_gradients: Any
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Updates(ABC):
     """What a shard's loop asks of its slice: the sum of gradients in the making, and the weights."""
 
     scratch: Any
@@ -45,33 +57,43 @@ class Updates(Protocol):
     """Of the next update."""
 
     @property
+    @abstractmethod
     def epochs(self) -> float:
         """Samples applied / training samples."""
 
     @property
+    @abstractmethod
     def room_to_park(self) -> bool:
         """Whether one more gradient may be kept for later."""
 
+    @abstractmethod
     def park(self, learner_id: int) -> None:
         """Keep the gradient in `scratch` for later."""
 
+    @abstractmethod
     def unpark(self, learner_id: int) -> None:
         """The gradient kept for this learner is in `scratch` again."""
 
+    @abstractmethod
     def make_room(self, gradients: int) -> Any:
         """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
 
+    @abstractmethod
     def turn_to(self, place: int) -> None:
         """The gradient at this place of that memory is in `scratch`."""
 
+    @abstractmethod
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
 
+    @abstractmethod
     def sum_is_finite(self) -> bool:
         """The same of the sum that the last update was made from."""
 
+    @abstractmethod
     def accumulate(self, weight: float, samples: int, timestamp: int) -> None:
         """Add the gradient in `scratch`, of so many samples and the weights of `timestamp`, times `weight` to the sum."""
 
+    @abstractmethod
     def step(self) -> Any:
         """Make the update from what was summed; returns an `update.Step`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.computing import Travels
 from mpisgd.data import Split
 from mpisgd.data.sampling import Sampling, dropout_seed
 from mpisgd.flat import FlatModel, host_view, is_finite
@@ -16,7 +16,7 @@ from mpisgd.flat import FlatModel, host_view, is_finite
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Gradient:
+class Gradient(Travels):
     """What a learner computes; after `compute`, the gradient is in `host_gradients`.
 
     `host_weights` and `host_gradients`, both (parameters,) float32, are what goes over the wire: the flat vectors themselves
@@ -51,16 +51,9 @@ class Gradient:
         self._on_host = model.weights.device.type == "cpu"
         self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
         self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
+        self.host_weights, self.host_gradients = host_view(self._weights), host_view(self._gradients)
         self.samples = 0
         self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
-
-    @property
-    def host_weights(self) -> np.ndarray:
-        return host_view(self._weights)
-
-    @property
-    def host_gradients(self) -> np.ndarray:
-        return host_view(self._gradients)
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this between the layers, forward and backward."""

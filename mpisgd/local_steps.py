@@ -7,24 +7,14 @@ is the sum of their gradients. Where the loop does not pull after a push, the ne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from mpisgd.computing import Computes
+from mpisgd.computing import Travels
 
 
-class Travels(Computes, Protocol):
-    """A gradient and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
-
-    @property
-    def host_weights(self) -> Any: ...
-
-    @property
-    def host_gradients(self) -> Any: ...
-
-
-class LocalSteps:
+class LocalSteps(Travels):
     """Computes `count` mini-batches as one: round r has the learner's mini-batches r * count to r * count + count - 1.
 
     The loss is the mean of theirs, the samples are those of all.

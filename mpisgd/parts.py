@@ -17,6 +17,7 @@ from mpisgd import data as datasets
 from mpisgd import models, schedule
 from mpisgd.checks import require
 from mpisgd.compensation import Compensation
+from mpisgd.computing import Travels
 from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
@@ -24,7 +25,7 @@ from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
-from mpisgd.local_steps import LocalSteps, Travels
+from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.update import SliceUpdate

@@ -118,8 +118,7 @@ class Shard:
         if isinstance(message, Push):
             self._take(message)
         elif isinstance(message, Pull):
-            learner_id, self._pulls[learner_id] = message
-            self._answer([learner_id])
+            self._pull(message.learner_id, message.min_clock)
         elif isinstance(message, Goodbye):
             self._part(message)
         elif isinstance(message, GaveUp):
@@ -245,7 +244,7 @@ class Shard:
             if self._aborts:
                 self._tell_the_late()
             if self._pulls:
-                self._answer(list(self._pulls))
+                self._answer_waiting()
             self._answer_snapshot()
 
     def _tell_the_late(self) -> None:
@@ -265,28 +264,43 @@ class Shard:
 
     # ----------------------------------------------------------------------------------------------------------- pulls
 
-    def _answer(self, learner_ids: list[int]) -> None:
-        """Answer those of these learners whose pulls the protocol now allows."""
-        clock, pulls, protocol = self.clock, self._pulls, self.protocol
+    def _pull(self, learner_id: int, min_clock: int) -> None:
         if self.finished:
-            for learner_id in learner_ids:
-                self.channel.stop(learner_id, clock)
-                del pulls[learner_id]
+            self.channel.stop(learner_id, self.clock)
+        elif self._may_answer(learner_id, min_clock):
+            self._answer([learner_id])
+        else:
+            self._pulls[learner_id] = min_clock
+
+    def _may_answer(self, learner_id: int, min_clock: int) -> bool:
+        return min_clock <= self.clock and self.protocol.may_pull(learner_id, self.clock)
+
+    def _answer_waiting(self) -> None:
+        """Answer those who wait and whose pulls the protocol now allows."""
+        pulls = self._pulls
+        if self.finished:
+            for learner_id in pulls:
+                self.channel.stop(learner_id, self.clock)
+            pulls.clear()
             return
-        ready = [learner_id for learner_id in learner_ids if pulls[learner_id] <= clock and protocol.may_pull(learner_id, clock)]
+        ready = [learner_id for learner_id, min_clock in pulls.items() if self._may_answer(learner_id, min_clock)]
         if ready:
-            now_s = self.channel.now_s()
-            self.channel.start_answers(ready, self.update.served, clock, self._verdicts)
-            if self._unchecked:
-                self._check_sum()
-            self.channel.finish_answers()
             for learner_id in ready:
                 del pulls[learner_id]
-                if self._aborts:
-                    self._computing[learner_id] = clock
-                if self._compensation is not None:
-                    self._compensation.given(learner_id, clock)
-                self.log.answered(learner_id, now_s)
+            self._answer(ready)
+
+    def _answer(self, learner_ids: list[int]) -> None:
+        clock, now_s = self.clock, self.channel.now_s()
+        self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts)
+        if self._unchecked:
+            self._check_sum()
+        self.channel.finish_answers()
+        for learner_id in learner_ids:
+            if self._aborts:
+                self._computing[learner_id] = clock
+            if self._compensation is not None:
+                self._compensation.given(learner_id, clock)
+            self.log.answered(learner_id, now_s)
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id = goodbye.learner_id
@@ -308,7 +322,7 @@ class Shard:
             self.protocol.on_departure(learner_id)
             self._sum_parked()
             self._update_if_due()
-            self._answer(list(self._pulls))
+            self._answer_waiting()
         if not self.present:
             self.finished = True
             self._over_s = math.inf

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.compensation import Compensation
+from mpisgd.computing import Updates
 from mpisgd.config import OptimizerOptions
 from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
 from mpisgd.norms import Norms
@@ -38,7 +39,7 @@ class Step(NamedTuple):
     """|sum w_i g_i|^2, before the divisor; NaN where it was not measured."""
 
 
-class SliceUpdate:
+class SliceUpdate(Updates):
     """The weights of one slice, the sum of gradients in the making, and the optimiser.
 
     `scratch`, (slice,) float32, is where the next gradient is to be received. The first gradient of a sum is not copied:
@@ -65,15 +66,15 @@ class SliceUpdate:
         averaging: float = 0.0,
         compensation: Compensation | None = None,
     ) -> None:
-        self.weights = weights
-        self.compensation = compensation
-        self.averaged = weights.clone() if averaging > 0 else None
+        self.weights: Tensor = weights
+        self.compensation: Compensation | None = compensation
+        self.averaged: Tensor | None = weights.clone() if averaging > 0 else None
         self._averaging = averaging
         self._train_samples = train_samples
         self.served = host_view(weights)
         self._sum = host_vector(weights.numel())
         self._scratch = host_vector(weights.numel())
-        self.scratch = host_view(self._scratch)
+        self.scratch: np.ndarray = host_view(self._scratch)
         self._summed = host_view(self._sum)
         self._norms = Norms()
         self._parked: dict[int, Tensor] = {}

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mpisgd import parts
+from mpisgd.computing import Travels
 from mpisgd.data import DataSet
 from mpisgd.errors import DataError
 from mpisgd.flat import slice_bounds
-from mpisgd.local_steps import LocalSteps, Travels
+from mpisgd.local_steps import LocalSteps
 from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
 from mpisgd.replay.order import Compute, Take, Update

@@ -9,6 +9,7 @@ from typing import Any
 from mpisgd import parts, protocols
 from mpisgd.channel import EvaluatorChannel
 from mpisgd.checks import require
+from mpisgd.computing import Travels
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
 from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
@@ -104,7 +105,7 @@ class Tensors:
         evaluator.evaluate_all(weights_file)
 
 
-class VirtualGradient:
+class VirtualGradient(Travels):
     """One learner's gradient: its own weights and gradients, the model of all.
 
     `host_weights` and `host_gradients`, both (parameters,) float32, are what travels.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heappushpop
-from typing import Final
+from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 from mypy_extensions import mypyc_attr
@@ -80,8 +80,8 @@ class VirtualRank(Event):
             self.check()
 
 
-Entry = tuple[int, int, Event]
-"""Virtual nanosecond, order, event."""
+Entry = tuple[Any, ...]
+"""Virtual nanosecond, order, event; of a heap one looks at the first of these often, and so they stay as they are."""
 
 
 class Cluster:
@@ -99,6 +99,7 @@ class Cluster:
         self._heap: list[Entry] = []
         self._newest: Entry | None = None
         """The entry made last is kept out of the heap: often it is the next to happen."""
+        self._newest_ns = _NEVER
         self._meeting: list[VirtualRank] = []
         self._starting: Callable[[], object] | None = None
         self._running: VirtualRank
@@ -134,12 +135,17 @@ class Cluster:
         cause.order += 1
         if self._newest is not None:
             _push(self._heap, self._newest)
-        self._newest = (time_ns, cause.order, event)
+        self._newest, self._newest_ns = (time_ns, cause.order, event), time_ns
 
     def first_at(self, time_ns: int) -> bool:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order."""
-        heap, newest = self._heap, self._newest
-        return time_ns < self.ready_from and (newest is None or time_ns < newest[0]) and (not heap or time_ns < heap[0][0])
+        if time_ns >= self.ready_from or time_ns >= self._newest_ns:
+            return False
+        heap = self._heap
+        if not heap:
+            return True
+        first_ns: int = heap[0][0]
+        return time_ns < first_ns
 
     def wake(self, rank: VirtualRank, from_ns: int) -> None:
         """The wait of a rank is over: it goes on, at `from_ns` on its own clock or later, when the running one waits."""
@@ -160,15 +166,17 @@ class Cluster:
                 following = ready.pop()
                 if not ready:
                     self.ready_from = _NEVER
-            elif self._newest is not None:
-                now_ns, _, event = _push_pop(heap, self._newest)
-                self._newest = None
-                following = event.happen(now_ns)
+                continue
+            if self._newest is not None:
+                entry: Entry = _push_pop(heap, self._newest)
+                self._newest, self._newest_ns = None, _NEVER
             elif heap:
-                now_ns, _, event = _pop(heap)
-                following = event.happen(now_ns)
+                entry = _pop(heap)
             else:
                 raise DeadlockError(self._who_waits())
+            now_ns: int = entry[0]
+            event: Event = entry[2]
+            following = event.happen(now_ns)
         if following is not rank:
             self._running = following
             following.switch()

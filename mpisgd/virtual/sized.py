@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpisgd.communicator import Buffer
-from mpisgd.computing import Computes, Updates
+from mpisgd.computing import Travels, Updates
 from mpisgd.schedule import Schedule
 from mpisgd.update import Step
 from mpisgd.virtual.cluster import VirtualRank
@@ -107,7 +107,7 @@ class SizedUpdate(Updates):
         return step
 
 
-class SizedGradient(Computes):
+class SizedGradient(Travels):
     """What `gradient.Gradient` is to a learner, without a model: mini-batches take their virtual seconds, and have no loss.
 
     Args:
@@ -118,8 +118,7 @@ class SizedGradient(Computes):
     """
 
     def __init__(self, vector: SizedVector, mu: int, rank: VirtualRank, next_ns: Callable[[], int]) -> None:
-        self.host_weights: Any = vector
-        self.host_gradients: Any = vector
+        self.host_weights = self.host_gradients = vector
         self.samples = mu
         self._rank = rank
         self._next_ns = next_ns

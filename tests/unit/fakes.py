@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import mpisgd
-from mpisgd.messages import Goodbye, Message, Pull, Push, SnapshotPull
+from mpisgd.messages import LAYOUTS, Goodbye, Message, Pull, Push, SnapshotPull, Tag
 
 WIRE = Path(mpisgd.__file__).parent / "wire.py"
 
@@ -122,8 +122,22 @@ def wire_without_mpi() -> types.ModuleType:
 
 def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> Push:
     """A push of which only what matters is said; a `ScriptedChannel` numbers those of -1."""
-    given: dict[str, Any] = {**dict.fromkeys(Push._fields, 0), "samples": 2, "nbytes": 4, "loss": 1.0, **fields}
-    return Push._make({**given, "learner_id": learner_id, "timestamp": timestamp, "seq": seq}[name] for name in Push._fields)
+    given: dict[str, Any] = {**dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0), "samples": 2, "nbytes": 4, "loss": 1.0}
+    given |= {"learner_id": learner_id, "timestamp": timestamp, "seq": seq, **fields}
+    arrival_ns = given.pop("arrival_ns", 0)
+    return Push(tuple(given.values()), arrival_ns)  # type: ignore[arg-type]
+
+
+def told(message: Message | None) -> tuple[Any, ...]:
+    """What a message says, to be compared: its kind, then its header."""
+    match message:
+        case Push():
+            return Push, *(getattr(message, name) for name in LAYOUTS[Tag.PUSH].fields)
+        case Pull(learner_id=learner_id, min_clock=min_clock):
+            return Pull, learner_id, min_clock
+        case None:
+            return (None,)
+    return type(message), *message
 
 
 class ScriptedChannel:
@@ -162,7 +176,7 @@ class ScriptedChannel:
         if not isinstance(message, Push):
             return message
         if message.seq < 0:
-            message = message._replace(seq=self._next_seq.get(message.learner_id, 0))
+            message.seq = self._next_seq.get(message.learner_id, 0)
         self._next_seq[message.learner_id] = message.seq + 1
         return message
 

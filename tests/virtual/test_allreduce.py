@@ -14,7 +14,7 @@ from mpisgd import config_file, replay
 from mpisgd.analysis.timeline import look
 from mpisgd.channel import TeamChannel
 from mpisgd.errors import ConfigError, DivergenceError, PeerError
-from mpisgd.messages import Fields, Push, Tag
+from mpisgd.messages import LAYOUTS, Fields, Tag
 from mpisgd.parts import Brought
 from mpisgd.plan import fit
 from mpisgd.records import schema
@@ -123,7 +123,7 @@ class Told:
 @pytest.mark.parametrize(("field", "value"), [("learner_id", 0), ("nbytes", 36)])
 def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(field: str, value: int) -> None:
     vector: Any = SizedVector(10)
-    fields = dict.fromkeys(Push._fields[:-1], 0) | {"nbytes": 40}
+    fields = dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0) | {"nbytes": 40}
     headers = [tuple(fields.values()), tuple((fields | {"learner_id": 1, field: value}).values())]
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)
