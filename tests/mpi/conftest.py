@@ -16,6 +16,7 @@ from mpisgd.errors import ConfigError
 from mpisgd.launch import environment, mpirun
 
 DRIVE = Path(__file__).parent / "drive.py"
+COMMANDS = Path(__file__).parent / "commands.py"
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,25 @@ def launch(ranks: int, *words: str, timeout_s: float = 120, cwd: Path | None = N
     return Launched(process.returncode, out, err)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _needs_mpirun() -> None:
     try:
         mpirun(1)
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+def execute(
+    directory: Path, commands: list[tuple[int, Path, tuple[str, ...]]], ranks: int, timeout_s: float = 300
+) -> list[Launched]:
+    """Run commands of mpisgd, each (ranks, directory, words), in one launch, see commands.py; how each ended."""
+    listing = directory / "commands.json"
+    listing.write_text(json.dumps([{"ranks": n, "cwd": str(cwd), "words": words} for n, cwd, words in commands]))
+    done = launch(ranks, str(COMMANDS), str(listing), timeout_s=timeout_s)
+    assert done.status == 0, done.text
+    said = json.loads(listing.with_suffix(".json.done").read_text())
+    assert [len(each) for each in said] == [n for n, _, _ in commands]
+    return [Launched(max(s for s, _, _ in each), "".join(o for _, o, _ in each), "".join(e for _, _, e in each)) for each in said]
 
 
 def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300, **env: str) -> None:

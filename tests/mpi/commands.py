@@ -1,0 +1,59 @@
+"""Run under mpirun: many commands of mpisgd, one after the other, in one job (starting ranks is what takes long).
+
+`python commands.py listing.json`, a list of {"ranks": n, "cwd": directory, "words": [...]}. The first n ranks take themselves for
+all, in that directory; the others wait. What each rank said and its exit status come back in `listing.json.done`. Nothing here
+may end the job: commands of which one rank fails alone need a launch of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+from drive import wait_politely
+
+from mpisgd.__main__ import main
+from mpisgd.guard import SIZE_VARIABLES, failing_fast
+from mpisgd.mpi import MPI
+
+WORLD = MPI.COMM_WORLD
+
+
+def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str]:
+    """The exit status, standard output and standard error of this rank."""
+    MPI.COMM_WORLD = comm
+    for name in SIZE_VARIABLES:
+        if name in os.environ:
+            os.environ[name] = str(comm.size)
+    os.chdir(job["cwd"])
+    sys.path[0] = job["cwd"]
+    for name in ("user",):  # each command has its own
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(job["words"])
+    return status, out.getvalue(), err.getvalue()
+
+
+def everything() -> None:
+    said = []
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        comm = WORLD.Split(0 if job["ranks"] > WORLD.rank else MPI.UNDEFINED, WORLD.rank)
+        mine = execute(job, comm) if comm != MPI.COMM_NULL else None
+        wait_politely(WORLD)
+        said.append([each for each in WORLD.gather(mine) or () if each is not None])
+        if comm != MPI.COMM_NULL:
+            comm.Free()
+    if WORLD.rank == 0:
+        Path(sys.argv[1] + ".done").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    with failing_fast(WORLD, lambda: "commands"):
+        everything()
