@@ -21,6 +21,9 @@ class Computes(Protocol):
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
 
+    def take_own_step(self) -> None:
+        """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
+
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this every now and then in `compute`; it may raise to end that."""
 

@@ -75,6 +75,9 @@ class Gradient:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(between)  # type: ignore[no-untyped-call]
 
+    def take_own_step(self) -> None:
+        """Only a learner of `local_steps.LocalSteps` goes on without weights from the shards."""
+
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
         self._model.zero_gradients()

@@ -124,6 +124,9 @@ class VirtualGradient:
     def prepare(self, seq: int) -> None:
         """Nothing is to be gained: virtual learners wait in virtual time."""
 
+    def take_own_step(self) -> None:
+        """As of `gradient.Gradient`."""
+
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Its virtual time is interrupted by the wire, before anything is computed."""
 

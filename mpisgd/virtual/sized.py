@@ -127,6 +127,9 @@ class SizedGradient(Computes):
     def prepare(self, seq: int) -> None:
         """There is nothing to prepare."""
 
+    def take_own_step(self) -> None:
+        """Sizes stay where they are."""
+
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Its virtual time is interrupted by the wire."""
 
