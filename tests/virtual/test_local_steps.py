@@ -22,7 +22,6 @@ JOB = {
 }
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("step_s", [0.0, 0.01, 0.04, 0.05])
 @pytest.mark.parametrize("protocol", [{"name": "ssp", "get_model_frequency": 4}, {"name": "downpour", "n_push": 1, "n_fetch": 4}])
 def test_only_what_outlasts_the_push_takes_time(

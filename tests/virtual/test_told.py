@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import mpisgd
+from mpisgd import compiled
 from mpisgd.analysis import about
 from mpisgd.records.reader import Run
-from tests.virtual.jobs import TENSORS, simulated
+from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 SPOKEN = {"epochs": 0.2, "log": {"progress": "plain"}}
 
@@ -34,3 +36,10 @@ def test_who_compensates_nothing_keeps_nothing(tmp_path: Path, capsys: pytest.Ca
     simulated(tmp_path / "run", TENSORS, **SPOKEN, protocol="async")
     assert "compensation" not in capsys.readouterr().err
     assert "delay compensation" not in reported(tmp_path / "run")
+
+
+def test_which_form_of_mpisgd_ran_is_recorded(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, epochs=0.2)
+    form = "compiled" if compiled.is_compiled() else "interpreted"
+    assert run.environment["form"] == form
+    assert reported(tmp_path / "run")["mpisgd"] == f"{mpisgd.__version__}, {form}"
