@@ -240,11 +240,22 @@ class LearnerChannel:
     def sleep(self, seconds: float) -> None:
         self._wire.sleep(seconds)
 
-    def push(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int, last: Answers, push_ns: int) -> int:
+    def push(
+        self,
+        *,
+        seq: int,
+        samples: int,
+        loss: float,
+        compute_ns: int,
+        delay_ns: int,
+        last: Answers,
+        push_ns: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> int:
         """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
 
-        `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took. Returns
-        nanoseconds.
+        `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took. `meanwhile`, called
+        while the gradient leaves, may read it. Returns nanoseconds, until both have ended.
         """
         wire, learner_id, wait_ns, pull_ns = self._wire, self._learner_id, last.wait_ns, last.pull_ns
         start_ns = wire.now_ns()
@@ -254,6 +265,8 @@ class LearnerChannel:
             told = (learner_id, clock, seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
             transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
         self._pushes += 1
+        if meanwhile is not None:
+            meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
         return wire.now_ns() - start_ns

@@ -41,13 +41,13 @@ class Compensation:
 
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
         """A learner was given the weights of `clock`: the present ones, unless others are passed."""
+        if self._clock_of.get(learner_id) != clock:
+            self.gone(learner_id)  # first, so that there are never more than lambda copies
+            self._clock_of[learner_id] = clock
         if clock not in self._copies:
             self._copies[clock] = (self._weights if weights is None else weights).clone()
             self._users[clock] = set()
         self._users[clock].add(learner_id)
-        if self._clock_of.get(learner_id) != clock:
-            self.gone(learner_id)
-            self._clock_of[learner_id] = clock
 
     def gone(self, learner_id: int) -> None:
         """A learner needs the weights that it was given before no more."""

@@ -37,9 +37,14 @@ def stale(package: Path = PACKAGE) -> list[str]:
     return [str(source.relative_to(package)) for source in late]
 
 
+def form(package: Path = PACKAGE) -> str:
+    """`"interpreted"` or `"compiled"`; of a compiled form that is older than its sources, also that."""
+    if not is_compiled(package):
+        return "interpreted"
+    old = stale(package)
+    return f"compiled{f' before {old[0]} was edited' if old else ''}"
+
+
 def version() -> str:
     """mpisgd's, and which form of it this is: `"0.1.0"`, `"0.1.0, compiled"`."""
-    if not is_compiled():
-        return __version__
-    old = stale()
-    return f"{__version__}, compiled{f' before {old[0]} was edited' if old else ''}"
+    return f"{__version__}, {form()}" if is_compiled() else __version__

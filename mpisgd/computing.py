@@ -24,6 +24,9 @@ class Computes(ABC):
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
 
+    def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
+        """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
+
     @abstractmethod
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this every now and then in `compute`; it may raise to end that."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpisgd import footprint
 from mpisgd.config import Config, kind_of
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory
@@ -36,9 +37,11 @@ class Outcome:
 def headline(config: Config, lambda_: int, parameters: int, train_samples: int) -> str:
     """What a run says of itself when it starts."""
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
+    copies = footprint.of_compensation(lambda_, parameters, config.shards)
     return (
         f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {lambda_:,} learners x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
+        f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
     )
 
 

@@ -39,6 +39,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             channel.gave_up(seq)
             answers = channel.pull(protocol.next_clock(answers.oldest))
             continue
+        goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
         push_ns = channel.push(
             seq=seq,
             samples=gradient.samples,
@@ -47,8 +48,9 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             delay_ns=int(delay_s * 1e9),
             last=answers,
             push_ns=push_ns,
+            meanwhile=gradient.take_own_step if goes_on else None,
         )
-        if (seq + 1) % pushes_per_pull:  # go on with what it has
+        if goes_on:
             seq += 1
             gradient.prepare(seq)
             answers = answers.kept()

@@ -1,7 +1,9 @@
 """A learner's own steps between pulls: Downpour's n_push and n_fetch [Dean12 4.1], SSP's local updates [ElasticDL].
 
 Several mini-batches are one to the learner's loop: after each the learner takes a step of plain SGD by itself, and what is pushed
-is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights.
+is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights: the
+last step is taken while the push is under way [ElasticDL], as both only read the gradient. Before a pull it would be for nothing,
+and is not taken.
 """
 
 from __future__ import annotations
@@ -47,19 +49,28 @@ class LocalSteps(Travels):
         first, loss, self.samples = seq * self._count, 0.0, 0
         for number in range(first, first + self._count):
             if number > first:
+                self.take_own_step()
                 self._gradient.prepare(number)
             loss += self._gradient.compute(number)
             self.samples += self._gradient.samples
-            if self._numbers:
-                self._take_step(first=number == first)
+            if self._accrued is not None:
+                self._accrue(self._accrued, first=number == first)
         if self._accrued is not None:
             self.host_gradients[:] = self._accrued
         return loss / self._count
 
-    def _take_step(self, first: bool) -> None:
+    def _accrue(self, accrued: np.ndarray, first: bool) -> None:
+        """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
         np.multiply(self.host_gradients, self._alpha, out=self._step)
+        if first:
+            accrued[:] = self.host_gradients
+        else:
+            np.add(accrued, self.host_gradients, out=accrued)
+
+    def take_own_step(self) -> None:
+        """Take the step of the mini-batch computed last; what is pushed is read at most."""
+        if not self._numbers:
+            return
+        if self._accrued is None:
+            np.multiply(self.host_gradients, self._alpha, out=self._step)
         np.subtract(self.host_weights, self._step, out=self.host_weights)
-        if self._accrued is not None and first:
-            self._accrued[:] = self.host_gradients
-        elif self._accrued is not None:
-            np.add(self._accrued, self.host_gradients, out=self._accrued)

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-from mpisgd import __version__, protocols
+from mpisgd import __version__, compiled, protocols
 from mpisgd.config import Config
 from mpisgd.parts import Meta
 from mpisgd.roles import Roles
@@ -35,6 +35,7 @@ def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, 
         "test_samples": meta.test_samples,
         "gradients_per_update": protocols.make(config.protocol, roles.lambda_).gradients_per_update,
         **more,
+        "form": compiled.form(),
         "versions": {
             "mpisgd": __version__,
             "python": platform.python_version(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mpisgd import footprint
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
@@ -106,14 +107,24 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
+        *_compensation(run),
         *_virtual(run),
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
+        ("mpisgd", f"{environment.get('versions', {}).get('mpisgd', '?')}, {environment.get('form', 'form not recorded')}"),
         ("git commit", str(environment.get("git_commit") or "?")),
         ("final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
+
+
+def _compensation(run: Run) -> list[tuple[str, str]]:
+    """What delay compensation keeps in memory, where it is on."""
+    strength, parameters = run.config.get("compensation", 0), run.environment.get("parameters")
+    if not strength or parameters is None:
+        return []
+    return [("delay compensation", f"{strength}: {footprint.of_compensation(run.lambda_, parameters, run.shards)}")]
 
 
 def virtual(run: Run) -> bool:

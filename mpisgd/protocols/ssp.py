@@ -8,7 +8,8 @@ and otherwise when the slowest has caught up, or has left. So nobody computes it
 p - s: the bound of [Ho13] on what a read must include. With s = 0 all keep step. tau <= (lambda - 1) (2 s + 1).
 
 With `get_model_frequency` f > 1 weights are pulled after every f-th mini-batch only, and the learner steps by itself between
-[ElasticDL]: what is bounded is then how far ahead it is when it pulls; it may be f - 1 further before it asks again.
+[ElasticDL]: what is bounded is then how far ahead it is when it pulls; it may be f - 1 further before it asks again. As there, "the
+push may overlap the local update": it steps while the push is under way (`local_steps.py`).
 
 A gradient that is not used counts as pushed all the same: a learner is not held up by what became of others' gradients.
 """

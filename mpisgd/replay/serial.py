@@ -90,7 +90,8 @@ class Serial:
         gradient = self._learner(learner_id)
         self._take_turn(learner_id)
         loss = gradient.compute(seq)
-        if self._pushes_per_pull > 1:
+        if (number + 1) % self._pushes_per_pull:
+            gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
         if isinstance(gradient, LocalSteps):
             self._loaded = [-1 for _ in self.shards]  # it has moved the model's weights

@@ -24,7 +24,7 @@ from mpisgd.flat import slice_bounds
 from mpisgd.messages import FINAL, LAYOUTS, MAGIC, NOTHING_MORE, Goodbye, Message, Pull, Push, SnapshotPull, Tag
 from mpisgd.virtual.wire import VirtualWire
 from tests.unit.fakes import Comm, Envelope, Stuck, told, wire_without_mpi
-from tests.virtual.scene import Scene, WatchedWire, packed
+from tests.virtual.scene import FREE, Scene, WatchedWire, packed
 
 SIZE = 6
 SLICE = 4 * SIZE
@@ -100,9 +100,9 @@ class Job:
         self.run(mains)
         return found[0]
 
-    def push(self, learner_id: int, seq: int = 0) -> int:
-        last = Answers((0,) * len(self.shards), False, False, 0, 0)
-        return self.learners[learner_id].push(seq=seq, samples=1, loss=0.5, compute_ns=0, delay_ns=0, last=last, push_ns=0)
+    def push(self, learner_id: int, seq: int = 0, meanwhile: Callable[[], None] | None = None) -> int:
+        last, push = Answers((0,) * len(self.shards), False, False, 0, 0), self.learners[learner_id].push
+        return push(seq=seq, samples=1, loss=0.5, compute_ns=0, delay_ns=0, last=last, push_ns=0, meanwhile=meanwhile)
 
 
 # ------------------------------------------------------------------------------------------------------------- push
@@ -140,6 +140,23 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, True)
+
+
+@pytest.mark.parametrize(("meanwhile_s", "took_s"), [(0.0, 2.0), (1.5, 2.0), (3.0, 3.0)])
+def test_what_is_done_while_a_push_is_under_way_costs_what_it_takes_longer(meanwhile_s: float, took_s: float) -> None:
+    """The second of two shards takes its slice after two seconds."""
+    job = Job(shards=2, learners=1, network=FREE)
+    took_ns: list[int] = []
+
+    def learner() -> None:
+        took_ns.append(job.push(0, meanwhile=lambda: job.wires[2].sleep(meanwhile_s)))
+
+    def second() -> None:
+        job.wires[1].sleep(2.0)
+        job.receive(1)
+
+    job.run({0: lambda: job.receive(0), 1: second, 2: learner})  # type: ignore[dict-item, return-value]
+    assert took_ns == [took_s * 1e9]
 
 
 def test_a_learner_has_finished_its_pushes_to_all_shards_before_it_pulls() -> None:

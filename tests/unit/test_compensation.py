@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mpisgd import footprint
 from mpisgd.compensation import Compensation
 from mpisgd.config import SgdOptions
 from mpisgd.update import SliceUpdate
@@ -60,6 +61,32 @@ def test_copies_are_kept_as_long_as_somebody_computes_from_them() -> None:
     compensation.gone(0)
     compensation.gone(1)
     assert compensation.copies == 0
+
+
+def test_there_are_never_more_copies_than_learners() -> None:
+    """Nor while one is made: what is said of their memory rests on it."""
+    compensation, beside = Compensation(tensor(0.0), 1.0, 0.0), []
+
+    class Watched:
+        def clone(self) -> torch.Tensor:
+            beside.append(compensation.copies)
+            return tensor(0.0)
+
+    for clock in range(20):
+        compensation.given(clock % 3, clock, Watched())  # type: ignore[arg-type]
+    assert max(beside) + 1 == compensation.copies == 3
+
+
+@pytest.mark.parametrize(
+    ("lambda_", "parameters", "shards", "text"),
+    [
+        (8, 3 * 2**20, 1, "up to 8 copies of its slice on each shard, 96.0 MiB"),
+        (1000, 2**21 + 1, 2, "up to 1,000 copies of its slice on each shard, 4,000.0 MiB"),
+        (1, 2**18, 4, "up to 1 copy of its slice on each shard, 0.2 MiB"),
+    ],
+)
+def test_what_they_cost_in_memory(lambda_: int, parameters: int, shards: int, text: str) -> None:
+    assert footprint.of_compensation(lambda_, parameters, shards) == text
 
 
 def test_it_comes_before_weight_and_momentum() -> None:

@@ -31,10 +31,13 @@ def test_an_edit_after_the_compilation_is_found(suffix: str, tmp_path: Path) -> 
     assert not compiled.is_compiled(package)
     (package / f"compiled__mypyc{suffix}").touch()  # holds the code of all, and has no source
     assert not compiled.is_compiled(package)
+    assert compiled.form(package) == "interpreted"
     library = package / "virtual" / f"wire{suffix}"
     library.touch()
     assert compiled.is_compiled(package)
     assert compiled.stale(package) == []
+    assert compiled.form(package) == "compiled"
     edited_s = library.stat().st_mtime + 60
     os.utime(source, (edited_s, edited_s))
     assert compiled.stale(package) == [str(Path("virtual") / "wire.py")]
+    assert compiled.form(package) == f"compiled before {Path('virtual') / 'wire.py'} was edited"

@@ -9,7 +9,7 @@ import pytest
 
 from mpisgd import protocols
 from mpisgd.channel import Answers
-from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, StragglerOptions
+from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions, StragglerOptions
 from mpisgd.learner import learn
 from mpisgd.straggler import Delays
 
@@ -47,10 +47,25 @@ class Told:
         self.calls.append(("compute", seq))
         return seq / 2
 
-    def push(self, *, seq: int, loss: float, push_ns: int, last: Answers, **fields: Any) -> int:
+    def push(
+        self,
+        *,
+        seq: int,
+        loss: float,
+        push_ns: int,
+        last: Answers,
+        meanwhile: Callable[[], None] | None,
+        **fields: Any,
+    ) -> int:
         self.calls.append(("push", seq, loss, push_ns, last.wait_ns))
         self.fields = fields
+        if meanwhile is not None:
+            meanwhile()
+            self.calls.append(("pushed", seq))
         return 1000 + seq
+
+    def take_own_step(self) -> None:
+        self.calls.append(("own step",))
 
     def goodbye(self, *, finished: bool) -> None:
         self.calls.append(("goodbye", finished))
@@ -87,6 +102,13 @@ def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]
         ("goodbye", True),
     ]
     assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 0}
+
+
+def test_a_learner_steps_by_itself_while_its_push_is_under_way() -> None:
+    """And not before a pull, which brings other weights; `prepare`, which zeroes the gradient, waits until that has left."""
+    told = learned([(0,), (3,)], SspOptions(get_model_frequency=2), StragglerOptions())
+    a_round = ["compute", "push", "own step", "pushed", "prepare", "compute", "push", "prepare", "pull"]
+    assert [call[0] for call in told.calls] == ["prepare", "pull", *a_round, *a_round, "goodbye"]
 
 
 def test_a_run_that_is_over_before_it_began() -> None:
