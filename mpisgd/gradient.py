@@ -62,6 +62,12 @@ class Gradient:
     def host_gradients(self) -> np.ndarray:
         return host_view(self._gradients)
 
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this host memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
+        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
+        if self._on_host:
+            self._model.move_to(self._weights, self._gradients)
+
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this between the layers, forward and backward."""
 
