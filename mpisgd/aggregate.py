@@ -105,9 +105,10 @@ class Member:
         return losses, int(sum(samples))
 
     def add(self) -> None:
-        """This rank's part of the sum."""
-        for part in self._parts[1:]:
-            np.add(self._parts[0], part, out=self._parts[0])
+        """This rank's part of the sum; whether it is finite, others ask."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            for part in self._parts[1:]:
+                np.add(self._parts[0], part, out=self._parts[0])
 
     def disband(self) -> None:
         """Weights and gradient move to memory of their own, as they are; the shared memory goes."""
