@@ -51,6 +51,7 @@ class ShardChannel:
         self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.learner_ranks, roles.evaluator_rank))
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
+        self._team_sizes = [len(team) for team in roles.teams]
         self._shard = shard
         self._under_way: list[Any] = []
         self._notices = [0] * len(roles.learner_ranks)
@@ -73,7 +74,7 @@ class ShardChannel:
             until_s: None is returned where nothing has come by this second.
 
         Raises:
-            PeerError: wrong tag, magic, sender or size.
+            PeerError: wrong tag, magic, sender, size or number of gradients.
         """
         wire = self._wire
         patterns = _ANYBODY if learner_id is None else self._only(learner_id)
@@ -94,6 +95,8 @@ class ShardChannel:
             push = Push(fields, wire.now_ns())
             if push.nbytes != gradient.nbytes:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
+            if push.gradients != self._team_sizes[sender]:
+                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}")
             wire.take_body(gradient)
             return push
         if tag == Tag.GOODBYE:
@@ -219,6 +222,7 @@ class LearnerChannel:
         self._notices: list[deque[Any]] = [deque() for _ in bounds]
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
+        self._team = len(roles.teams[learner_id])
         self._weights = [weights[start:end] for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
         self._nbytes = [part.nbytes for part in self._gradients]
@@ -262,7 +266,7 @@ class LearnerChannel:
         transfers = []
         for shard, clock in enumerate(last.clocks):
             nbytes = self._nbytes[shard]
-            told = (learner_id, clock, seq, samples, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
+            told = (learner_id, clock, seq, samples, self._team, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
             transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
         self._pushes += 1
         if meanwhile is not None:
@@ -420,7 +424,7 @@ class TeamChannel(ShardChannel):
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         waited = (self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, seq, samples, compute_ns, delay_ns, *waited, nbytes, loss)
+        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, loss)
         headers = self._team.tell(Tag.PUSH, told)
         arrival_ns = self.now_ns()
         pushes = [Push(fields, arrival_ns) for fields in headers]

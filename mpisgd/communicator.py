@@ -78,6 +78,9 @@ class Communicator(Protocol):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
         """Some ranks that will act together; each of them calls this, and nobody else. `bounds` is what `Team` says."""
 
+    def node(self, ranks: Sequence[int]) -> Node:
+        """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Team(Protocol):
@@ -100,3 +103,27 @@ class Team(Protocol):
 
     def disband(self) -> None:
         """They act together no more."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Node(Protocol):
+    """Ranks that share memory, each in its place. All call the same, in the same order.
+
+    What a rank has written before `meet` is what the others read after it; nothing else is promised.
+    """
+
+    place: int
+    """Of this rank, from 0."""
+    places: int
+
+    def vectors(self, count: int, size: int) -> list[Any]:
+        """So many vectors, each (size,) float32, that are the same memory for all; what is in them first, nobody knows."""
+
+    def words(self, count: int) -> Any:
+        """(count,) float64, the same memory for all."""
+
+    def meet(self) -> None:
+        """Wait until all of these ranks are here."""
+
+    def disband(self) -> None:
+        """The memory is there no more: nobody may look at it."""

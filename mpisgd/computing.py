@@ -94,8 +94,9 @@ class Updates(ABC):
         """The same of the sum that the last update was made from."""
 
     @abstractmethod
-    def accumulate(self, weight: float, samples: int, timestamp: int) -> None:
-        """Add the gradient in `scratch`, of so many samples and the weights of `timestamp`, times `weight` to the sum."""
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int) -> None:
+        """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
+        weights of `timestamp`."""
 
     @abstractmethod
     def step(self) -> Any:

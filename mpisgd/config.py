@@ -630,6 +630,11 @@ class Config:
     allreduce, where each learner is one."""
     evaluator: bool = False
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
+    aggregation: Literal["none", "node"] = "none"
+    """node: ranks that compute on one node are a team, which sums its gradients in shared memory; one of them pulls and pushes for
+    all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout."""
+    team_size: int = 0
+    """aggregation: most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
     placement: Literal["packed", "spread"] = "packed"
     """packed: shards are the first ranks; spread: shards land on different nodes."""
     out: str = "results/run"
@@ -639,15 +644,15 @@ class Config:
     data_dir: str = ""
     """Where staged data files lie; default: the environment variable MPISGD_DATA."""
     seed: int = 1
-    """Seed of all randomness; every draw is a function of (seed, learner_id, seq)."""
+    """Seed of all randomness; every draw is a function of (seed, learner_id, seq); in teams, of the rank's own number."""
     epochs: float = 10.0
     """Length of the run: applied samples / training samples."""
     mu: int = 16
-    """Mini-batch size per learner, in samples [Zhang16 2.1]."""
+    """Mini-batch size per learner (in teams: per rank), in samples [Zhang16 2.1]."""
     alpha0: float = 0.05
     """Base learning rate [Zhang16 eq. 3]."""
     linear_scaling: bool = False
-    """Multiply alpha0 by the number of gradients that make one update [Chen16 4.1: gamma0 * N]."""
+    """Multiply alpha0 by the number of gradients that make one update [Chen16 4.1: gamma0 * N]; in teams, by those of all ranks."""
     averaging: float = 0.0
     """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
     compensation: float = 0.0
@@ -675,6 +680,7 @@ class Config:
             self,
             "",
             shards=1,
+            team_size=0,
             seed=0,
             epochs=0,
             mu=1,

@@ -17,7 +17,7 @@ class VirtualOptions:
     """The virtual cluster and what it computes."""
 
     learners: int = 30
-    """Number of virtual learners lambda; shards and evaluator come on top."""
+    """Number of virtual learners lambda; shards and evaluator come on top. With aggregation, ranks that compute, in teams."""
     gradients: bool = True
     """Compute real gradients when virtual learners do; without, only sizes travel: timing and staleness at any scale."""
     batched: bool = False

@@ -34,12 +34,15 @@ class Outcome:
     """From the start barrier to the last update of shard 0."""
 
 
-def headline(config: Config, lambda_: int, parameters: int, train_samples: int) -> str:
-    """What a run says of itself when it starts."""
+def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_samples: int) -> str:
+    """What a run says of itself when it starts: `ranks` compute for lambda_ learners."""
+    learners = f"{lambda_:,} learners"
+    if config.aggregation == "node":
+        learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
     copies = footprint.of_compensation(lambda_, parameters, config.shards)
     return (
-        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {lambda_:,} learners x {config.mu} samples,"
+        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners} x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
         f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
     )

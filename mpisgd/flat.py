@@ -53,16 +53,17 @@ class FlatModel:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
         size = sum(parameter.numel() for _, parameter in parameters)
-        self.weights = host_vector(size).to(device)
-        self.gradients = host_vector(size).to(device)
-        offset = 0
-        for _, parameter in parameters:
-            end = offset + parameter.numel()
-            weights = self._view(self.weights[offset:end], parameter.shape)
-            weights.copy_(parameter.detach())
-            parameter.data = weights
-            parameter.grad = self._view(self.gradients[offset:end], parameter.shape)
-            offset = end
+        self.move_to(host_vector(size).to(device), host_vector(size).to(device))
+
+    def move_to(self, weights: Tensor, gradients: Tensor) -> None:
+        """Let the parameters, with the values that they have, be views into `weights`, their gradients views into `gradients`,
+        both (parameters,) float32 on the model's device."""
+        self.weights, self.gradients = weights, gradients
+        places = self.views(gradients)
+        for (name, parameter), into in zip(self._parameters, self.views(weights).values(), strict=True):
+            into.copy_(parameter.detach())
+            parameter.data = into
+            parameter.grad = places[name]
 
     def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
         if self._channels_last and len(shape) == 4:

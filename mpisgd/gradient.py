@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +55,13 @@ class Gradient(Travels):
         self.host_weights, self.host_gradients = host_view(self._weights), host_view(self._gradients)
         self.samples = 0
         self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this host memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
+        self.host_weights, self.host_gradients = weights, gradients
+        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
+        if self._on_host:
+            self._model.move_to(self._weights, self._gradients)
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this between the layers, forward and backward."""

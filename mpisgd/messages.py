@@ -28,7 +28,7 @@ class Tag(enum.IntEnum):
     GAVE_UP = 11
 
 
-MAGIC = 0x6D70697367640002  # "mpisgd", version 2 of the messages
+MAGIC = 0x6D70697367640003  # "mpisgd", version 3 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -60,8 +60,9 @@ class Layout:
         return tuple(fields)
 
 
-_PUSH = ("learner_id", "timestamp", "seq", "samples", "compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "nbytes", "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, float]
+_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "loss")
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
@@ -84,7 +85,10 @@ NOTHING_MORE = -2
 
 
 class Push:
-    """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`."""
+    """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`.
+
+    Of a team, it is the sum of `gradients` gradients, with `samples` samples in all and the mean of their losses.
+    """
 
     __slots__ = (*_PUSH, "arrival_ns")
 
@@ -95,6 +99,7 @@ class Push:
             self.timestamp,
             self.seq,
             self.samples,
+            self.gradients,
             self.compute_ns,
             self.delay_ns,
             self.push_ns,

@@ -33,6 +33,7 @@ class Norms:
     def __init__(self) -> None:
         self.received: float | None = None
         self._total = 0.0
+        self._added = 0
         self._owed = 0
         self._due = True
 
@@ -42,18 +43,21 @@ class Norms:
         if squared is None:
             squared = self._pass(gradient) if self._due else math.nan
         self._total += weight * weight * squared
+        self._added += 1
         self.received = None
         self._owed -= 1
 
     def take(self, summed: np.ndarray, gradients: int) -> tuple[float, float]:
         """The update of so many gradients is to be made from `summed`, (slice,) float32: its weighted, undivided sum.
 
-        Returns the mean squared norm of the weighted gradients, and that of their sum; each NaN where it was not measured or is
-        too large for float32. The sum of one gradient, which is no second batch size, is not measured.
+        What was added may be sums of several gradients each. Returns the sum of squared norms of what was added, weighted, by
+        `gradients`, and the squared norm of `summed`; each NaN where it was not measured or is too large for float32. Where one
+        was added, there is no second batch size, and the sum is not measured.
         """
         gradient_sq = self._total / gradients if gradients else math.nan
-        sum_sq = self._pass(summed) if self._due and gradients > 1 and math.isfinite(gradient_sq) else math.nan
+        sum_sq = self._pass(summed) if self._due and self._added > 1 and math.isfinite(gradient_sq) else math.nan
         self._total = 0.0
+        self._added = 0
         self._owed = max(0, self._owed)
         self._due = self._owed == 0
         return _finite(gradient_sq), _finite(sum_sq)

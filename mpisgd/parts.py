@@ -18,7 +18,7 @@ from mpisgd import models, schedule
 from mpisgd.checks import require
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels
-from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
+from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, StragglerOptions, TimeoutOptions, kind_of
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
@@ -28,6 +28,7 @@ from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
+from mpisgd.straggler import Delays
 from mpisgd.update import SliceUpdate
 
 
@@ -92,12 +93,13 @@ def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu
     return FlatModel(module, config.memory_format, device)
 
 
-def make_sampling(config: Config, meta: Meta, lambda_: int) -> Sampling:
-    return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=lambda_, seed=config.seed)
+def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
+    """How the data are dealt to all ranks that compute: learners, or in teams."""
+    return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
 def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int) -> Gradient:
-    """What one learner computes."""
+    """What one rank computes; its number among those that do is its learner_id, unless it is in a team (`Roles.number`)."""
     return Gradient(
         model,
         loss,
@@ -124,7 +126,17 @@ def with_local_steps(config: Config, gradient: Travels) -> Travels:
     return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
 
 
-def make_update(config: Config, weights: Tensor, *, gradients_per_update: int, train_samples: int) -> SliceUpdate:
+def loop_delays(config: Config, learner_id: int) -> Delays:
+    """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum."""
+    return Delays(config.straggler if config.aggregation == "none" else StragglerOptions(), config.seed, learner_id)
+
+
+def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
+    """How many gradients normally make one update, where `ranks` compute for lambda_ learners; a whole number where all count."""
+    return protocol.gradients_per_update * ranks / lambda_
+
+
+def make_update(config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied."""
     own = host_vector(weights.numel())
     own.copy_(weights)
@@ -195,10 +207,14 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
 def check_failures(config: Config) -> None:
     """Raises ConfigError where virtual learners are to leave, and the others could not go on."""
     failures = config.failures
-    if isinstance(config.protocol, AllreduceOptions) and failures.then == "leave" and (failures.at_s or failures.mean_s > 0):
+    if failures.then != "leave" or not (failures.at_s or failures.mean_s > 0):
+        return
+    if isinstance(config.protocol, AllreduceOptions):
         raise ConfigError(
             "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
         )
+    expected = "'stop': with aggregation, nobody can leave a team alone, for its part of the sum would be missing"
+    require(config.aggregation == "none", "failures.then", failures.then, expected)
 
 
 def check_compensation(config: Config, protocol: Protocol) -> None:
@@ -208,10 +224,10 @@ def check_compensation(config: Config, protocol: Protocol) -> None:
     require(config.compensation == 0 or not protocol.fresh, "compensation", config.compensation, expected)
 
 
-def check_stragglers(config: Config, lambda_: int) -> None:
-    """Raises ConfigError where a straggler is no learner."""
+def check_stragglers(config: Config, ranks: int) -> None:
+    """Raises ConfigError where a straggler is none of so many ranks that compute: learners, or in teams."""
     straggler = config.straggler
     named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
     for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
-        if learner_id >= lambda_:
-            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {lambda_ - 1}")
+        if learner_id >= ranks:
+            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {ranks - 1}")

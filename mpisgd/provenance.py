@@ -24,8 +24,10 @@ def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, 
 
     `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
     """
+    teams = {"teams": [list(team) for team in roles.teams]} if config.aggregation == "node" else {}
     return {
         "learners": roles.lambda_,
+        **teams,
         "world_size": len(hosts),
         "shard_ranks": list(roles.shard_ranks),
         "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,

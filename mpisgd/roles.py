@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from mpisgd.config import AllreduceOptions, Config
+from mpisgd.checks import require
+from mpisgd.config import AllreduceOptions, BackupOptions, Config, HardsyncOptions, TimeoutOptions, kind_of
 from mpisgd.errors import ConfigError
 
 
 class Role(enum.Enum):
     SHARD = "shard"
     LEARNER = "learner"
+    MEMBER = "member"
     BOTH = "learner and shard"
     EVALUATOR = "evaluator"
 
@@ -22,17 +26,35 @@ class Role(enum.Enum):
 class Roles:
     """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l.
 
-    Where learners double as shards, both are the same ranks.
+    Where learners double as shards, both are the same ranks. Where gradients are aggregated on their node (`aggregate.py`), a
+    learner is a team of ranks, and its rank that of the team's leader, the lowest; the others are members.
     """
 
     shard_ranks: tuple[int, ...]
     learner_ranks: tuple[int, ...]
     evaluator_rank: int
     """The dedicated evaluator; without one, the rank of learner 0, which evaluates after its own goodbye."""
+    teams: tuple[tuple[int, ...], ...] = ()
+    """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
+
+    def __post_init__(self) -> None:
+        if not self.teams:
+            object.__setattr__(self, "teams", tuple((rank,) for rank in self.learner_ranks))
 
     @property
     def lambda_(self) -> int:
+        """Learners, as shards, protocols and the log count them: teams, where gradients are aggregated."""
         return len(self.learner_ranks)
+
+    @cached_property
+    def computing_ranks(self) -> tuple[int, ...]:
+        """All ranks that compute gradients, in rank order."""
+        return tuple(sorted(rank for team in self.teams for rank in team))
+
+    def number(self, rank: int) -> int:
+        """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in
+        a team."""
+        return self.computing_ranks.index(rank)
 
     @property
     def dedicated_evaluator(self) -> bool:
@@ -43,19 +65,21 @@ class Roles:
             return Role.BOTH if rank in self.learner_ranks else Role.SHARD
         if rank in self.learner_ranks:
             return Role.LEARNER
-        return Role.EVALUATOR
+        return Role.MEMBER if rank in self.computing_ranks else Role.EVALUATOR
 
     def index(self, rank: int) -> int:
-        """The shard number or learner_id of `rank`; 0 for the evaluator."""
+        """The shard number or learner_id of `rank`, of a member that of its team; 0 for the evaluator."""
         for ranks in (self.shard_ranks, self.learner_ranks):
             if rank in ranks:
                 return ranks.index(rank)
-        return 0
+        return next((learner_id for learner_id, team in enumerate(self.teams) if rank in team), 0)
 
     def describe(self, rank: int) -> str:
-        """For messages: `"learner 3"`."""
-        role = self.of(rank)
-        return role.value if role is Role.EVALUATOR else f"{role.value} {self.index(rank)}"
+        """For messages: `"learner 3"`, `"member 1 of learner 3"` (which is member 0 itself)."""
+        role, index = self.of(rank), self.index(rank)
+        if role is Role.MEMBER:
+            return f"member {self.teams[index].index(rank)} of learner {index}"
+        return role.value if role is Role.EVALUATOR else f"{role.value} {index}"
 
 
 def world_size(config: Config, learners: int) -> int:
@@ -67,14 +91,31 @@ def world_size(config: Config, learners: int) -> int:
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     """The roles of the ranks of a job; `hosts` are their host names.
 
-    Raises ConfigError: too few ranks; shards asked for where learners double as shards.
+    Raises ConfigError: too few ranks; shards asked for where learners double as shards; teams where there can be none.
     """
+    _check_aggregation(config)
     if not isinstance(config.protocol, AllreduceOptions):
-        return assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        return in_teams(roles, hosts, config.team_size) if config.aggregation == "node" else roles
     roles = double(len(hosts), evaluator=config.evaluator)
     if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
         raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
     return roles
+
+
+def _check_aggregation(config: Config) -> None:
+    """A sum must be of gradients of one clock that all are taken or dropped together, of mini-batches that none does anew.
+
+    versioned is none of these: it deals each learner mini-batches of its own, of which ranks of one team have different numbers.
+    """
+    if config.aggregation == "none":
+        require(config.team_size == 0, "team_size", config.team_size, "0, or aggregation = 'node' beside it")
+        return
+    match config.protocol:
+        case HardsyncOptions() | TimeoutOptions() | BackupOptions(late="drop", abort=False):
+            return
+    name, others = kind_of(config.protocol), "hardsync, timeout, or backup with late = 'drop' and without abort"
+    require(False, "aggregation", config.aggregation, f"'none' beside protocol {name} as it is configured; teams go with {others}")
 
 
 def double(world_size: int, *, evaluator: bool) -> Roles:
@@ -116,6 +157,26 @@ def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal[
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]
     evaluator_rank = rest.pop() if evaluator else rest[0]
     return Roles(shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank)
+
+
+def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
+    """The same roles, but the learners of each host are teams of at most `most` ranks, as even as can be; 0 = one team.
+
+    Learners are numbered by the ranks of their leaders.
+    """
+    nodes: dict[str, list[int]] = {}
+    for rank in roles.learner_ranks:
+        nodes.setdefault(hosts[rank], []).append(rank)
+    teams = sorted(team for ranks in nodes.values() for team in _cut(ranks, most or len(ranks)))
+    return dataclasses.replace(roles, learner_ranks=tuple(team[0] for team in teams), teams=tuple(teams))
+
+
+def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:
+    """The fewest teams of at most `most` ranks; the first ones are one rank larger."""
+    count = -(-len(ranks) // most)
+    base, larger = divmod(len(ranks), count)
+    ends = [base * (at + 1) + min(at + 1, larger) for at in range(count)]
+    return [tuple(ranks[end - base - (at < larger) : end]) for at, end in enumerate(ends)]
 
 
 def _spread(shards: int, hosts: Sequence[str]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel, TeamChannel
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
@@ -64,7 +65,7 @@ class Rank:
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
-        self.learns = self.rank in self.roles.learner_ranks
+        self.learns = self.rank in self.roles.computing_ranks
         self.computes = self.learns or self.rank == self.roles.evaluator_rank
         torch.set_num_threads(config.threads or self.world.threads)
         self.data: DataSet | None = agree(comm, self._load_data)
@@ -73,7 +74,7 @@ class Rank:
         self.model: FlatModel = agree(comm, self._build_model)
         self.bounds = agree(comm, lambda: slice_bounds(self.model.size, config.shards))
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
-        self.sampling = parts.make_sampling(config, self.meta, self.roles.lambda_)
+        self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
         agree(comm, self._check)
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
@@ -100,12 +101,12 @@ class Rank:
         if self.config.device == "cpu":
             return "cpu"
         host = self.world.hosts[self.rank]
-        computing = (*self.roles.learner_ranks, self.roles.evaluator_rank)
+        computing = (*self.roles.computing_ranks, self.roles.evaluator_rank)
         before = [rank for rank in sorted(set(computing)) if rank < self.rank and self.world.hosts[rank] == host]
         return f"cuda:{len(before) % torch.cuda.device_count()}"
 
     def _check(self) -> None:
-        parts.check_stragglers(self.config, self.roles.lambda_)
+        parts.check_stragglers(self.config, len(self.roles.computing_ranks))
         parts.check_compensation(self.config, self.protocol)
         if self.learns:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
@@ -145,7 +146,13 @@ class Rank:
         wire = Wire(self.comm, polite=self.world.oversubscribed)
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
-        loops = {Role.SHARD: self._shard, Role.LEARNER: self._learner, Role.BOTH: self._both, Role.EVALUATOR: self._evaluator}
+        loops = {
+            Role.SHARD: self._shard,
+            Role.LEARNER: self._learner,
+            Role.MEMBER: self._member,
+            Role.BOTH: self._both,
+            Role.EVALUATOR: self._evaluator,
+        }
         said = loops[self.role](wire)
         wire.meet()
         for action in self._at_the_end:
@@ -185,7 +192,7 @@ class Rank:
         return parts.make_update(
             self.config,
             self.model.weights[start:end],
-            gradients_per_update=self.protocol.gradients_per_update,
+            gradients_per_update=parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks)),
             train_samples=self.meta.train_samples,
         )
 
@@ -222,7 +229,8 @@ class Rank:
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
-        gradient = parts.with_local_steps(config, self._gradient())
+        leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
+        gradient = leader or parts.with_local_steps(config, self._gradient())
         channel = LearnerChannel(
             wire,
             self.roles,
@@ -235,12 +243,28 @@ class Rank:
         )
         wire.start_clock()
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
-        learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id), share)
+        learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share)
+        if leader is not None:
+            leader.stop()
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
         if self.protocol.aborts:
             self._at_the_end.append(channel.withdraw)
         return account()
+
+    def _member(self, wire: Wire) -> np.ndarray:
+        member = self._in_team(wire)
+        wire.start_clock()
+        follow(member)
+        return account()
+
+    def _in_team(self, wire: Wire) -> Member:
+        """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""
+        node = wire.node(self.roles.teams[self.roles.index(self.rank)])
+        delays = Delays(self.config.straggler, self.config.seed, self.roles.number(self.rank))
+        member = Member(node, self._gradient(), delays, wire)
+        self._at_the_end.append(member.disband)
+        return member
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
         wire.start_clock()
@@ -267,7 +291,7 @@ class Rank:
 
     def _gradient(self) -> Gradient:
         assert self.data is not None
-        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, self.roles.index(self.rank))
+        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, self.roles.number(self.rank))
 
     def _table_file(self, name: str, shard: int) -> TableFile:
         log = self.config.log
@@ -287,8 +311,9 @@ class Rank:
         return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
 
     def _headline(self) -> str:
+        learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
         return (
-            f"{headline(self.config, self.roles.lambda_, self.model.size, self.meta.train_samples)},"
+            f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
             f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
         )

@@ -173,8 +173,8 @@ class Shard:
                 self._check_sum()
             if self._check_later:
                 self._summed_learners.add(push.learner_id)
-            self.update.accumulate(verdict.weight, push.samples, push.timestamp)
-            self._losses += push.loss
+            self.update.accumulate(verdict.weight, push.samples, push.timestamp, push.gradients)
+            self._losses += push.loss * push.gradients
             if self._followed:
                 self.progress.staleness(self.clock - push.timestamp)
         self._update_if_due()

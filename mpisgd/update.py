@@ -31,10 +31,11 @@ class Step(NamedTuple):
     """What one update did."""
 
     gradients: int
-    """The divisor: how many gradients were summed."""
+    """The divisor: how many gradients were summed, those that teams had summed before counted each."""
     learning_rate: float
     gradient_sq: float = math.nan
-    """Mean |w_i g_i|^2 over the gradients g_i and their weights w_i; NaN where it was not measured."""
+    """Sum of |w_i g_i|^2 over the pushed g_i and their weights w_i, by the divisor: their mean, where each is a single gradient;
+    NaN where it was not measured."""
     sum_sq: float = math.nan
     """|sum w_i g_i|^2, before the divisor; NaN where it was not measured."""
 
@@ -139,8 +140,11 @@ class SliceUpdate(Updates):
         """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
         return is_finite(self._summed)
 
-    def accumulate(self, weight: float, samples: int, timestamp: int = 0) -> None:
-        """Add the gradient in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum."""
+    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1) -> None:
+        """Add what is in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum.
+
+        It is a gradient, or the sum of so many, which the divisor counts.
+        """
         if self.compensation is not None:
             self.compensation.compensate(self._scratch, timestamp)
             self._norms.received = None
@@ -151,7 +155,7 @@ class SliceUpdate(Updates):
                 self._sum.mul_(weight)
         else:
             self._sum.add_(self._scratch, alpha=weight)
-        self.gradients += 1
+        self.gradients += gradients
         self._pending_samples += samples
 
     def _swap(self) -> None:

@@ -1,7 +1,8 @@
 """Blocking messages over an MPI communicator: how a rank waits, what is checked, what can be switched on to watch it.
 
 This is the communicator that `channel.py` talks to on a cluster (`communicator.py`). Every transfer is an uppercase
-buffer call on a numpy array. Environment switches:
+buffer call on a numpy array; ranks of one node may also share memory, an MPI window that they load from and store to.
+Environment switches:
 
 - `MPISGD_SSEND=1`: every send is `MPI_Ssend`, so that nothing rests on MPI's eager buffering (law 1);
 - `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 PUSH 12.4 MB`;
@@ -31,6 +32,7 @@ _YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
+_PAGE = 4096
 
 
 class Sending:
@@ -246,6 +248,10 @@ class Wire:
         """Some ranks that will act together; only they call this."""
         return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds)
 
+    def node(self, ranks: Sequence[int]) -> Node:
+        """Some ranks of one node that will share memory; only they call this."""
+        return Node(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
+
     def wait(self, request: MPI.Request) -> None:
         """Wait for what was begun, politely if need be."""
         if self.polite:
@@ -295,6 +301,55 @@ class Team:
         self._wire.wait(shared)
 
     def disband(self) -> None:
+        self._comm.Free()
+
+
+class Node:
+    """Ranks that share memory: windows of MPI-3 (`MPI_Win_allocate_shared`), in the unified model, and a barrier.
+
+    Args:
+        comm: theirs, in the order of places; belongs to the node.
+
+    MPI refuses ranks that cannot share memory, and where there is too little of it (in a container, /dev/shm is often small).
+    """
+
+    def __init__(self, wire: Wire, comm: MPI.Intracomm) -> None:
+        self.place: int = comm.Get_rank()
+        self.places: int = comm.Get_size()
+        self._wire = wire
+        self._comm = comm
+        self._windows: list[MPI.Win] = []
+
+    def vectors(self, count: int, size: int) -> list[np.ndarray]:
+        """Each begins a page, so none shares a cache line with another."""
+        room = -(-4 * size // _PAGE) * _PAGE
+        memory = self._allocate(count * room)
+        return [memory[at * room : at * room + 4 * size].view(np.float32) for at in range(count)]
+
+    def words(self, count: int) -> np.ndarray:
+        return self._allocate(8 * count).view(np.float64)
+
+    def _allocate(self, nbytes: int) -> np.ndarray:
+        """Shared bytes, which the rank in place 0 asks for; their pages go to the rank that first writes to them."""
+        window = MPI.Win.Allocate_shared(nbytes if self.place == 0 else 0, 1, comm=self._comm)
+        window.Lock_all(MPI.MODE_NOCHECK)  # without an epoch there is no Sync
+        self._windows.append(window)
+        memory: Any = window.Shared_query(0)[0]
+        shared: np.ndarray = np.frombuffer(memory, np.uint8, count=nbytes)
+        return shared
+
+    def meet(self) -> None:
+        """What was stored before is made visible, and what the others stored is seen (MPI-4.1, 12.5.4)."""
+        for window in self._windows:
+            window.Sync()
+        self._wire.wait(self._comm.Ibarrier())
+        for window in self._windows:
+            window.Sync()
+
+    def disband(self) -> None:
+        for window in self._windows:
+            window.Unlock_all()
+            window.Free()
         self._comm.Free()
 
 

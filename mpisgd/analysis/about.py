@@ -100,6 +100,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("run", run.name),
         ("protocol", protocol_label(run)),
         ("learners λ", str(run.lambda_)),
+        *_teams(run),
         ("shards", str(run.shards)),
         ("mini-batch μ", f"{config.get('mu', '?')} samples"),
         ("learning rate α₀", str(config.get("alpha0", "?"))),
@@ -142,6 +143,15 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
     with_gradients = run.config.get("virtual", {}).get("gradients", True)
     what = "" if with_gradients else "; no gradients were computed, only sizes travelled: losses say nothing"
     return [("virtual cluster", f"all seconds are virtual; mini-batches: {kind} ({options}){what}")]
+
+
+def _teams(run: Run) -> list[tuple[str, str]]:
+    """How many ranks compute, where learners are teams of them."""
+    if not run.teams:
+        return []
+    sizes = [len(team) for team in run.teams]
+    each = f"{min(sizes)}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
+    return [("aggregation", f"learners are teams of {each} rank{'s' * (max(sizes) > 1)}; {sum(sizes):,} ranks compute")]
 
 
 def hosts(run: Run) -> str:

@@ -120,7 +120,9 @@ def imbalances(run: Run) -> list[str]:
     lines += [
         f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}" for book in learner_books(run) if not book.balanced
     ]
-    applied = np.bincount(run.pushes["shard"][applied_rows(run)], minlength=run.shards)
+    taken = run.pushes[applied_rows(run)]
+    applied = np.zeros(run.shards, np.int64)
+    np.add.at(applied, taken["shard"], taken["gradients"])
     divisors = np.zeros(run.shards, np.int64)
     np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
     for shard in np.flatnonzero(applied != divisors).tolist():

@@ -13,6 +13,8 @@ g_i with weights w_i, each the mean over mu_i samples. The log has c `gradient_s
     |G|^2     = (|sum w_i g_i|^2 - sum |w_i g_i|^2) / ((sum w_i)^2 - sum w_i^2)
     tr(Sigma) = (sum |w_i g_i|^2 - sum w_i^2 |G|^2) / (sum w_i^2 / mu_i)
 
+What a team of k ranks pushes is the sum of its gradients: k times their mean over all their samples, so k counts as a weight.
+
 With all weights 1 that is A.1 for batches of mu and c mu samples. So every protocol's updates give an estimate; w_i and mu_i
 are those of `pushes`.
 
@@ -100,7 +102,7 @@ class Measured:
 
 
 def measured(run: Run) -> Measured:
-    """Updates of two gradients and more whose norms were measured and whose gradients are all in the log."""
+    """Updates of two pushes and more whose norms were measured and whose gradients are all in the log."""
     updates, pushes = run.updates, run.pushes[books.applied_rows(run)]
     clocks = 1 + int(updates["clock"].max(initial=0))
     cells = run.shards * clocks
@@ -113,15 +115,16 @@ def measured(run: Run) -> Measured:
 
     last = np.zeros(run.shards, np.int64)
     np.maximum.at(last, updates["shard"], updates["samples"])
-    weights, weights_sq = sums(pushes["weight"]), sums(pushes["weight"] ** 2)
+    factors = pushes["weight"] * pushes["gradients"]
+    weights, weights_sq = sums(factors), sums(factors**2)
     squares = updates["gradients"] * updates["gradient_sq"]
     with np.errstate(divide="ignore", invalid="ignore"):
         gradient_sq = (updates["sum_sq"] - squares) / (weights**2 - weights_sq)
-        variance = (squares - weights_sq * gradient_sq) / sums(pushes["weight"] ** 2 / pushes["samples"])
+        variance = (squares - weights_sq * gradient_sq) / sums(factors**2 / pushes["samples"])
         progress = updates["samples"] / last[updates["shard"]]
     everything = Measured(updates["shard"], updates["clock"], progress, variance, gradient_sq)
-    complete = sums(np.ones(len(pushes))) == updates["gradients"]
-    return everything.only(complete & (updates["gradients"] > 1) & np.isfinite(gradient_sq))
+    complete = sums(pushes["gradients"]) == updates["gradients"]
+    return everything.only(complete & (sums(np.ones(len(pushes))) > 1) & np.isfinite(gradient_sq))
 
 
 def noise_scale(run: Run, start: float = 0.0, end: float = 1.0) -> NoiseScale:

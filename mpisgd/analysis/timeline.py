@@ -159,7 +159,8 @@ class Timeline:
 def ranks_of(run: Run) -> Ranks:
     """As [environment] tells; what it does not tell, as `roles.assign` packs ranks.
 
-    Where learners double as shards, a shard has a row of its own, for both do things at once: it is numbered after all ranks.
+    Of a team, the leader's rank stands for the learner. Where learners double as shards, a shard has a row of its own, for both do
+    things at once: it is numbered after all ranks.
     """
     environment = run.environment
     shards = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
@@ -168,6 +169,9 @@ def ranks_of(run: Run) -> Ranks:
         learners, size = shards, len(hosts)
         shards = [size + rank for rank in learners]
         return Ranks(shards, learners, evaluator if evaluator >= 0 else learners[0], [*hosts, *(hosts[rank] for rank in learners)])
+    if run.teams:
+        leaders = [team[0] for team in run.teams]
+        return Ranks(shards, leaders, evaluator if evaluator >= 0 else leaders[0], hosts)
     taken = {*shards, evaluator}
     others = (rank for rank in itertools.count() if rank not in taken)
     learners = list(itertools.islice(others, books.learners_of(run)))

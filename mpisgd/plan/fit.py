@@ -77,13 +77,18 @@ def fitted(run: Run, *, from_log: bool = False) -> Fit:
     """Fit, and compare.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, or it had no shards of their own.
+    configuration is none of this version's, it had no shards of their own, or its learners were teams.
     """
     check_pushes(run)
     if about.doubled(run):
         raise ConfigError(
             f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"
             " shards of their own, whose costs a plan begins with"
+        )
+    if run.teams:
+        raise ConfigError(
+            f"{run.path} is a run of teams (aggregation = 'node'), whose ranks' own costs its log does not tell; expected first a"
+            " run with aggregation = 'none'"
         )
     real = observe(run)
     if run.environment.get("virtual") and not from_log:

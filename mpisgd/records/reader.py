@@ -74,6 +74,11 @@ class Run:
         return int(self.config["environment"]["learners"])
 
     @property
+    def teams(self) -> list[list[int]]:
+        """The ranks that compute for each learner, where they sum their gradients on their node; else empty."""
+        return [list(team) for team in self.config["environment"].get("teams", [])]
+
+    @property
     def shards(self) -> int:
         return int(self.config["shards"])
 

@@ -18,7 +18,7 @@ from mpisgd.protocols.verdict import Reason
 
 __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "Reason", "Verdict"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Event(enum.IntEnum):
@@ -44,18 +44,19 @@ PUSHES = np.dtype(
         ("learner_id", np.int32),
         ("seq", np.int64),  # the learner's own running number of the mini-batch
         ("samples", np.int32),
+        ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
         ("verdict", np.uint8),  # Verdict
         ("reason", np.uint8),  # Reason
         ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered; NaN where it was not
-        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s
-        ("delay_s", np.float64),  # straggler injection, on the learner
+        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s; of a team, until its sum is there
+        ("delay_s", np.float64),  # straggler injection, on the learner; of a team, those of its ranks are in compute_s
         ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
         ("wait_s", np.float64),  # then, from its pull request until the first answer began
         ("pull_s", np.float64),  # then, until the weights of all shards were there
-        ("loss", np.float64),  # of the mini-batch
+        ("loss", np.float64),  # of the mini-batch; of a team, the mean over its ranks
     ]
 )
 
@@ -70,8 +71,8 @@ UPDATES = np.dtype(
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took
         ("mean_loss", np.float64),  # of the mini-batches in this update
-        ("gradient_sq", np.float64),  # of this slice: mean |w_i g_i|^2 over gradients g_i, weights w_i; NaN = not measured
-        ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one gradient
+        ("gradient_sq", np.float64),  # of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured
+        ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push
     ]
 )
 

@@ -135,6 +135,7 @@ class ShardLog:
                 push.learner_id,
                 push.seq,
                 push.samples,
+                push.gradients,
                 verdict.kind,
                 verdict.reason,
                 verdict.weight,

@@ -12,7 +12,7 @@ from mpisgd.replay.finding import refuse
 from mpisgd.replay.record import Record, ShardRecord
 
 #: What every shard is told alike.
-TOLD = ("seq", "samples", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s")
 
 
 def compare_shards(record: Record) -> None:

@@ -98,7 +98,7 @@ def check_log(record: Record) -> None:
 def _begin(record: Record, tolerance: float | None) -> Proof:
     config = record.config
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
-    proof = Proof(record.path, headline(config, record.lambda_, parameters, train_samples), threads)
+    proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
     if config.device != "cpu":

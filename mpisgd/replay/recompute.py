@@ -68,8 +68,8 @@ class Recompute:
                 row = self.record.shards[shard].row(number)
                 loss = self.serial.take(action, row)
                 if row.verdict == Kind.APPLY:
-                    self._losses[shard] += loss
-                    self._gradients[shard] += 1
+                    self._losses[shard] += loss * row.gradients
+                    self._gradients[shard] += row.gradients
                 self.told(number, row, loss)
             case Update():
                 self._update(action, until)
@@ -79,7 +79,7 @@ class Recompute:
         number = int(log.rows_of[action.learner_id][action.number])
         row = log.row(number)
         loss, samples = self.serial.compute(action)
-        self.proof.gradients += 1
+        self.proof.gradients += row.gradients
         place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))

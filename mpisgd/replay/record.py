@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpisgd import config_file
+from mpisgd import config_file, parts
 from mpisgd.config import Config
 from mpisgd.errors import DataError
 from mpisgd.protocols import Protocol, make
@@ -31,6 +31,7 @@ class Row(NamedTuple):
     learner_id: int
     seq: int
     samples: int
+    gradients: int
     verdict: int
     reason: int
     weight: float
@@ -130,6 +131,31 @@ class Record:
     @property
     def lambda_(self) -> int:
         return self.run.lambda_
+
+    @cached_property
+    def members(self) -> list[list[int]]:
+        """Of each learner, the numbers of the ranks that compute for it (`Roles.number`): its own, unless it is a team.
+
+        Raises DataError where the run does not say who is in which team.
+        """
+        if self.config.aggregation == "none":
+            return [[learner_id] for learner_id in range(self.lambda_)]
+        teams = self.run.teams
+        ranks = sorted(rank for team in teams for rank in team)
+        if len(teams) != self.lambda_ or not all(teams) or len(set(ranks)) != len(ranks):
+            expected = f"the ranks of {self.lambda_} learners, each once"
+            raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
+        return [[ranks.index(rank) for rank in team] for team in teams]
+
+    @property
+    def ranks(self) -> int:
+        """How many compute gradients."""
+        return sum(map(len, self.members))
+
+    @property
+    def gradients_per_update(self) -> float:
+        """How many normally make one update, at the start."""
+        return parts.gradients_per_update(self.protocol(), self.lambda_, self.ranks)
 
     @property
     def whole(self) -> bool:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mpisgd import parts
+from mpisgd.aggregate import team_loss
 from mpisgd.computing import Travels
 from mpisgd.data import DataSet
 from mpisgd.errors import DataError
-from mpisgd.flat import slice_bounds
+from mpisgd.flat import host_view, slice_bounds
 from mpisgd.local_steps import LocalSteps
 from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
@@ -54,18 +55,18 @@ class Serial:
         _check_size(record, self.model.size)
         self.bounds = slice_bounds(self.model.size, config.shards)
         self.loss = parts.load_loss(config, brought)
-        self.sampling = parts.make_sampling(config, meta, record.lambda_)
+        self.sampling = parts.make_sampling(config, meta, record.ranks)
         self.initial = self.model.weights.clone()
         self.shards = [
             parts.make_update(
                 config,
                 self.initial[start:end],
-                gradients_per_update=record.protocol().gradients_per_update,
+                gradients_per_update=record.gradients_per_update,
                 train_samples=meta.train_samples,
             )
             for start, end in self.bounds
         ]
-        self._learners: dict[int, Travels] = {}
+        self._gradients: dict[int, Travels] = {}
         self._pushes_per_pull = record.protocol().pushes_per_pull
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
@@ -78,7 +79,10 @@ class Serial:
             self._keep(shard, 0)
 
     def compute(self, action: Compute) -> tuple[float, int]:
-        """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples."""
+        """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples.
+
+        Of a team, the sum of its ranks' gradients, in their order.
+        """
         learner_id, number = action
         pulled = number % self._pushes_per_pull == 0
         for shard, log in enumerate(self.record.shards):
@@ -87,16 +91,21 @@ class Serial:
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
-        gradient = self._learner(learner_id)
-        self._take_turn(learner_id)
-        loss = gradient.compute(seq)
+        losses, samples, summed = [], 0, torch.empty(0)
+        for rank in self.record.members[learner_id]:
+            gradient = self._gradient(rank)
+            self._take_turn(rank)
+            losses.append(gradient.compute(seq))
+            samples += gradient.samples
+            summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
+        loss = team_loss(losses, host_view(summed) if self.config.nonfinite == "drop" else None)
         if (number + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
         if isinstance(gradient, LocalSteps):
             self._loaded = [-1 for _ in self.shards]  # it has moved the model's weights
-        self._under_way[learner_id, number] = _Gradient(self.model.gradients.clone(), loss, to_take=len(self.shards))
-        return loss, gradient.samples
+        self._under_way[learner_id, number] = _Gradient(summed, loss, to_take=len(self.shards))
+        return loss, samples
 
     def take(self, action: Take, row: Row) -> float:
         """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
@@ -108,7 +117,7 @@ class Serial:
             update.scratch[:] = gradient.vector[start:end].numpy()
             if update.cached or self.config.nonfinite != "stop":
                 update.scratch_is_finite()  # as the shard did: the norm that it found on the way is in the log
-            update.accumulate(row.weight, row.samples, row.timestamp)
+            update.accumulate(row.weight, row.samples, row.timestamp, row.gradients)
         gradient.to_take -= 1
         if not gradient.to_take:
             del self._under_way[key]
@@ -124,18 +133,19 @@ class Serial:
         """(parameters,) float32: the slices of all shards as they are now, a copy."""
         return torch.cat([_of(update, averaged) for update in self.shards])
 
-    def _learner(self, learner_id: int) -> Travels:
-        if learner_id not in self._learners:
-            made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
-            self._learners[learner_id] = parts.with_local_steps(self.config, made)
-        return self._learners[learner_id]
+    def _gradient(self, rank: int) -> Travels:
+        """What the rank of this number computes; that is its learner_id, unless it is in a team."""
+        if rank not in self._gradients:
+            made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, rank)
+            self._gradients[rank] = parts.with_local_steps(self.config, made)
+        return self._gradients[rank]
 
-    def _take_turn(self, learner_id: int) -> None:
-        """Buffers that are no parameters (what spectral normalisation keeps, say) are each learner's own, as on real ranks."""
-        if learner_id != self._computing:
+    def _take_turn(self, rank: int) -> None:
+        """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""
+        if rank != self._computing:
             self._buffers[self._computing] = [buffer.clone() for buffer in self.model.module.buffers()]  # -1: the initial ones
-            self._computing = learner_id
-            for buffer, own in zip(self.model.module.buffers(), self._buffers.get(learner_id, self._buffers[-1]), strict=True):
+            self._computing = rank
+            for buffer, own in zip(self.model.module.buffers(), self._buffers.get(rank, self._buffers[-1]), strict=True):
                 buffer.copy_(own)
 
     def _keep(self, shard: int, clock: int) -> None:

@@ -28,7 +28,7 @@ def walk(record: Record, shard: ShardRecord) -> None:
     _Walk(record, shard).walk()
 
 
-def learning_rates(config: Config, gradients_per_update: int, train_samples: int) -> Callable[[int], float]:
+def learning_rates(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int], float]:
     """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
     alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
     factor = schedule.make(config.schedule, config.epochs)
@@ -55,7 +55,8 @@ class _Walk:
         self.shard = shard
         self.protocol = record.protocol()
         self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
-        self.rate_at = learning_rates(self.config, self.protocol.gradients_per_update, train_samples)
+        self.members = [len(team) for team in record.members]
+        self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.budget = budget_samples(self.config, self.protocol, train_samples)
         self.departures = list(shard.departures)
         self.timeouts = list(shard.timeouts)
@@ -91,9 +92,9 @@ class _Walk:
             self._check_verdict(row)
             self.last[row.learner_id] = (number, row)
             if row.verdict == Kind.APPLY:
-                self.gradients += 1
+                self.gradients += row.gradients
                 self.pending_samples += row.samples
-                self.losses += row.loss
+                self.losses += row.loss * row.gradients
                 self.applied_seq[row.learner_id] = row.seq
             self._update_while_due()
         self._check_end()
@@ -110,6 +111,8 @@ class _Walk:
             self._refuse(f"there are learners 0 to {self.lambda_ - 1}")
         if row.samples < 1:
             self._refuse(f"{row.samples} samples")
+        if row.gradients != self.members[row.learner_id]:
+            self._refuse(f"the sum of {row.gradients} gradient(s): {self.members[row.learner_id]} rank(s) compute for this learner")
         if row.staleness != row.clock - row.timestamp:
             self._refuse(f"staleness {row.staleness} is not clock - timestamp = {row.clock} - {row.timestamp}")
         if not 0 <= row.timestamp <= row.clock:

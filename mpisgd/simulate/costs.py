@@ -24,22 +24,30 @@ class Costs:
     """
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
-        learner_nodes = [nodes[rank] for rank in roles.learner_ranks]
+        computing = [nodes[rank] for rank in roles.computing_ranks]
         self._service = config.service
-        self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=roles.lambda_, nodes=learner_nodes)
-        self._failures = failures.make(config.failures, seed=config.seed, lambda_=roles.lambda_)
+        self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
+        self._failures = failures.make(config.failures, seed=config.seed, lambda_=len(computing))
+        self._local_bandwidth = config.network.local_bandwidth
         self.network = Network(config.network, nodes)
 
     def gradient_ns(self, nbytes: int) -> int:
         """To check a gradient of so many bytes and add it to the sum."""
         return round((self._service.gradient_s + self._service.gradient_s_per_byte * nbytes) * _NS)
 
+    def sum_ns(self, nbytes: int, places: int) -> int:
+        """To sum one part of so many gradients of so many bytes each: the others' are read as fast as they would be sent here."""
+        return round(nbytes / places * (places - 1) / self._local_bandwidth * _NS)
+
     def update_ns(self, nbytes: int) -> int:
         """To make an update of a slice of so many bytes."""
         return round((self._service.update_s + self._service.update_s_per_byte * nbytes) * _NS)
 
     def compute_of(self, learner_id: int, wire: VirtualWire) -> Callable[[], int]:
-        """Tells how many nanoseconds the next mini-batch of a learner takes. Raises LearnerFailed where it fails meanwhile."""
+        """Tells how many nanoseconds the next mini-batch of a learner takes. Raises LearnerFailed where it fails meanwhile.
+
+        In teams, what is called a learner here is a rank, by its number (`Roles.number`).
+        """
         cost = self._compute.nanoseconds(learner_id).__next__
         fails_ns = self._failures.nanosecond_of(learner_id)
         if fails_ns is None:

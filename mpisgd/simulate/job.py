@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import LearnerChannel, ShardChannel, TeamChannel
 from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
@@ -29,7 +30,7 @@ from mpisgd.roles import Role, Roles, of_job, world_size
 from mpisgd.shard import Shard
 from mpisgd.simulate.costs import Costs
 from mpisgd.simulate.sizes import Sizes
-from mpisgd.simulate.tensors import Tensors
+from mpisgd.simulate.tensors import Tensors, after
 from mpisgd.straggler import Delays
 from mpisgd.virtual.cluster import Cluster
 from mpisgd.virtual.failures import LearnerFailed
@@ -55,25 +56,26 @@ class Job:
         nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
         self.hosts = [f"node-{node}" for node in nodes]
         self.roles: Roles = of_job(config, self.hosts)
+        ranks = len(self.roles.computing_ranks)
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         parts.check_failures(config)
-        parts.check_stragglers(config, self.roles.lambda_)
+        parts.check_stragglers(config, ranks)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
-        self.work: Sizes | Tensors = Tensors(config, brought, self.roles.lambda_) if options.gradients else Sizes(config, brought)
+        self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
         self.accounts = np.zeros((config.shards, 4), np.int64)
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""
-        config, logged = self.config, self.config.log.enabled
+        config, logged, ranks = self.config, self.config.log.enabled, len(self.roles.computing_ranks)
         directory.claim(self.path, overwrite=config.overwrite)
         directory.write_config(self.path, config_file.dumps(config, self._environment()))
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
-            f" {headline(config, self.roles.lambda_, self.work.parameters, self.work.meta.train_samples)},"
+            f" {headline(config, self.roles.lambda_, ranks, self.work.parameters, self.work.meta.train_samples)},"
             f" {len(set(self.hosts)):,} nodes; log in {self.path}"
         )
         with ExitStack() as stack, _without_gc():
@@ -87,13 +89,16 @@ class Job:
         return outcome
 
     def _mains(self, wires: list[VirtualWire], stack: ExitStack) -> list[Callable[[], None]]:
+        config = self.config
         mains: dict[int, Callable[[], None]] = {}
         for shard, rank in enumerate(self.roles.shard_ranks):
             build = self._both if self.roles.of(rank) is Role.BOTH else self._shard
             mains[rank] = build(shard, wires[rank], stack)
         for learner_id, rank in enumerate(self.roles.learner_ranks):
-            if rank not in mains:
+            if rank not in mains and config.aggregation == "none":
                 mains[rank] = self._learner(learner_id, wires[rank])
+        if config.aggregation == "node":
+            mains |= self._teams(wires)
         if self.roles.dedicated_evaluator:
             rank = self.roles.evaluator_rank
             mains[rank] = functools.partial(self._evaluator, wires[rank])
@@ -142,7 +147,8 @@ class Job:
         return main
 
     def _update(self, shard: int, wire: VirtualWire) -> Any:
-        return self.work.update(shard, self.protocol.gradients_per_update, wire, self.costs)
+        wanted = parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks))
+        return self.work.update(shard, wanted, wire, self.costs)
 
     def _account(self, shard: int, server: Shard) -> None:
         self.accounts[shard] = account(server.clock, server.update.samples, server.diverged, server.updated_s)
@@ -168,9 +174,38 @@ class Job:
             progress=Progress("off", config.epochs, 0.0),
         )
 
-    def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
+    def _teams(self, wires: list[VirtualWire]) -> dict[int, Callable[[], None]]:
+        """The mains of all ranks that compute in teams."""
+        mains = {}
+        learner_of = {rank: learner_id for learner_id, team in enumerate(self.roles.teams) for rank in team}
+        for number, rank in enumerate(self.roles.computing_ranks):
+            wire, learner_id = wires[rank], learner_of[rank]
+            member = self._in_team(learner_id, number, wire)
+            if rank == self.roles.learner_ranks[learner_id]:
+                mains[rank] = self._learner(learner_id, wire, Leader(member, self.config.nonfinite == "drop"))
+            else:
+                mains[rank] = functools.partial(self._member, member, wire)
+        return mains
+
+    def _in_team(self, learner_id: int, number: int, wire: VirtualWire) -> Member:
+        node = wire.node(self.roles.teams[learner_id])
+        delays = Delays(self.config.straggler, self.config.seed, number)
+        member = Member(node, self.work.gradient(number, wire, self.costs), delays, wire)
+        sum_ns = self.costs.sum_ns(4 * self.work.parameters, node.places)
+        member.add = after(member.add, wire, sum_ns)  # type: ignore[method-assign]
+        return member
+
+    def _member(self, member: Member, wire: VirtualWire) -> None:
+        wire.start_clock()
+        try:
+            follow(member)
+        except LearnerFailed as failure:
+            raise _fail_fast(failure) from failure
+        wire.meet()
+
+    def _learner(self, learner_id: int, wire: VirtualWire, leader: Leader | None = None) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient = parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
+        gradient = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
         channel = LearnerChannel(
             wire,
             self.roles,
@@ -181,7 +216,7 @@ class Job:
             consistent=self.protocol.consistent,
             interruptible=self.protocol.aborts,
         )
-        delays = Delays(config.straggler, config.seed, learner_id)
+        delays = parts.loop_delays(config, learner_id)
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
 
         def main() -> None:
@@ -194,6 +229,8 @@ class Job:
                 wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
                 channel.goodbye(finished=False)
+            if leader is not None:
+                leader.stop()
             if wire.rank == self.roles.evaluator_rank:
                 self._evaluate(wire)
             wire.meet()

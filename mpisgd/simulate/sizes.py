@@ -38,7 +38,7 @@ class Sizes:
     def check(self, roles: Roles) -> None:
         """Any configuration will do."""
 
-    def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> Any:
+    def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> Any:
         """The update of one shard."""
         config = self.config
         start, end = self.bounds[shard]

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from mpisgd import parts, protocols
 from mpisgd.channel import EvaluatorChannel
 from mpisgd.checks import require
@@ -28,7 +31,7 @@ from mpisgd.virtual.wire import VirtualWire
 class Tensors:
     """What ranks compute, with one model and one copy of the data for all of them."""
 
-    def __init__(self, config: Config, brought: Brought, lambda_: int) -> None:
+    def __init__(self, config: Config, brought: Brought, ranks: int) -> None:
         self.config = config
         self.data = parts.load_data(config, brought)
         self.meta = parts.meta_of(self.data)
@@ -37,7 +40,7 @@ class Tensors:
         self.initial = self.model.weights.clone()
         self.parameters = self.model.size
         self.bounds = slice_bounds(self.parameters, config.shards)
-        self.sampling = parts.make_sampling(config, self.meta, lambda_)
+        self.sampling = parts.make_sampling(config, self.meta, ranks)
         self._batch = Batch(config, self.model, self.loss, self.data, self.sampling) if config.virtual.batched else None
 
     @property
@@ -52,7 +55,7 @@ class Tensors:
             require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
 
-    def update(self, shard: int, gradients_per_update: int, wire: VirtualWire, costs: Costs) -> SliceUpdate:
+    def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> SliceUpdate:
         """The update of one shard: the real one, which also takes its virtual time."""
         start, end = self.bounds[shard]
         update = parts.make_update(
@@ -62,8 +65,8 @@ class Tensors:
             train_samples=self.meta.train_samples,
         )
         nbytes = 4 * (end - start)
-        update.accumulate = _after(update.accumulate, wire, costs.gradient_ns(nbytes))  # type: ignore[method-assign]
-        update.step = _after(update.step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
+        update.accumulate = after(update.accumulate, wire, costs.gradient_ns(nbytes))  # type: ignore[method-assign]
+        update.step = after(update.step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
         return update
 
     def snapshots(self, path: Path, shard: int, update: SliceUpdate) -> Snapshots:
@@ -122,6 +125,11 @@ class VirtualGradient(Travels):
         self.host_gradients = host_view(self._gradients)
         self.samples = 0
 
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this memory take the place of `host_weights` and `host_gradients`."""
+        self.host_weights, self.host_gradients = weights, gradients
+        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
+
     def prepare(self, seq: int) -> None:
         """Nothing is to be gained: virtual learners wait in virtual time."""
 
@@ -163,7 +171,7 @@ class BatchedGradient(VirtualGradient):
         return loss
 
 
-def _after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
+def after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
     """The same action, which takes so many nanoseconds of a rank's virtual time."""
 
     def timed(*args: Any) -> Any:

@@ -100,7 +100,7 @@ class Cluster:
         self._newest: Entry | None = None
         """The entry made last is kept out of the heap: often it is the next to happen."""
         self._newest_ns = _NEVER
-        self._meeting: list[VirtualRank] = []
+        self._everybody: Meeting
         self._starting: Callable[[], object] | None = None
         self._running: VirtualRank
 
@@ -110,6 +110,7 @@ class Cluster:
         Raises what a main raised, or DeadlockError.
         """
         self.ranks = ranks
+        self._everybody = Meeting(self, range(len(ranks)))
         hub = getcurrent()
         self._starting = hub.switch
         self.ready_from = 0  # those not yet begun are ready
@@ -189,17 +190,7 @@ class Cluster:
 
     def meet(self, rank: VirtualRank) -> None:
         """A barrier of all ranks."""
-        meeting = self._meeting
-        meeting.append(rank)
-        if len(meeting) < len(self.ranks):
-            self.block(rank, _Meeting(self))
-            return
-        self._meeting = []
-        now = max(each.now for each in meeting)
-        for each in meeting:
-            each.now = now
-            if each is not rank:
-                self.wake(each, now)
+        self._everybody.join(rank)
 
     # ----------------------------------------------------------------------------------------------------------- deadlock
 
@@ -218,15 +209,35 @@ class Cluster:
         return f"rank {rank} ({self.name(rank)})"
 
 
-class _Meeting(Event):
-    """Waiting at the barrier."""
+class Meeting(Event):
+    """A barrier of some ranks, as often as they come; as an event, waiting at it.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Args:
+        ranks: who meets.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: Sequence[int]) -> None:
         self._cluster = cluster
+        self._ranks = ranks
+        self._here: list[VirtualRank] = []
+
+    def join(self, rank: VirtualRank) -> None:
+        """The running rank waits until all are here; then all have the clock of the last."""
+        here = self._here
+        here.append(rank)
+        if len(here) < len(self._ranks):
+            self._cluster.block(rank, self)
+            return
+        self._here = []
+        now = max(each.now for each in here)
+        for each in here:
+            each.now = now
+            if each is not rank:
+                self._cluster.wake(each, now)
 
     def describe(self) -> tuple[str, int | None]:
-        here = {rank.rank for rank in self._cluster._meeting}
-        absent = [rank.rank for rank in self._cluster.ranks if rank.rank not in here]
+        here = {rank.rank for rank in self._here}
+        absent = [rank for rank in self._ranks if rank not in here]
         return f"is at the barrier, where {len(absent)} ranks are missing", absent[0] if absent else None
 
 

@@ -93,9 +93,9 @@ class SizedUpdate(Updates):
     def sum_is_finite(self) -> bool:
         return True
 
-    def accumulate(self, weight: float, samples: int, timestamp: int) -> None:
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int) -> None:
         self._rank.now += self._gradient_ns
-        self.gradients += 1
+        self.gradients += gradients
         self._pending_samples += samples
 
     def step(self) -> Step:

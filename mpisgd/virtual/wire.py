@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from mypy_extensions import mypyc_attr
 
-from mpisgd.communicator import Buffer, Communicator, Pattern, Team
+from mpisgd.communicator import Buffer, Communicator, Node, Pattern, Team
 from mpisgd.errors import PeerError
 from mpisgd.messages import Fields, Tag
-from mpisgd.virtual.cluster import Cluster, Event, VirtualRank
+from mpisgd.virtual.cluster import Cluster, Event, Meeting, VirtualRank
 from mpisgd.virtual.network import Network
 
 _ANYTHING: Final = (None, None)
@@ -101,6 +101,7 @@ class VirtualWire(VirtualRank, Communicator):
         "_known",
         "_latency_ns",
         "_network",
+        "_node",
         "_overhead_ns",
         "_patterns",
         "_posted",
@@ -125,6 +126,7 @@ class VirtualWire(VirtualRank, Communicator):
         self._takes_anything = False
         self._taken: Sending
         self._handed: Sending | None = None
+        self._node: _Memory | None = None
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -152,6 +154,12 @@ class VirtualWire(VirtualRank, Communicator):
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> VirtualTeam:
         return VirtualTeam(self, ranks, bounds)
+
+    def node(self, ranks: Sequence[int]) -> VirtualNode:
+        first = self._wires[ranks[0]]
+        if first._node is None:
+            first._node = _Memory(Meeting(self._cluster, ranks))
+        return VirtualNode(self, first._node, ranks)
 
     # --------------------------------------------------------------------------------------------------------------- send
 
@@ -438,6 +446,45 @@ class VirtualTeam(Team):
     def _slice(self, vector: Any, place: int) -> Any:
         start, end = self._bounds[place]
         return vector[start:end]
+
+
+class _Memory:
+    """What ranks of one node have in common."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self.pieces: list[list[np.ndarray]] = []
+
+
+class VirtualNode(Node):
+    """Ranks that share memory. That takes no time of its own: who reads or writes much says so on its own clock."""
+
+    def __init__(self, wire: VirtualWire, memory: _Memory, ranks: Sequence[int]) -> None:
+        self.place: int = ranks.index(wire.rank)
+        self.places: int = len(ranks)
+        self._wire = wire
+        self._memory = memory
+        self._asked = 0
+
+    def vectors(self, count: int, size: int) -> list[Any]:
+        return self._piece(count, size, "float32")
+
+    def words(self, count: int) -> Any:
+        return self._piece(1, count, "float64")[0]
+
+    def _piece(self, count: int, size: int, kind: str) -> list[Any]:
+        """The next piece of memory, which the first rank that asks for it makes."""
+        pieces = self._memory.pieces
+        if self._asked == len(pieces):
+            pieces.append([np.zeros(size, kind) for _ in range(count)])
+        self._asked += 1
+        return pieces[self._asked - 1]
+
+    def meet(self) -> None:
+        self._memory.meeting.join(self._wire)
+
+    def disband(self) -> None:
+        """Python keeps the memory as long as anybody looks at it."""
 
 
 def _copy(own: Any, into: Any) -> None:

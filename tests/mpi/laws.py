@@ -20,7 +20,8 @@ def hold(run: Run, *, again: bool = False, own_steps: bool = False) -> None:
         applied = rows[(rows["verdict"] == Verdict.APPLY) & (rows["clock"] < clock)]
         updates = run.updates[run.updates["shard"] == books.shard]
         assert np.array_equal(updates["clock"], np.arange(1, clock + 1))
-        assert np.array_equal(updates["gradients"], np.bincount(applied["clock"], minlength=clock)), "divisor counted"
+        divisors = np.bincount(applied["clock"], weights=applied["gradients"], minlength=clock)
+        assert np.array_equal(updates["gradients"], divisors), "divisor counted"
         assert updates["samples"][-1] == applied["samples"].sum()
     assert (pushes["staleness"] >= 0).all()
     assert np.array_equal(pushes["staleness"], pushes["clock"] - pushes["timestamp"])

@@ -20,10 +20,10 @@ TRAIN_SAMPLES = 1000
 
 
 def row(table: str, **fields: Any) -> np.ndarray:
-    """One row; fields that are not given are 0, answer_s and norms NaN, weight 1, staleness clock - timestamp."""
+    """One row; fields that are not given are 0, answer_s and norms NaN, weight and gradients 1, staleness clock - timestamp."""
     record = np.zeros(1, schema.TABLES[table])
     if table == "pushes":
-        fields = {"answer_s": np.nan, "weight": 1.0, "samples": 4, **fields}
+        fields = {"answer_s": np.nan, "weight": 1.0, "samples": 4, "gradients": 1, **fields}
         fields.setdefault("staleness", fields.get("clock", 0) - fields.get("timestamp", 0))
     if table == "updates":
         fields = {"gradient_sq": np.nan, "sum_sq": np.nan, **fields}

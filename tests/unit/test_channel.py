@@ -136,7 +136,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
     assert job.weights[2].tolist() == [7, 7, 7, 19, 19, 19]
     for number, timestamp in enumerate((7, 9)):
         _, push, goodbye = (message for whose, message in job.received if whose == number)
-        assert told(push) == (Push, 2, timestamp, 11, 16, 3, 4, 7, 50, 60, SLICE // 2, 0.125)
+        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, 50, 60, SLICE // 2, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, True)
@@ -462,8 +462,8 @@ def header(tag: int, *fields: float) -> bytes:
     return LAYOUTS[tag].pack(fields)
 
 
-def a_push(learner_id: int = 0, nbytes: int = SLICE) -> bytes:
-    return header(Tag.PUSH, learner_id, *(0,) * 8, nbytes, 0.5)
+def a_push(learner_id: int = 0, nbytes: int = SLICE, gradients: int = 1) -> bytes:
+    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 5, nbytes, 0.5)
 
 
 class Door:
@@ -486,13 +486,13 @@ class Door:
 def test_valid_messages_pass_whole(polite: bool) -> None:
     """So that the refusals below are for what they say; and pulls go first."""
     door = Door(polite)
-    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 2, 3, 4, 5, SLICE, 0.125))
+    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
     door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
-    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 2, 3, 4, 5, SLICE, 0.125)
+    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
     assert [door.receive(), door.receive()] == [Goodbye(0, 3, True), SnapshotPull(3)]
     with pytest.raises(Stuck):
@@ -512,10 +512,10 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
 @pytest.mark.parametrize(
     ("source", "tag", "payload", "message"),
     [
-        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 96"),
-        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 104 bytes, expected 96"),
+        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 104"),
+        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 112 bytes, expected 104"),
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
-        (1, Tag.PUSH, b"\0" * 96, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
+        (1, Tag.PUSH, b"\0" * 104, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
         (
             1,
@@ -539,6 +539,7 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
         (0, Tag.GOODBYE, header(Tag.GOODBYE, 0, 0, 1), "rank 0 says it is learner 0"),
         (1, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0), "rank 1 pulled a snapshot: only rank 3"),
         (1, Tag.PUSH, a_push(0, nbytes=20), "push of rank 1: a slice of 20 bytes, expected 24"),
+        (1, Tag.PUSH, a_push(0, gradients=2), "push of rank 1: 2 gradients, expected 1"),
         (1, Tag.PUSH, a_push(0, nbytes=-24), "a slice of -24 bytes, expected 24"),
     ],
 )
@@ -592,7 +593,7 @@ def refused(door: Door, source: int, tag: int, payload: bytes) -> bool:
 def test_ten_thousand_malformed_headers_never_pass() -> None:
     """Random bytes of the right size, and valid headers with one bit of magic, name or size turned."""
     random, door = np.random.default_rng(0), Door()
-    checked = {Tag.PUSH: [*range(16), *range(80, 88)], Tag.SNAPSHOT_PULL: range(8)}
+    checked = {Tag.PUSH: [*range(16), *range(40, 48), *range(88, 96)], Tag.SNAPSHOT_PULL: range(8)}
     for count in range(10_000):
         tag = list(VALID)[count % 4]
         source = 3 if tag is Tag.SNAPSHOT_PULL else 1
@@ -622,7 +623,7 @@ def test_an_announced_header_is_synchronous_however_a_rank_waits(polite: bool, m
     for synchronous, plain in ((False, "Isend"), (True, "Issend")):
         monkeypatch.setenv("MPISGD_SSEND", str(int(synchronous)))
         wire = real.Wire(comm := Comm(), polite=polite)
-        push = (0,) * 9 + (SLICE, 0.5)
+        push = (0,) * 10 + (SLICE, 0.5)
         wire.finish(wire.start(1, Tag.PUSH, push, slice_))
         wire.finish(wire.start(1, Tag.PULL, (0, 0)))
         wire.finish(wire.start(1, Tag.GOODBYE, (0, 0, 1)))

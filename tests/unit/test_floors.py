@@ -25,7 +25,7 @@ FLOORS = {
             "flat roles models data schedule streams imports compiled",
             "protocols optimizer update compensation footprint norms gradient computing local_steps measure straggler",
             "messages communicator channel wire mpi world survey launch guard records virtual",
-            "shard learner allreduce evaluator analysis",
+            "shard learner allreduce aggregate evaluator analysis",
             "run parts simulate replay plan finish provenance api cli __main__ doctor bench demo",
         ]
     )

@@ -29,11 +29,12 @@ SIZE = 60
 
 
 class Given(NamedTuple):
-    """One gradient that goes into a sum: (parameters,) float32, mean over so many samples."""
+    """One gradient that goes into a sum: (parameters,) float32, mean over so many samples; or of a team, the sum of so many."""
 
     vector: np.ndarray
     weight: float = 1.0
     samples: int = 4
+    gradients: int = 1
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def add(update: SliceUpdate, given: Given, check: bool = True) -> None:
     update.scratch[:] = given.vector
     if check:
         update.scratch_is_finite()
-    update.accumulate(given.weight, given.samples)
+    update.accumulate(given.weight, given.samples, gradients=given.gradients)
 
 
 def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1) -> Run:
@@ -62,7 +63,7 @@ def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1) -> R
         for clock, gradients in enumerate(updates):
             for learner_id, given in enumerate(gradients):
                 add(update, given._replace(vector=given.vector[start:end]))
-                fields = {"weight": given.weight, "samples": given.samples}
+                fields = {"weight": given.weight, "samples": given.samples, "gradients": given.gradients}
                 pushed.append(row("pushes", shard=shard, clock=clock, timestamp=clock, learner_id=learner_id, **fields))
             made.append(updated(update.step(), shard, clock + 1, update.samples))
     log = Log(pushes=rows("pushes", pushed), updates=rows("updates", made))
@@ -82,6 +83,10 @@ def synthetic(updates: int, kind: str, seed: int = 1) -> tuple[list[list[Given]]
     mean, spread = truth.normal(size=SIZE), truth.exponential(2.5, size=SIZE)
 
     def one() -> Given:
+        if kind == "teams":
+            ranks = int(random.integers(1, 5))
+            vector = ranks * mean + spread * random.normal(size=SIZE) * math.sqrt(ranks / 4)
+            return Given(vector.astype(np.float32), 1.0, 4 * ranks, ranks)
         samples = int(random.choice([2, 4, 16])) if kind == "weights and samples" else 4
         weight = 1.0 if kind == "ones" else 1.0 / random.integers(1, 6)
         vector = mean + spread * random.normal(size=SIZE) / math.sqrt(samples)
@@ -90,7 +95,7 @@ def synthetic(updates: int, kind: str, seed: int = 1) -> tuple[list[list[Given]]
     return [[one() for _ in range(8)] for _ in range(updates)], float((spread**2).sum()), float((mean**2).sum())
 
 
-@pytest.mark.parametrize("kind", ["ones", "weights", "weights and samples"])
+@pytest.mark.parametrize("kind", ["ones", "weights", "weights and samples", "teams"])
 def test_the_truth_is_found(kind: str, every_update: None, tmp_path: Path) -> None:
     """B_simple is about 20 samples; 600 updates tell it to some percent."""
     updates, variance, gradient_sq = synthetic(600, kind)

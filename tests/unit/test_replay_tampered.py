@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 from mpisgd import replay
+from mpisgd.errors import DataError
 from mpisgd.records import schema
 from mpisgd.records.schema import Reason, Verdict
 from mpisgd.replay.finding import Untrue
@@ -37,6 +40,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "timeout-S2": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.09}, "shards": 2},
     "versioned-S2": {"protocol": {"name": "versioned", "grads_to_wait": 3}, "shards": 2},
     "ssp": {"protocol": {"name": "ssp", "slack": 1, "modulation": "inverse_plus_one"}},
+    "teams-S2": {
+        "protocol": {"name": "backup", "b": 1},
+        "shards": 2,
+        "aggregation": "node",
+        "team_size": 3,
+        "virtual": {"learners": 7, "ranks_per_node": 100},
+    },
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
 }
 
@@ -140,6 +150,8 @@ def up(by: float) -> Callable[[float], float]:
         ({"seq": up(1)}, r"its mini-batch before was \d+, in row \d+"),
         ({"seq": up(-1)}, r"its mini-batch before was \d+, in row \d+"),
         ({"samples": 0}, "0 samples"),
+        ({"gradients": 2}, r"the sum of 2 gradient\(s\): 1 rank\(s\) compute for this learner"),
+        ({"gradients": 0}, r"the sum of 0 gradient\(s\): 1 rank\(s\) compute for this learner"),
         ({"loss": math.nan}, "loss nan: the run would have ended here, for nonfinite = 'stop'"),
         ({"arrival_s": up(-0.5)}, "it arrived at .* s, before"),
         ({"arrival_s": up(5)}, "it arrived at .* s, after update .* was done"),
@@ -371,6 +383,50 @@ def test_another_configuration(run: Path) -> None:
     assert "the protocol says" in replay.check(run) or "give 2" in replay.check(run)
 
 
+def test_another_count_of_a_teams_gradients(runs: Path, tmp_path: Path) -> None:
+    """Also where the updates were made to fit, and where nothing came of the gradient."""
+    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+    rows = rows_of(path)
+    applied, dropped = (int(np.flatnonzero(rows["verdict"] == verdict)[0]) for verdict in (Verdict.APPLY, Verdict.DROP))
+    for row in (dropped, applied):
+        rewrite(path, "pushes", lambda _: rows.copy())
+        rewrite(path, "pushes", edit(row, gradients=up(1)))
+        if row == applied:
+            rewrite(path, "updates", edit(int(rows["clock"][row]), gradients=up(1)))
+        expected = r"the sum of (4|3) gradient\(s\): (3|2) rank\(s\) compute for this learner"
+        assert re.match(here(path, row) + expected, replay.check(path)), replay.check(path)
+
+
+@pytest.mark.parametrize(
+    ("teams", "why"),
+    [
+        ([[2, 3, 5], [4, 6], [7, 8]], r"shard 0, pushes, row \d+ .*: loss .*, recomputed"),
+        ([[2, 4, 3], [5, 6], [7, 8]], r"theta: \d+ parameters differ|shard 0, pushes, row \d+ .*: loss .*, recomputed"),
+        ([[2, 3], [4, 5, 6], [7, 8]], r"shard 0, pushes, row \d+ .*: the sum of \d gradient\(s\): \d rank\(s\) compute"),
+    ],
+)
+def test_other_teams(teams: list[list[int]], why: str, runs: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+    say(path, teams)
+    assert re.match(why, replay.check(path)), replay.check(path)
+
+
+@pytest.mark.parametrize("teams", [[], [[2, 3, 4], [5, 6]], [[2, 3, 4], [5, 6], []], [[2, 3, 4], [5, 6], [6, 7]]])
+def test_teams_that_cannot_be(teams: list[list[int]], runs: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(runs / "teams-S2", tmp_path / "run")
+    say(path, teams)
+    with pytest.raises(DataError, match=r"\[environment\] teams = .*, expected the ranks of 3 learners, each once"):
+        replay.check(path)
+
+
+def say(path: Path, teams: list[list[int]]) -> None:
+    """Let config.toml say that these were the teams."""
+    contents = tomllib.loads((path / "config.toml").read_text())
+    assert contents["environment"]["teams"] == [[2, 3, 4], [5, 6], [7, 8]]
+    contents["environment"]["teams"] = teams
+    (path / "config.toml").write_text(tomli_w.dumps(contents))
+
+
 def test_who_left_when(runs: Path, tmp_path: Path) -> None:
     path = shutil.copytree(runs / "leaving", tmp_path / "run")
     events = rows_of(path, "events")
@@ -498,8 +554,8 @@ def test_weights_cannot_come_from_the_gradients_that_they_gave(runs: Path) -> No
 
 #: Columns of which not a bit can be another (seconds can, as long as their order is the same).
 PROVEN = {
-    "pushes": ("shard", "clock", "timestamp", "staleness", "learner_id", "seq", "samples", "verdict", "reason", "weight",
-               "learning_rate", "loss"),
+    "pushes": ("shard", "clock", "timestamp", "staleness", "learner_id", "seq", "samples", "gradients", "verdict",
+               "reason", "weight", "learning_rate", "loss"),
     "updates": ("shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"),
 }  # fmt: skip
 

@@ -1,14 +1,26 @@
-"""World rank -> role: nobody is left out, nobody has two roles, and too small a world is refused with its numbers."""
+"""World rank -> role: nobody is left out, nobody has two roles, and what cannot be is refused with its numbers."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.config import AllreduceOptions, Config, SoftsyncOptions
+from mpisgd.config import (
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    Config,
+    DownpourOptions,
+    HardsyncOptions,
+    ProtocolOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 from mpisgd.errors import ConfigError
 from mpisgd.roles import Role, assign, of_job, world_size
 
@@ -103,3 +115,79 @@ def test_an_allreduce_has_as_many_shards_as_learners() -> None:
         of_job(Config(protocol=AllreduceOptions(), shards=2), "aaaa")
     with pytest.raises(ConfigError, match=r"found 1, needed at least 2 = 1 learner [+] 1 evaluator; start with: mpirun -n 2"):
         of_job(Config(protocol=AllreduceOptions(), evaluator=True), "a")
+
+
+# --------------------------------------------------------------------------------------------------------- teams of a node
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "teams"),
+    [
+        ("aaaaa", {}, [(1, 2, 3, 4)]),
+        ("aaabb", {}, [(1, 2), (3, 4)]),
+        ("abbbb", {}, [(1, 2, 3, 4)]),  # the shard has a node of its own
+        ("aabbb", {}, [(1,), (2, 3, 4)]),
+        ("ababab", {}, [(1, 3, 5), (2, 4)]),
+        ("bbaaba", {}, [(1, 4), (2, 3, 5)]),  # numbered by their leaders, not by names
+        ("aaabbb", {"shards": 2, "placement": "spread"}, [(1, 2), (4, 5)]),
+        ("aaabbb", {"evaluator": True}, [(1, 2), (3, 4)]),
+        ("aaaab", {"evaluator": True}, [(1, 2, 3)]),  # the evaluator is alone there
+        ("aaaaaaaa", {"team_size": 3}, [(1, 2, 3), (4, 5), (6, 7)]),
+        ("aaaaabb", {"team_size": 2}, [(1, 2), (3, 4), (5, 6)]),
+        ("aaaaabb", {"team_size": 1}, [(1,), (2,), (3,), (4,), (5,), (6,)]),
+    ],
+)
+def test_ranks_that_compute_on_one_node_are_a_team(hosts: str, options: dict[str, Any], teams: list[tuple[int, ...]]) -> None:
+    roles = of_job(Config(aggregation="node", **options), hosts)
+    assert list(roles.teams) == teams
+    assert roles.learner_ranks == tuple(team[0] for team in teams), "the leader stands for its team"
+    assert roles.lambda_ == len(teams)
+    alone = of_job(Config(**{**options, "team_size": 0}), hosts)
+    assert roles.computing_ranks == alone.learner_ranks
+    assert (roles.shard_ranks, roles.evaluator_rank) == (alone.shard_ranks, alone.evaluator_rank)
+    for learner_id, team in enumerate(teams):
+        assert [roles.describe(rank) for rank in team] == [
+            f"learner {learner_id}",
+            *(f"member {place} of learner {learner_id}" for place in range(1, len(team))),
+        ]
+        assert [roles.of(rank) for rank in team] == [Role.LEARNER] + [Role.MEMBER] * (len(team) - 1)
+        assert {roles.index(rank) for rank in team} == {learner_id}
+    assert [roles.number(rank) for rank in roles.computing_ranks] == list(range(len(roles.computing_ranks)))
+
+
+def test_alone_each_learner_is_its_own_team() -> None:
+    roles = of_job(Config(), "aaab")
+    assert roles.teams == ((1,), (2,), (3,))
+    assert [roles.number(rank) for rank in roles.learner_ranks] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        (SoftsyncOptions(), "softsync"),
+        (AsyncOptions(), "async"),
+        (SspOptions(), "ssp"),
+        (DownpourOptions(), "downpour"),
+        (VersionedOptions(), "versioned"),
+        (AllreduceOptions(), "allreduce"),
+        (BackupOptions(b=1, abort=True), "backup"),
+        (BackupOptions(b=1, late="apply"), "backup"),
+    ],
+)
+def test_teams_are_refused_where_their_gradients_are_not_of_one_clock(protocol: ProtocolOptions, name: str) -> None:
+    expected = f"aggregation = 'node': expected 'none' beside protocol {name} as it is configured; teams go with hardsync, timeout"
+    with pytest.raises(ConfigError, match=expected):
+        of_job(Config(protocol=protocol, aggregation="node"), "aaa")
+    of_job(Config(protocol=protocol), "aaa")
+
+
+@pytest.mark.parametrize("protocol", [HardsyncOptions(), TimeoutOptions(), BackupOptions(b=1)])
+def test_and_go_with_the_others(protocol: ProtocolOptions) -> None:
+    assert of_job(Config(protocol=protocol, aggregation="node"), "aaa").teams == ((1, 2),)
+
+
+def test_a_size_of_teams_without_teams_is_refused() -> None:
+    with pytest.raises(ConfigError, match="team_size = 2: expected 0, or aggregation = 'node' beside it"):
+        of_job(Config(team_size=2), "aaa")
+    with pytest.raises(ConfigError, match="team_size = -1: expected a finite number >= 0"):
+        Config(team_size=-1)

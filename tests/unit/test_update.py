@@ -122,6 +122,22 @@ def test_no_order_of_arrivals_loses_or_doubles_a_gradient(rounds: list[list[tupl
         np.testing.assert_array_equal(update.served, update.weights.numpy())
 
 
+def test_sums_of_teams_are_divided_by_all_their_gradients() -> None:
+    """Law 3: teams of three and of one; and a single team, for which nothing is added up here."""
+    update = updater(torch.zeros(2))
+    for gradient, gradients in (([6.0, 3.0], 3), ([2.0, 1.0], 1)):
+        update.scratch[:] = gradient
+        update.accumulate(1.0, samples=4 * gradients, gradients=gradients)
+    assert update.step().gradients == 4
+    assert update.weights.tolist() == [-2.0, -1.0]
+    update.scratch[:] = [4.0, 8.0]
+    update.accumulate(1.0, samples=16, gradients=4)
+    step = update.step()
+    assert (step.gradients, update.samples) == (4, 32)
+    assert math.isnan(step.sum_sq), "one push is no second batch size"
+    assert update.weights.tolist() == [-3.0, -3.0]
+
+
 def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
     """Whatever was received, summed and updated in between; their buffers are used again."""
     update = updater(torch.zeros(3))

@@ -52,8 +52,11 @@ class Laws:
             self.name == "versioned" and not self.tolerant
         )
         self.exact = self.name == "versioned"
-        self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
+        unequal = len(set(map(len, run.teams))) > 1
+        self.uneven = self.name in ("timeout", "async") or (self.name == "backup" and unequal)
+        """Whether shards may sum different numbers of gradients."""
         self.lambda_ = run.lambda_
+        self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.budget = run.config["epochs"] * run.environment["train_samples"]
         self.clocks = run.summaries["final_clock"].tolist()
         self.pushes = [run.pushes[run.pushes["shard"] == shard] for shard in range(run.shards)]
@@ -204,7 +207,8 @@ class Laws:
         rows, updates, clock = self.pushes[shard], self.updates[shard], self.clocks[shard]
         applied = rows[(rows["verdict"] == Verdict.APPLY) & (rows["clock"] < clock)]
         assert np.array_equal(updates["clock"], np.arange(1, clock + 1))
-        assert np.array_equal(updates["gradients"], np.bincount(applied["clock"], minlength=clock))
+        assert np.array_equal(rows["gradients"], self.ranks[rows["learner_id"]])
+        assert np.array_equal(updates["gradients"], np.bincount(applied["clock"], weights=applied["gradients"], minlength=clock))
         per_update = np.bincount(applied["clock"], weights=applied["samples"], minlength=clock)
         assert np.array_equal(updates["samples"], np.cumsum(per_update))
 
@@ -215,7 +219,7 @@ class Laws:
             left = self.departed[shard]["clock"]
             before, after = (self.lambda_ - np.count_nonzero(gone) for gone in (left < update["clock"] - 1, left < update["clock"]))
             summed = rows[(rows["clock"] == update["clock"] - 1) & (rows["verdict"] != Verdict.REJECT)]
-            counted = int(update["gradients"])
+            counted = np.count_nonzero(summed["verdict"] == Verdict.APPLY)
             if self.name == "versioned":
                 counted = np.count_nonzero(summed["staleness"] <= self.protocol.get("tolerance", 0))
             elif self.late:
@@ -243,7 +247,7 @@ class Laws:
         """None of its mini-batches is lost, doubled or overtaken; a push is done before the pull that follows it."""
         assert not len(rows) or rows["seq"][0] == 0
         assert np.isin(np.diff(rows["seq"]), (0, 1) if self.exact else (1,)).all()
-        assert (rows["samples"] == self.run.config["mu"] * self.n_push).all()
+        assert (rows["samples"] == self.run.config["mu"] * self.n_push * rows["gradients"]).all()
         pulled = (rows["seq"][:-1] + 1) % self.pushes_per_pull == 0
         assert (np.diff(rows["timestamp"])[~pulled] == 0).all(), "without a pull it goes on from the same weights"
         assert (rows["timestamp"][1:] >= rows["clock"][:-1])[pulled].all(), "a pull never overtakes the push before it"

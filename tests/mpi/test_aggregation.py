@@ -1,0 +1,165 @@
+"""Teams of real ranks in shared memory, plain and synchronous sends: the laws, replay, the bits of hardsync, and fewer bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpisgd import replay
+from mpisgd.parts import Brought
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+from . import laws
+from .conftest import drive, launch
+
+STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.003}
+#: name -> (ranks, sizes of the teams that come out; none = each learner alone, what differs from COMMON)
+RUNS: dict[str, tuple[int, list[int], dict[str, Any]]] = {
+    "alone": (5, [], {}),
+    "one": (5, [4], {"team_size": 0}),
+    "alone-S2": (6, [], {"shards": 2, "model": "small_cnn", "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
+    "one-S2": (6, [4], {"shards": 2, "model": "small_cnn", "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
+    "two": (5, [2, 2], {"team_size": 2, "straggler": STRAGGLERS}),
+    "two-S2": (6, [2, 2], {"team_size": 2, "shards": 2, "linear_scaling": True, "alpha0": 0.005}),
+    "uneven": (6, [3, 2], {"team_size": 3, "optimizer": "adam", "alpha0": 0.002}),
+    "evaluator": (7, [2, 2, 1], {"team_size": 2, "evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
+    "backup": (7, [2, 2, 2], {"team_size": 2, "protocol": {"name": "backup", "b": 1}, "straggler": STRAGGLERS}),
+    "backup-S2": (7, [2, 2, 1], {"team_size": 2, "protocol": {"name": "backup", "b": 1}, "shards": 2, "nonfinite": "drop"}),
+    "timeout": (6, [2, 2, 1], {"team_size": 2, "protocol": {"name": "timeout", "timeout_s": 0.002}}),
+    "large": (4, [3], {"team_size": 0, "model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.05}),
+}
+TEAMS = [name for name in RUNS if RUNS[name][1]]
+COMMON = {"epochs": 0.5, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+
+SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend-blocking": {"MPISGD_SSEND": "1", "MPISGD_WAIT": "blocking"}}
+
+
+@pytest.fixture(scope="module", params=SWITCHES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    jobs = []
+    for name, (ranks, sizes, special) in RUNS.items():
+        config = {**COMMON, "protocol": "hardsync", **special, "out": str(directory / name)}
+        jobs.append({"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config})
+    drive(directory, jobs, ranks=7, **SWITCHES[request.param])
+    return directory
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_laws_and_replay(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    laws.hold(run)
+    assert run.summaries["samples"].max() >= COMMON["epochs"] * 1437 or name == "large"
+    assert not run.pushes["staleness"][run.pushes["verdict"] == Verdict.APPLY].any()
+    assert replay.check(run.path) == ""
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_pushes_count_the_ranks_of_their_teams(runs: Path, name: str) -> None:
+    run, (ranks, sizes, special) = Run(runs / name), RUNS[name]
+    assert [len(team) for team in run.teams] == sizes
+    shards = special.get("shards", 1)
+    assert [rank for team in run.teams for rank in team] == list(range(shards, ranks - special.get("evaluator", False)))
+    assert run.lambda_ == len(sizes)
+    assert np.array_equal(run.pushes["gradients"], np.array(sizes)[run.pushes["learner_id"]])
+    assert np.array_equal(run.pushes["samples"], 8 * run.pushes["gradients"])
+    if run.config["protocol"]["name"] == "hardsync":
+        assert (run.updates["gradients"] == sum(sizes)).all()
+        expected = special.get("alpha0", 0.05) * (sum(sizes) if special.get("linear_scaling") else 1)
+        assert run.updates["learning_rate"] == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("team", "alone"), [("one", "alone"), ("one-S2", "alone-S2")])
+def test_one_team_has_the_bits_of_hardsync(runs: Path, team: str, alone: str) -> None:
+    ours, theirs = (torch.load(runs / name / schema.WEIGHTS, weights_only=True) for name in (team, alone))
+    assert list(ours) == list(theirs)
+    for vector, state in ours.items():
+        for key, value in state.items():
+            assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
+    columns = ["clock_min", "averaged", "train", "loss", "error"]
+    assert Run(runs / team).evaluations[columns].tolist() == Run(runs / alone).evaluations[columns].tolist()
+
+
+def test_nobody_waits_for_the_slowest_team(runs: Path) -> None:
+    """Else backup shows nothing: N = 2 of 3 teams make an update."""
+    for name in ("backup", "backup-S2"):
+        run = Run(runs / name)
+        assert (run.pushes["verdict"] == Verdict.DROP).any()
+    assert set(Run(runs / "backup").updates["gradients"].tolist()) == {4}
+    assert set(Run(runs / "backup-S2").updates["gradients"].tolist()) <= {3, 4}
+
+
+# ------------------------------------------------------------------------------------- what crosses the wire, and the user's model
+
+MINE = """\
+import socket, sys
+from mpi4py import MPI
+import torch, mpisgd
+rank = MPI.COMM_WORLD.rank
+socket.gethostname = lambda: "even" if rank % 2 == 0 else "odd"
+made = []
+def model():
+    made.append(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
+    with torch.no_grad():
+        made[-1][1].bias += rank  # nobody's first weights but those of the shard count
+    return made[-1]
+config = {"epochs": 0.2, "mu": 8, "threads": 1, "log": {"progress": "off"}, "out": sys.argv[1], "aggregation": sys.argv[2]}
+mpisgd.train(model=model, data=None, loss=None, config={**config, "evaluation": {"every_epochs": 0}})
+total = sum(float(parameter.detach().double().sum()) for parameter in made[-1].parameters())
+if rank == 1:
+    saved = torch.load(sys.argv[1] + "/weights.pt", weights_only=True)["theta"].values()
+    print("the same" if total == sum(float(value.double().sum()) for value in saved) else "another")
+"""
+
+
+def crossed(text: str, tag: str) -> int:
+    """Bytes of the slices that a run said it sent under a tag."""
+    return round(sum(float(size) for size in re.findall(rf"r\d+ -> \d+ {tag} ([\d.e+-]+) MB", text)) * 1e6)
+
+
+def test_the_wire_carries_a_vector_for_each_team_and_the_users_model_is_whole_afterwards(tmp_path: Path) -> None:
+    """Six ranks on hosts that take turns: five that compute are teams (1, 3, 5) and (2, 4)."""
+    sent = []
+    for name in ("none", "node"):
+        done = launch(6, "-c", MINE, str(tmp_path / name), name, MPISGD_MESSAGES="1")
+        assert done.status == 0, done.text
+        assert done.out == "the same\n", done.text
+        assert replay.check(tmp_path / name, Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == ""
+        sent.append([crossed(done.err, tag) for tag in ("PUSH", "ANSWER")])
+    run = Run(tmp_path / "node")
+    assert run.teams == [[1, 3, 5], [2, 4]]
+    updates, nbytes = len(run.updates), 4 * 650
+    assert sent[0] == [5 * updates * nbytes, 5 * updates * nbytes]
+    assert sent[1] == [2 * updates * nbytes, 2 * updates * nbytes]
+
+
+FAILING = """\
+import sys
+from mpi4py import MPI
+import torch, mpisgd
+computed = 0
+def loss(output, target):
+    global computed
+    computed += 1
+    if MPI.COMM_WORLD.rank == int(sys.argv[2]) and computed == 5:
+        raise RuntimeError("a fault put in on purpose")
+    return torch.nn.functional.cross_entropy(output, target)
+mpisgd.train(loss=loss, config={"out": sys.argv[1], "threads": 1, "aggregation": "node", "log": {"progress": "off"}})
+"""
+
+
+@pytest.mark.parametrize(("rank", "who"), [(1, "learner 0"), (3, "member 2 of learner 0")])
+def test_a_rank_that_fails_ends_the_job_by_name(rank: int, who: str, tmp_path: Path) -> None:
+    done = launch(4, "-c", FAILING, str(tmp_path / "run"), str(rank), timeout_s=60)
+    assert done.status != 0
+    assert f"rank {rank} ({who})" in done.err, done.text
+    assert "a fault put in on purpose" in done.err
+    assert not (tmp_path / "run" / "DONE").exists()
