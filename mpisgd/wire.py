@@ -310,7 +310,8 @@ class Node:
     Args:
         comm: theirs, in the order of places; belongs to the node.
 
-    MPI refuses ranks that cannot share memory, and where there is too little of it (in a container, /dev/shm is often small).
+    MPI refuses ranks that cannot share memory, and Open MPI says so where there is too little of it (in a container, /dev/shm is
+    often small).
     """
 
     def __init__(self, wire: Wire, comm: MPI.Intracomm) -> None:

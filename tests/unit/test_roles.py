@@ -134,6 +134,7 @@ def test_an_allreduce_has_as_many_shards_as_learners() -> None:
         ("aaaab", {"evaluator": True}, [(1, 2, 3)]),  # the evaluator is alone there
         ("aaaaaaaa", {"team_size": 3}, [(1, 2, 3), (4, 5), (6, 7)]),
         ("aaaaabb", {"team_size": 2}, [(1, 2), (3, 4), (5, 6)]),
+        ("babababab", {"team_size": 2}, [(1, 3), (2, 4), (5, 7), (6, 8)]),
         ("aaaaabb", {"team_size": 1}, [(1,), (2,), (3,), (4,), (5,), (6,)]),
     ],
 )

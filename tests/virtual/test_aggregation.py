@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mpisgd import parts, replay
+from mpisgd.analysis import about, books, timeline
 from mpisgd.config import AllreduceOptions, Config
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.messages import Tag
 from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.plan.fit import fit
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Reason, Verdict
@@ -305,3 +307,29 @@ def test_it_is_no_aggregation_without_a_node(tmp_path: Path) -> None:
 def test_allreduce_has_no_teams(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="aggregation = 'node': expected 'none' beside protocol allreduce"):
         simulate(Config(protocol=AllreduceOptions(), aggregation="node", out=str(tmp_path / "run")))
+
+
+# ------------------------------------------------------------------------------------------------------------ what is told of it
+
+
+def test_what_a_report_a_timeline_and_a_plan_say_of_teams(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, **in_teams(3, virtual={"learners": 5}))
+    told = dict(about.header(run, about.status(run), "").rows)
+    assert (told["learners λ"], told["aggregation"]) == ("2", "learners are teams of 2 to 3 ranks; 5 ranks compute")
+    even = simulated(tmp_path / "even", SIZES, **in_teams(2))
+    told = dict(about.header(even, about.status(even), "").rows)
+    assert told["aggregation"] == "learners are teams of 2 ranks; 4 ranks compute"
+    alone = simulated(tmp_path / "alone", SIZES)
+    assert "aggregation" not in dict(about.header(alone, about.status(alone), "").rows)
+    assert books.imbalances(run) == []
+    assert timeline.ranks_of(run).learners == [1, 4]
+    with pytest.raises(ConfigError, match=r"is a run of teams \(aggregation = 'node'\), .* expected first a run with aggregation"):
+        fit(run)
+
+
+def test_a_book_that_counts_pushes_for_gradients_does_not_balance(tmp_path: Path) -> None:
+    """Law 3: the updates' divisors are the ranks of the pushes that they are made of."""
+    run = simulated(tmp_path / "run", SIZES, **in_teams(2))
+    run.pushes["gradients"] = 1
+    (line,) = books.imbalances(run)
+    assert line == f"shard 0: {len(run.pushes)} gradients applied, but its updates sum {2 * len(run.pushes)}"
