@@ -17,11 +17,20 @@ from mpisgd import data as datasets
 from mpisgd import models, schedule
 from mpisgd.checks import require
 from mpisgd.compensation import Compensation
-from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, TimeoutOptions, kind_of
+from mpisgd.config import (
+    AllreduceOptions,
+    BackupOptions,
+    Config,
+    DownpourOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+    kind_of,
+)
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel, host_vector
+from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between, host_vector, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps, Travels
@@ -89,6 +98,21 @@ def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu
     else:
         module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
     return FlatModel(module, config.memory_format, device)
+
+
+def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
+    """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
+    return cut_between(model.layers, config.shards) if config.exchange == "layerwise" else []
+
+
+def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
+    """The slice of each shard. Raises ConfigError for too many shards."""
+    return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
+
+
+def layer_names(slices: list[list[Layer]]) -> dict[str, list[list[str]]]:
+    """For a run's config.toml: the names of each slice's layers, where slices are cut between layers."""
+    return {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
 
 
 def make_sampling(config: Config, meta: Meta, lambda_: int) -> Sampling:
@@ -198,6 +222,28 @@ def check_failures(config: Config) -> None:
         raise ConfigError(
             "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
         )
+
+
+def check_exchange(config: Config) -> None:
+    """Raises ConfigError where slices that are exchanged one by one make no sense."""
+    if config.exchange == "whole":
+        return
+    name, protocol, beside = kind_of(config.protocol), config.protocol, "beside exchange = 'layerwise'"
+    before = "needs the whole gradient before the first slice is pushed"
+    if isinstance(protocol, AllreduceOptions | VersionedOptions):
+        why = "its collectives move whole vectors" if name == "allreduce" else "what is computed again is a whole gradient"
+        require(False, "exchange", config.exchange, f"'whole' for {name}: {why}")
+    if isinstance(protocol, BackupOptions):
+        require(not protocol.abort, "protocol.abort", protocol.abort, f"False {beside}: what has been pushed cannot be given up")
+    own_steps = ("n_push", "n_fetch") if isinstance(protocol, DownpourOptions) else ()
+    for field in ("get_model_frequency",) if isinstance(protocol, SspOptions) else own_steps:
+        number = getattr(protocol, field)
+        require(number in (None, 1), f"protocol.{field}", number, f"1 {beside}: no steps of the learner's own")
+    require(config.clip_norm == 0, "clip_norm", config.clip_norm, f"0 {beside}: the norm {before}")
+    require(
+        config.nonfinite != "drop", "nonfinite", config.nonfinite, f"'stop' or 'continue' {beside}: to drop on all shards {before}"
+    )
+    require(config.device == "cpu", "device", config.device, f"'cpu' {beside}")
 
 
 def check_compensation(config: Config, protocol: Protocol) -> None:

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd import __version__, allreduce, config_file, layerwise, parts, protocols
 from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel, TeamChannel
+from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
-from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
+from mpisgd.layerwise_gradient import LayerwiseGradient
 from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
 from mpisgd.mpi import MPI
@@ -33,7 +35,7 @@ from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
-from mpisgd.straggler import Delays
+from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.update import SliceUpdate
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
@@ -71,7 +73,7 @@ class Rank:
         self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
         self.loss: Loss = agree(comm, lambda: parts.load_loss(config, brought))
         self.model: FlatModel = agree(comm, self._build_model)
-        self.bounds = agree(comm, lambda: slice_bounds(self.model.size, config.shards))
+        self.bounds = agree(comm, lambda: parts.bounds(config, self.model))
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, self.roles.lambda_)
         agree(comm, self._check)
@@ -83,6 +85,7 @@ class Rank:
 
     def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
+        parts.check_exchange(config)
         return of_job(config, self.world.hosts)
 
     def _load_data(self) -> DataSet | None:
@@ -136,6 +139,7 @@ class Rank:
             parameters=self.model.size,
             parameter_nbytes=4 * self.model.size,
             batch_norm_policy=batch_norm_policy(self.model.module, self.config.evaluation.buffers),
+            **parts.layer_names(parts.cut(self.config, self.model)),
         )
 
     # ------------------------------------------------------------------------------------------------------- the parts
@@ -222,20 +226,31 @@ class Rank:
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
-        gradient = parts.with_local_steps(config, self._gradient())
-        channel = LearnerChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            bounds=self.bounds,
-            consistent=self.protocol.consistent,
-            interruptible=self.protocol.aborts,
-        )
+        own = self._gradient()
+        gradient: Computes
+        channel: LearnerChannel
+        delays, consistent = Delays(config.straggler, config.seed, learner_id), self.protocol.consistent
+        vectors = {"weights": own.host_weights, "gradients": own.host_gradients}
+        if config.exchange == "layerwise":
+            exchange = channel = layerwise.make(
+                wire, self.roles, learner_id, delays, **vectors, bounds=self.bounds, consistent=consistent
+            )
+            gradient = LayerwiseGradient(own, self.model, self.bounds, exchange)
+            delays = NO_DELAYS
+        else:
+            gradient = parts.with_local_steps(config, own)
+            channel = LearnerChannel(
+                wire,
+                self.roles,
+                learner_id,
+                **vectors,
+                bounds=self.bounds,
+                consistent=consistent,
+                interruptible=self.protocol.aborts,
+            )
         wire.start_clock()
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
-        learn(channel, self.protocol, gradient, Delays(config.straggler, config.seed, learner_id), share)
+        learn(channel, self.protocol, gradient, delays, share)
         if self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
         if self.protocol.aborts:

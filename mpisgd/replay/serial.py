@@ -18,7 +18,6 @@ from torch import Tensor
 from mpisgd import parts
 from mpisgd.data import DataSet
 from mpisgd.errors import DataError
-from mpisgd.flat import slice_bounds
 from mpisgd.local_steps import LocalSteps, Travels
 from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
@@ -51,7 +50,7 @@ class Serial:
         self.data = data
         self.model = parts.build_model(config, meta, brought)
         _check_size(record, self.model.size)
-        self.bounds = slice_bounds(self.model.size, config.shards)
+        self.bounds = parts.bounds(config, self.model)
         self.loss = parts.load_loss(config, brought)
         self.sampling = parts.make_sampling(config, meta, record.lambda_)
         self.initial = self.model.weights.clone()

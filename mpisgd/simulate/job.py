@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd import __version__, allreduce, config_file, layerwise, parts, protocols
 from mpisgd.channel import LearnerChannel, ShardChannel, TeamChannel
 from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
@@ -30,9 +30,10 @@ from mpisgd.shard import Shard
 from mpisgd.simulate.costs import Costs
 from mpisgd.simulate.sizes import Sizes
 from mpisgd.simulate.tensors import Tensors
-from mpisgd.straggler import Delays
+from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.virtual.cluster import Cluster
 from mpisgd.virtual.failures import LearnerFailed
+from mpisgd.virtual.passes import Passes
 from mpisgd.virtual.wire import VirtualWire
 
 
@@ -58,6 +59,7 @@ class Job:
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         parts.check_failures(config)
         parts.check_stragglers(config, self.roles.lambda_)
+        parts.check_exchange(config)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
@@ -170,18 +172,26 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient = parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
-        channel = LearnerChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            bounds=self.work.bounds,
-            consistent=self.protocol.consistent,
-            interruptible=self.protocol.aborts,
-        )
+        gradient: Any = parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
         delays = Delays(config.straggler, config.seed, learner_id)
+        own = {"weights": gradient.host_weights, "gradients": gradient.host_gradients}
+        channel: LearnerChannel
+        if config.exchange == "layerwise":
+            exchange = channel = layerwise.make(
+                wire, self.roles, learner_id, delays, **own, bounds=self.work.bounds, consistent=self.protocol.consistent
+            )
+            gradient = Passes(gradient, wire, [len(layers) for layers in self.work.slices], exchange)
+            delays = NO_DELAYS
+        else:
+            channel = LearnerChannel(
+                wire,
+                self.roles,
+                learner_id,
+                **own,
+                bounds=self.work.bounds,
+                consistent=self.protocol.consistent,
+                interruptible=self.protocol.aborts,
+            )
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
 
         def main() -> None:
@@ -228,6 +238,7 @@ class Job:
             parameters=self.work.parameters,
             parameter_nbytes=4 * self.work.parameters,
             batch_norm_policy=self.work.batch_norm_policy,
+            **parts.layer_names(self.work.slices),
         )
 
     def _say(self, text: str) -> None:
