@@ -77,13 +77,17 @@ def fitted(run: Run, *, from_log: bool = False) -> Fit:
     """Fit, and compare.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, or it had no shards of their own.
+    configuration is none of this version's, it had no shards of their own, or exchanged layers one by one.
     """
     check_pushes(run)
     if about.doubled(run):
         raise ConfigError(
             f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"
             " shards of their own, whose costs a plan begins with"
+        )
+    if about.layerwise(run):
+        raise ConfigError(
+            f"{run.path} has exchange = 'layerwise', where slices travel behind computing; expected a run with exchange = 'whole'"
         )
     real = observe(run)
     if run.environment.get("virtual") and not from_log:
