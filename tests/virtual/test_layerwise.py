@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisgd import parts, replay
-from mpisgd.analysis import report
+from mpisgd.analysis import report, staleness
 from mpisgd.config import PROTOCOLS, replace
 from mpisgd.errors import ConfigError
 from mpisgd.messages import Tag
@@ -170,7 +170,7 @@ FORTY: dict[str, Any] = {
 def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) -> None:
     """40 learners, 18 layers: every layer's mean is above that of the layer over it; the lowest comes near lambda - 1."""
     run = simulated(tmp_path / "run", SIZES, **FORTY)
-    table = report.report(run.path).table("staleness_layers")
+    table = staleness.layer_table(run)
     assert table.cells("layer") == [f"layer {layer}" for layer in reversed(range(18))]
     mean, median, largest = (np.array(table.cells(name), float) for name in ("mean τ", "median τ", "max τ"))
     assert (np.diff(mean) > 1).all()
@@ -179,7 +179,14 @@ def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) ->
     assert mean[0] < 4
     assert 36 < mean[-1] < 39.5
     assert set(table.cells("gradients")) == {2000}
+
+
+def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=3, **DEEP)
+    table = report.report(run.path).table("staleness_layers")
+    assert list(zip(table.cells("layer"), table.cells("shard"), strict=True)) == [("7", 2), ("5", 2), ("3", 1), ("1", 0)]
     assert (run.path / "report" / "staleness_layers.csv").read_text().startswith("layer,shard,gradients,min τ,mean τ")
+    assert "| layer | shard |" in (run.path / "report" / "report.md").read_text()
 
 
 def test_whole_vectors_are_equally_stale_everywhere_and_have_no_such_table(tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_whole_vectors_are_equally_stale_everywhere_and_have_no_such_table(tmp_p
     means = [run.pushes["staleness"][run.pushes["shard"] == shard].mean() for shard in range(18)]
     assert means == pytest.approx([means[0]] * 18, abs=0.5)
     assert "layers" not in run.environment
-    assert all(table.key != "staleness_layers" for table in report.report(run.path).tables)
+    assert not staleness.layer_table(run).rows
 
 
 # -------------------------------------------------------------------------------------------------- the same weights [A.3]
