@@ -50,11 +50,11 @@ PUSHES = np.dtype(
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered; NaN where it was not
-        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s
-        ("delay_s", np.float64),  # straggler injection, on the learner
-        ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
-        ("wait_s", np.float64),  # then, from its pull request until the first answer began
-        ("pull_s", np.float64),  # then, until the weights of all shards were there
+        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s (layerwise: since this slice's weights)
+        ("delay_s", np.float64),  # straggler injection, on the learner (layerwise: until this slice was pushed)
+        ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first; layerwise: what was not hidden)
+        ("wait_s", np.float64),  # then, from its pull request until the first answer began (layerwise: summed over slices)
+        ("pull_s", np.float64),  # then, until the weights of all shards were there (the same)
         ("loss", np.float64),  # of the mini-batch
     ]
 )
