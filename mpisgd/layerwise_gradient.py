@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mpisgd.computing import Computes, Exchanges
+from mpisgd.computing import Exchanges
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
 
 
-class LayerwiseGradient(Computes):
+class LayerwiseGradient:
     """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which slice is needed, and which is left.
 
     Args:
