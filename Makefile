@@ -67,8 +67,8 @@ interpreted:  ## back to the sources: removes what `make compiled` has made
 # compiled code calls directly; they are marked `interpreted` (tests/conftest.py), like those of the loops (test_shard, test_learner).
 COPY := build/compiled
 COMPILED_TESTS := $(addprefix tests/virtual/test_,\
-    cluster.py failures.py laws.py local_steps.py network.py one_learner.py one_loop.py simulate.py told.py wire.py) \
-  $(addprefix tests/unit/test_,channel.py compiled.py protocols.py protocol_traces.py records.py)
+    cluster.py failures.py laws.py layerwise.py local_steps.py network.py one_learner.py one_loop.py simulate.py told.py wire.py) \
+  $(addprefix tests/unit/test_,channel.py compiled.py layerwise.py protocols.py protocol_traces.py records.py)
 test-compiled: $(READY)  ## tests of the compiled form, in a copy
 	rm -rf $(COPY) && mkdir -p $(COPY)
 	cp -R mpisgd tests setup.py setup.cfg pyproject.toml README.md CONTRIBUTING.md LICENSE $(COPY)

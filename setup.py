@@ -17,6 +17,7 @@ MODULES = [
     "mpisgd/channel.py",
     "mpisgd/communicator.py",
     "mpisgd/computing.py",
+    "mpisgd/layerwise.py",
     "mpisgd/learner.py",
     "mpisgd/messages.py",
     "mpisgd/protocols/admission.py",
@@ -36,6 +37,7 @@ MODULES = [
     "mpisgd/straggler.py",
     "mpisgd/virtual/cluster.py",
     "mpisgd/virtual/network.py",
+    "mpisgd/virtual/passes.py",
     "mpisgd/virtual/sized.py",
     "mpisgd/virtual/wire.py",
 ]

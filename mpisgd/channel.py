@@ -190,7 +190,7 @@ class Answers:
 
 
 class Interrupted(Exception):
-    """An update was made without the gradient that this learner is computing: it would come too late."""
+    """The gradient that this learner is computing is not wanted: an update was made without it, or the run is over."""
 
 
 class LearnerChannel:

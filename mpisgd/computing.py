@@ -1,10 +1,13 @@
-"""What the loops ask of what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or where only sizes travel."""
+"""What the loops ask of what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or where only sizes travel.
+
+And what a gradient tells in return, where layers are exchanged one by one.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from mypy_extensions import mypyc_attr
 
@@ -30,6 +33,17 @@ class Computes(ABC):
     @abstractmethod
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this every now and then in `compute`; it may raise to end that."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Exchanges(Protocol):
+    """What is told of a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
+
+    def need(self, shard: int) -> None:
+        """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+        """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

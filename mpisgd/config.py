@@ -628,6 +628,9 @@ class Config:
     shards: int = 1
     """Parameter-server ranks S; each owns one contiguous slice of the flat parameter vector [Zhang16 2.3]. Not to be given for
     allreduce, where each learner is one."""
+    exchange: Literal["whole", "layerwise"] = "whole"
+    """whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers; an asynchronous learner pulls
+    each slice as its forward pass reaches it, and every learner pushes each as its backward pass leaves it [Chen16 2, A.3]."""
     evaluator: bool = False
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
     aggregation: Literal["none", "node"] = "none"

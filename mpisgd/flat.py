@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal
+import operator
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,42 @@ def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
         raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
     base, longer = divmod(parameters, shards)
     edges = [shard * base + min(shard, longer) for shard in range(shards + 1)]
+    return list(itertools.pairwise(edges))
+
+
+class Layer(NamedTuple):
+    """A module that owns trainable parameters, by its name in the model, and how many elements they have."""
+
+    name: str
+    size: int
+
+
+def cut_between(layers: Sequence[Layer], shards: int) -> list[list[Layer]]:
+    """Deal layers out to `shards` slices, each a run of consecutive ones, so that the squares of the slices' sizes sum to least.
+
+    Raises ConfigError where there are more shards than layers.
+    """
+    if len(layers) < shards:
+        raise ConfigError(
+            f"shards = {shards}: expected at most the number of layers with parameters, {len(layers)}, for exchange = 'layerwise'"
+        )
+    ends = np.cumsum([0, *(layer.size for layer in layers)], dtype=np.float64)
+    least = np.where(ends > 0, np.inf, 0.0)  # of the first layers in so many slices: none yet
+    cuts = []
+    for _ in range(shards):
+        sums = least[:, None] + (ends - ends[:, None]) ** 2  # [from this layer, up to that one]
+        sums[np.tril_indices(len(ends))] = np.inf
+        cuts.append(sums.argmin(axis=0))
+        least = sums.min(axis=0)
+    edges = [len(layers)]
+    for cut in reversed(cuts):
+        edges.append(int(cut[edges[-1]]))
+    return [list(layers[start:end]) for start, end in itertools.pairwise(reversed(edges))]
+
+
+def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:
+    """The slices of layers that follow each other, as `slice_bounds` gives them."""
+    edges = itertools.accumulate((sum(layer.size for layer in layers) for layers in slices), initial=0)
     return list(itertools.pairwise(edges))
 
 
@@ -81,6 +119,16 @@ class FlatModel:
         return found
 
     @property
+    def layers(self) -> list[Layer]:
+        """The modules that own trainable parameters, in the order of the flat vector; a shared parameter is its first owner's.
+
+        What a parametrisation (weight normalisation, say) keeps for a module belongs to that module's layer.
+        """
+        owned = [(owner_of(name), parameter.numel()) for name, parameter in self._parameters]
+        runs = itertools.groupby(owned, key=operator.itemgetter(0))
+        return [Layer(name, sum(size for _, size in run)) for name, run in runs]
+
+    @property
     def size(self) -> int:
         """Number of trainable parameters."""
         return self.weights.numel()
@@ -92,6 +140,12 @@ class FlatModel:
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
+
+
+def owner_of(parameter: str) -> str:
+    """The name of the module whose layer a parameter, by its name, belongs to; "" is the model itself."""
+    module, inside, _ = f".{parameter}".partition(".parametrizations.")
+    return (module if inside else module.rpartition(".")[0]).removeprefix(".")
 
 
 def host_view(vector: Tensor) -> np.ndarray:

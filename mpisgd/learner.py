@@ -35,7 +35,7 @@ def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delay
             delay_s = delays.of(begun - 1, compute_ns * 1e-9)
             if delay_s > 0:
                 channel.sleep(delay_s)
-        except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights
+        except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
             channel.gave_up(seq)
             answers = channel.pull(protocol.next_clock(answers.oldest))
             continue

@@ -14,21 +14,33 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import data as datasets
-from mpisgd import models, schedule
+from mpisgd import layerwise, models, schedule
+from mpisgd.channel import LearnerChannel
 from mpisgd.checks import require
+from mpisgd.communicator import Communicator
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels
-from mpisgd.config import AllreduceOptions, Config, DownpourOptions, SspOptions, StragglerOptions, TimeoutOptions, kind_of
+from mpisgd.config import (
+    AllreduceOptions,
+    BackupOptions,
+    Config,
+    DownpourOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+    kind_of,
+)
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel, host_vector
+from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between, host_vector, slice_bounds
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
-from mpisgd.straggler import Delays
+from mpisgd.roles import Roles
+from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.update import SliceUpdate
 
 
@@ -93,6 +105,21 @@ def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu
     return FlatModel(module, config.memory_format, device)
 
 
+def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
+    """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
+    return cut_between(model.layers, config.shards) if config.exchange == "layerwise" else []
+
+
+def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
+    """The slice of each shard. Raises ConfigError for too many shards."""
+    return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
+
+
+def layer_names(slices: list[list[Layer]]) -> dict[str, list[list[str]]]:
+    """For a run's config.toml: the names of each slice's layers, where slices are cut between layers."""
+    return {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
+
+
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
     """How the data are dealt to all ranks that compute: learners, or in teams."""
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
@@ -127,8 +154,28 @@ def with_local_steps(config: Config, gradient: Travels) -> Travels:
 
 
 def loop_delays(config: Config, learner_id: int) -> Delays:
-    """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum."""
-    return Delays(config.straggler if config.aggregation == "none" else StragglerOptions(), config.seed, learner_id)
+    """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum, and layer by
+    layer the channel does, before the first push."""
+    by_itself = config.aggregation == "none" and config.exchange == "whole"
+    return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
+
+
+def learner_channel(
+    config: Config,
+    protocol: Protocol,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    travels: Travels,
+    bounds: list[tuple[int, int]],
+) -> LearnerChannel:
+    """A learner's end, for whole vectors or for layers."""
+    vectors = {"weights": travels.host_weights, "gradients": travels.host_gradients}
+    consistent = protocol.consistent
+    if config.exchange == "layerwise":
+        delays = Delays(config.straggler, config.seed, learner_id)
+        return layerwise.make(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
+    return LearnerChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
 
 
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
@@ -215,6 +262,29 @@ def check_failures(config: Config) -> None:
         )
     expected = "'stop': with aggregation, nobody can leave a team alone, for its part of the sum would be missing"
     require(config.aggregation == "none", "failures.then", failures.then, expected)
+
+
+def check_exchange(config: Config) -> None:
+    """Raises ConfigError where slices that are exchanged one by one make no sense."""
+    if config.exchange == "whole":
+        return
+    name, protocol, beside = kind_of(config.protocol), config.protocol, "beside exchange = 'layerwise'"
+    before = "needs the whole gradient before the first slice is pushed"
+    if isinstance(protocol, AllreduceOptions | VersionedOptions):
+        why = "its collectives move whole vectors" if name == "allreduce" else "what is computed again is a whole gradient"
+        require(False, "exchange", config.exchange, f"'whole' for {name}: {why}")
+    if isinstance(protocol, BackupOptions):
+        require(not protocol.abort, "protocol.abort", protocol.abort, f"False {beside}: what has been pushed cannot be given up")
+    own_steps = ("n_push", "n_fetch") if isinstance(protocol, DownpourOptions) else ()
+    for field in ("get_model_frequency",) if isinstance(protocol, SspOptions) else own_steps:
+        number = getattr(protocol, field)
+        require(number in (None, 1), f"protocol.{field}", number, f"1 {beside}: no steps of the learner's own")
+    require(config.clip_norm == 0, "clip_norm", config.clip_norm, f"0 {beside}: the norm {before}")
+    require(
+        config.nonfinite != "drop", "nonfinite", config.nonfinite, f"'stop' or 'continue' {beside}: to drop on all shards {before}"
+    )
+    require(config.device == "cpu", "device", config.device, f"'cpu' {beside}")
+    require(config.aggregation == "none", "aggregation", config.aggregation, f"'none' {beside}: a team's sum {before}")
 
 
 def check_compensation(config: Config, protocol: Protocol) -> None:

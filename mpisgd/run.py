@@ -14,15 +14,18 @@ import torch
 
 from mpisgd import __version__, allreduce, config_file, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.channel import EvaluatorChannel, LearnerChannel, ShardChannel, TeamChannel
+from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
+from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
-from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import agree, failing_fast
+from mpisgd.layerwise import PipelinedChannel
+from mpisgd.layerwise_gradient import LayerwiseGradient
 from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
 from mpisgd.mpi import MPI
@@ -72,7 +75,7 @@ class Rank:
         self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
         self.loss: Loss = agree(comm, lambda: parts.load_loss(config, brought))
         self.model: FlatModel = agree(comm, self._build_model)
-        self.bounds = agree(comm, lambda: slice_bounds(self.model.size, config.shards))
+        self.bounds = agree(comm, lambda: parts.bounds(config, self.model))
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
         agree(comm, self._check)
@@ -84,6 +87,7 @@ class Rank:
 
     def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
+        parts.check_exchange(config)
         return of_job(config, self.world.hosts)
 
     def _load_data(self) -> DataSet | None:
@@ -137,6 +141,7 @@ class Rank:
             parameters=self.model.size,
             parameter_nbytes=4 * self.model.size,
             batch_norm_policy=batch_norm_policy(self.model.module, self.config.evaluation.buffers),
+            **parts.layer_names(parts.cut(self.config, self.model)),
         )
 
     # ------------------------------------------------------------------------------------------------------- the parts
@@ -230,17 +235,11 @@ class Rank:
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
-        gradient = leader or parts.with_local_steps(config, self._gradient())
-        channel = LearnerChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            bounds=self.bounds,
-            consistent=self.protocol.consistent,
-            interruptible=self.protocol.aborts,
-        )
+        own: Any = leader or parts.with_local_steps(config, self._gradient())
+        channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
+        gradient: Computes = own
+        if isinstance(channel, PipelinedChannel):
+            gradient = LayerwiseGradient(own, self.model, self.bounds, channel)
         wire.start_clock()
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
         learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share)

@@ -43,6 +43,10 @@ class Delays:
         return max(0.0, options.delay_mean_s * _unit(generator, options))
 
 
+NO_DELAYS = Delays(StragglerOptions(), seed=0, learner_id=0)
+"""Nobody is late."""
+
+
 def _unit(generator: np.random.Generator, options: StragglerOptions) -> float:
     """A draw with mean 1 from the chosen distribution."""
     spread = options.delay_spread

@@ -52,6 +52,11 @@ def doubled(run: Run) -> bool:
     return protocol_name(run) == "allreduce"
 
 
+def layerwise(run: Run) -> bool:
+    """Whether slices, whole layers, were exchanged one by one within the passes of each mini-batch."""
+    return bool(run.config.get("exchange") == "layerwise")
+
+
 def splitting(run: Run) -> int | None:
     """n of n-softsync [Zhang16 2.2], None for other protocols."""
     return int(run.config["protocol"].get("n", 1)) if protocol_name(run) == "softsync" else None

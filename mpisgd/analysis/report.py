@@ -66,6 +66,7 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         throughput.rate_table(run),
         throughput.time_table(run),
         staleness.shard_table(run),
+        *([staleness.layer_table(run)] if run.environment.get("layers") else []),
         staleness.learner_table(run),
         staleness.histogram_table(run),
         arrivals.arrival_table(run),

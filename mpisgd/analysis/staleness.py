@@ -95,6 +95,29 @@ def shard_table(run: Run) -> Table:
     return _table(run, "staleness_shards", "Staleness of applied gradients, by shard", "shard", groups)
 
 
+def layer_table(run: Run) -> Table:
+    """One row per layer, the top one first; layers of one slice are exchanged together. No rows where slices are no layers."""
+    slices = run.environment.get("layers", [])
+    layers = [(shard, name) for shard, names in enumerate(slices) for name in names]
+    found = by_shard(run) if layers else []
+    rows: list[tuple[Cell, ...]] = []
+    for shard, name in reversed(layers):
+        s = found[shard]
+        rows.append((name, shard, s.gradients, s.minimum, s.mean, s.median, s.maximum, s.deviation))
+    columns = (
+        Column("layer"),
+        Column("shard"),
+        Column("gradients"),
+        Column("min τ"),
+        Column("mean τ", spec=".3f"),
+        Column("median τ", spec="g"),
+        Column("max τ"),
+        Column("deviation", spec=".3f"),
+    )
+    note = "The top layer, next to the loss, comes first. Layers of one shard are pulled and pushed together."
+    return Table("staleness_layers", "Staleness by layer [Chen16 Table 1]", columns, tuple(rows), note)
+
+
 def learner_table(run: Run) -> Table:
     """One row per learner, over all shards."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_learner(run))]

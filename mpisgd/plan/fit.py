@@ -77,7 +77,8 @@ def fitted(run: Run, *, from_log: bool = False) -> Fit:
     """Fit, and compare.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, it had no shards of their own, or its learners were teams.
+    configuration is none of this version's, it had no shards of their own, its learners were teams, or it exchanged layers one
+    by one.
     """
     check_pushes(run)
     if about.doubled(run):
@@ -89,6 +90,10 @@ def fitted(run: Run, *, from_log: bool = False) -> Fit:
         raise ConfigError(
             f"{run.path} is a run of teams (aggregation = 'node'), whose ranks' own costs its log does not tell; expected first a"
             " run with aggregation = 'none'"
+        )
+    if about.layerwise(run):
+        raise ConfigError(
+            f"{run.path} has exchange = 'layerwise', where slices travel behind computing; expected a run with exchange = 'whole'"
         )
     real = observe(run)
     if run.environment.get("virtual") and not from_log:

@@ -51,6 +51,7 @@ PUSHES = np.dtype(
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered; NaN where it was not
+        # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
         ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s; of a team, until its sum is there
         ("delay_s", np.float64),  # straggler injection, on the learner; of a team, those of its ranks are in compute_s
         ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)

@@ -1,4 +1,7 @@
-"""Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp."""
+"""Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
+
+Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from mpisgd.replay.record import Record, ShardRecord
 
 #: What every shard is told alike.
 TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+#: But not where slices are exchanged one by one.
+OWN = ("compute_s", "delay_s")
 
 
 def compare_shards(record: Record) -> None:
@@ -24,11 +29,12 @@ def compare_shards(record: Record) -> None:
 
 
 def _check_told(record: Record, learner_id: int) -> None:
-    first = record.shards[0]
+    first, own = record.shards[0], () if record.config.exchange == "whole" else OWN
+    told = [name for name in TOLD if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))
         both = min(len(ours), len(theirs))
-        wrong = {name: number for name in TOLD if (number := _first_other(ours[name][:both], theirs[name][:both])) is not None}
+        wrong = {name: number for name in told if (number := _first_other(ours[name][:both], theirs[name][:both])) is not None}
         if wrong:
             name = min(wrong, key=lambda name: wrong[name])
             number = wrong[name]

@@ -20,7 +20,7 @@ from mpisgd.aggregate import team_loss
 from mpisgd.computing import Travels
 from mpisgd.data import DataSet
 from mpisgd.errors import DataError
-from mpisgd.flat import host_view, slice_bounds
+from mpisgd.flat import host_view
 from mpisgd.local_steps import LocalSteps
 from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
@@ -53,7 +53,7 @@ class Serial:
         self.data = data
         self.model = parts.build_model(config, meta, brought)
         _check_size(record, self.model.size)
-        self.bounds = slice_bounds(self.model.size, config.shards)
+        self.bounds = parts.bounds(config, self.model)
         self.loss = parts.load_loss(config, brought)
         self.sampling = parts.make_sampling(config, meta, record.ranks)
         self.initial = self.model.weights.clone()

@@ -16,10 +16,11 @@ import torch
 
 from mpisgd import __version__, allreduce, config_file, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.channel import LearnerChannel, ShardChannel, TeamChannel
+from mpisgd.channel import ShardChannel, TeamChannel
 from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.provenance import environment
@@ -34,6 +35,7 @@ from mpisgd.simulate.tensors import Tensors, after
 from mpisgd.straggler import Delays
 from mpisgd.virtual.cluster import Cluster
 from mpisgd.virtual.failures import LearnerFailed
+from mpisgd.virtual.passes import Passes
 from mpisgd.virtual.wire import VirtualWire
 
 
@@ -60,6 +62,7 @@ class Job:
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         parts.check_failures(config)
         parts.check_stragglers(config, ranks)
+        parts.check_exchange(config)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
@@ -205,17 +208,10 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire, leader: Leader | None = None) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
-        channel = LearnerChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            bounds=self.work.bounds,
-            consistent=self.protocol.consistent,
-            interruptible=self.protocol.aborts,
-        )
+        gradient: Any = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
+        channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, gradient, self.work.bounds)
+        if isinstance(channel, PipelinedChannel):
+            gradient = Passes(gradient, wire, [len(layers) for layers in self.work.slices], channel)
         delays = parts.loop_delays(config, learner_id)
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
 
@@ -265,6 +261,7 @@ class Job:
             parameters=self.work.parameters,
             parameter_nbytes=4 * self.work.parameters,
             batch_norm_policy=self.work.batch_norm_policy,
+            **parts.layer_names(self.work.slices),
         )
 
     def _say(self, text: str) -> None:

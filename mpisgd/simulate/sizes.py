@@ -10,7 +10,7 @@ from mpisgd import parts, schedule
 from mpisgd.channel import EvaluatorChannel
 from mpisgd.config import Config
 from mpisgd.errors import ConfigError
-from mpisgd.flat import slice_bounds
+from mpisgd.flat import FlatModel, Layer, slice_bounds
 from mpisgd.parts import Brought, Meta
 from mpisgd.records.snapshots import Nowhere, Snapshots
 from mpisgd.records.writer import EvaluatorLog
@@ -27,8 +27,14 @@ class Sizes:
         self.config = config
         options = config.virtual
         self.meta = Meta(options.train_samples, 0, (), 0)
-        self.parameters = options.parameters or _count(config, brought)
-        self.bounds = slice_bounds(self.parameters, config.shards)
+        model = None if options.parameters else _model(config, brought)
+        self.parameters = options.parameters if model is None else model.size
+        self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        self.slices: list[list[Layer]] = []
+        if model is not None:
+            self.slices = parts.cut(config, model)
+        elif config.exchange == "layerwise":  # of a model of which only the size is known, each slice is one layer
+            self.slices = [[Layer(f"layer {shard}", end - start)] for shard, (start, end) in enumerate(self.bounds)]
         self._vector: Any = SizedVector(self.parameters)
 
     @property
@@ -67,9 +73,9 @@ class Sizes:
         channel.goodbye()
 
 
-def _count(config: Config, brought: Brought) -> int:
-    """Parameters of the model, which must be built for that, for its own data."""
+def _model(config: Config, brought: Brought) -> FlatModel:
+    """The model whose parameters are counted, which must be built for that, for its own data."""
     try:
-        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought).size
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

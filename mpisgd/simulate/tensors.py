@@ -15,7 +15,7 @@ from mpisgd.checks import require
 from mpisgd.computing import Travels
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
-from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient
 from mpisgd.measure import batch_norm_policy
 from mpisgd.parts import Brought
@@ -39,7 +39,8 @@ class Tensors:
         self.model = parts.build_model(config, self.meta, brought)
         self.initial = self.model.weights.clone()
         self.parameters = self.model.size
-        self.bounds = slice_bounds(self.parameters, config.shards)
+        self.bounds = parts.bounds(config, self.model)
+        self.slices = parts.cut(config, self.model)
         self.sampling = parts.make_sampling(config, self.meta, ranks)
         self._batch = Batch(config, self.model, self.loss, self.data, self.sampling) if config.virtual.batched else None
 
@@ -51,6 +52,7 @@ class Tensors:
         """The first mini-batch must fit the model. Raises ConfigError."""
         parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
         if self._batch is not None:
+            require(self.config.exchange == "whole", "virtual.batched", True, "False beside exchange = 'layerwise'")
             batched = not protocols.make(self.config.protocol, roles.lambda_).aborts
             require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
@@ -118,7 +120,7 @@ class VirtualGradient(Travels):
         self._model = model
         self._gradient = gradient
         self._wire = wire
-        self._next_ns = next_ns
+        self.next_ns = next_ns
         self._weights = host_vector(model.size)
         self._gradients = host_vector(model.size)
         self.host_weights = host_view(self._weights)
@@ -138,7 +140,11 @@ class VirtualGradient(Travels):
 
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
-        self._wire.work(self._next_ns())
+        self._wire.work(self.next_ns())
+        return self.at_once(seq)
+
+    def at_once(self, seq: int) -> float:
+        """The same, when its virtual time has passed elsewhere."""
         self._model.weights.copy_(self._weights)
         loss = self._gradient.compute(seq)
         self._gradients.copy_(self._model.gradients)
@@ -165,7 +171,7 @@ class BatchedGradient(VirtualGradient):
     def compute(self, seq: int) -> float:
         """The others that compute now register theirs before this one's virtual time is over."""
         self._batch.add(self._learner_id, seq, self._weights, self._gradients)
-        self._wire.work(self._next_ns())
+        self._wire.work(self.next_ns())
         self._wire.catch_up()
         self.samples, loss = self._batch.result(self._learner_id)
         return loss

@@ -10,6 +10,7 @@ from mpisgd.computing import Travels, Updates
 from mpisgd.schedule import Schedule
 from mpisgd.update import Step
 from mpisgd.virtual.cluster import VirtualRank
+from mpisgd.virtual.passes import ComputesAtOnce
 
 
 class SizedVector(Buffer):
@@ -107,7 +108,7 @@ class SizedUpdate(Updates):
         return step
 
 
-class SizedGradient(Travels):
+class SizedGradient(Travels, ComputesAtOnce):
     """What `gradient.Gradient` is to a learner, without a model: mini-batches take their virtual seconds, and have no loss.
 
     Args:
@@ -121,7 +122,7 @@ class SizedGradient(Travels):
         self.host_weights = self.host_gradients = vector
         self.samples = mu
         self._rank = rank
-        self._next_ns = next_ns
+        self.next_ns = next_ns
 
     def prepare(self, seq: int) -> None:
         """There is nothing to prepare."""
@@ -131,5 +132,9 @@ class SizedGradient(Travels):
 
     def compute(self, seq: int) -> float:
         """Returns 0.0 for a loss: there is none."""
-        self._rank.work(self._next_ns())
+        self._rank.work(self.next_ns())
+        return 0.0
+
+    def at_once(self, seq: int) -> float:
+        """What `compute` returns, when its time has passed elsewhere."""
         return 0.0

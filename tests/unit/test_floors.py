@@ -23,8 +23,9 @@ FLOORS = {
         [
             "config config_virtual checks errors config_file __version__",
             "flat roles models data schedule streams imports compiled",
-            "protocols optimizer update compensation footprint norms gradient computing local_steps measure straggler",
-            "messages communicator channel wire mpi world survey launch guard records virtual",
+            "protocols optimizer update compensation footprint norms"
+            " gradient layerwise_gradient computing local_steps measure straggler",
+            "messages communicator channel layerwise wire mpi world survey launch guard records virtual",
             "shard learner allreduce aggregate evaluator analysis",
             "run parts simulate replay plan finish provenance api cli __main__ doctor bench demo",
         ]

@@ -126,3 +126,14 @@ def test_spans_given_up_are_as_many_as_their_events_and_follow_each_other() -> N
     assert np.all(end_s > start_s)
     same = learner_id[1:] == learner_id[:-1]
     assert np.all(start_s[1:][same] >= end_s[:-1][same])
+
+
+# ----------------------------------------------------------------------------------------------------- [Chen16 Table 1, layers]
+
+
+def test_staleness_rises_from_the_top_layer_to_the_lowest() -> None:
+    layers = script("chen16_table1_layers")
+    mean = [layer.mean for layer in layers.by_layer("layerwise", 5e9, pushes=1000)]
+    assert (np.diff(mean) < -1).all()
+    assert mean[0] == pytest.approx(39, abs=1)
+    assert mean[-1] < 4

@@ -1,0 +1,113 @@
+"""Layers exchanged one by one on real ranks, two and three shards, plain and synchronous sends [Chen16 2, A.3]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpisgd import replay
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+
+from . import laws
+from .conftest import drive
+
+
+class Attending(nn.Module):
+    """Rows of a digit as tokens: weights that are used without a call, batch norm, dropout, and one layer that is entered twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+        self.again = nn.Linear(8, 8)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        rows = self.encoder(self.norm(inputs).flatten(0, 1))
+        output: torch.Tensor = self.out(self.again(torch.relu(self.again(rows))).flatten(1))
+        return output
+
+
+def attending() -> nn.Module:
+    return Attending()
+
+
+LATE = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
+BOTH = ("layerwise", "whole")
+#: name -> (ranks, what differs from COMMON)
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "async-S2": (5, {"protocol": "async", "shards": 2}),
+    "async-S3": (6, {"protocol": {"name": "async", "modulation": "inverse"}, "shards": 3, "straggler": LATE, "averaging": 0.9}),
+    "softsync-S2": (6, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "evaluator": True}),
+    "ssp-S3": (6, {"protocol": {"name": "ssp", "slack": 1}, "shards": 3, "straggler": LATE}),
+    "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
+    **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
+    **{f"hardsync-S3-{how}": (6, {"protocol": "hardsync", "shards": 3, "exchange": how, "straggler": LATE}) for how in BOTH},
+    "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": LATE}),
+}
+COMMON = {
+    "exchange": "layerwise",
+    "model": {"name": "mlp", "hidden": [32, 32, 32]},
+    "epochs": 0.5,
+    "mu": 8,
+    "threads": 1,
+    "log": {"progress": "off"},
+    "evaluation": {"every_epochs": 0},
+}
+SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend": {"MPISGD_SSEND": "1"}}
+
+
+@pytest.fixture(scope="module", params=SWITCHES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    jobs = [
+        {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
+    ]
+    drive(directory, jobs, ranks=6, **SWITCHES[request.param])
+    return directory
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_laws_and_replay(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    laws.hold(run)
+    assert run.summaries["samples"].min() >= 719
+    assert replay.check(run.path) == ""
+    own = [np.bincount(run.pushes["learner_id"][run.pushes["shard"] == shard]).tolist() for shard in range(run.shards)]
+    assert all(each == own[0] for each in own), "each mini-batch comes to all shards"
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_hardsync_arrives_at_the_weights_of_whole_vectors(runs: Path, shards: int) -> None:
+    first, other = (torch.load(runs / f"hardsync-S{shards}-{how}" / schema.WEIGHTS, weights_only=True)["theta"] for how in BOTH)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_slices_are_of_different_clocks_where_nobody_promises_one(runs: Path) -> None:
+    for name in RUNS:
+        run = Run(runs / name)
+        stamps = {}
+        for row in run.pushes:
+            stamps.setdefault((row["learner_id"], row["seq"]), set()).add(row["timestamp"])
+        mixed = sum(len(clocks) > 1 for clocks in stamps.values())
+        assert (mixed > 0) == (not name.startswith(("hardsync", "backup"))), name
+
+
+def test_the_slices_are_layers(runs: Path) -> None:
+    assert Run(runs / "async-S2").environment["layers"] == [["1"], ["3", "5", "7"]]
+    names = [name for names in Run(runs / "attending-S4").environment["layers"] for name in names]
+    assert names[:3] == ["norm", "encoder.self_attn", "encoder.self_attn.out_proj"]
+    assert "layers" not in Run(runs / "hardsync-S2-whole").environment
+
+
+def test_late_gradients_of_backup_are_dropped_slice_by_slice(runs: Path) -> None:
+    rows = Run(runs / "backup-S2").pushes
+    assert (rows["verdict"] == Verdict.DROP).any(), "else this shows nothing"
+    assert not rows["staleness"][rows["verdict"] == Verdict.APPLY].any()

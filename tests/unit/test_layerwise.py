@@ -1,0 +1,367 @@
+"""Slices of whole layers, and when a model's passes ask for them and let them go [Chen16 2, A.3]."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mpisgd import models, parts
+from mpisgd.config import (
+    AlexNetOptions,
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    Cifar10FullOptions,
+    Config,
+    DownpourOptions,
+    HardsyncOptions,
+    MlpOptions,
+    MnistCnnOptions,
+    ModelOptions,
+    SmallCnnOptions,
+    SoftmaxOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+    replace,
+)
+from mpisgd.errors import ConfigError
+from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between
+from mpisgd.layerwise_gradient import LayerwiseGradient
+
+# ---------------------------------------------------------------------------------------------------------- where slices end
+
+MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
+    (SoftmaxOptions(), (1, 8, 8), ["1"]),
+    (MlpOptions((10, 20, 30)), (8,), ["1", "3", "5", "7"]),
+    (MlpOptions((8,), batch_norm=True), (8,), ["1", "2", "4"]),
+    (SmallCnnOptions(), (1, 8, 8), ["0", "2", "6"]),
+    (MnistCnnOptions(), (1, 28, 28), ["0", "3", "6", "9", "13"]),
+    (Cifar10FullOptions(), (3, 32, 32), ["0", "3", "6", "10"]),
+    (AlexNetOptions(), (3, 227, 227), ["0", "3", "6", "8", "10", "15", "18", "20"]),
+]
+
+
+@pytest.mark.parametrize(("options", "shape", "names"), MODELS, ids=lambda value: type(value).__name__)
+def test_every_slice_holds_whole_layers_of_the_papers_networks(
+    options: ModelOptions, shape: tuple[int, ...], names: list[str]
+) -> None:
+    model = FlatModel(models.make(options, input_shape=shape, classes=10, seed=1))
+    assert [layer.name for layer in model.layers] == names
+    ends = {0, *itertools.accumulate(parameter.numel() for parameter in model.module.parameters())}
+    for shards in range(1, len(names) + 1):
+        config = Config(exchange="layerwise", shards=shards)
+        bounds, slices = parts.bounds(config, model), parts.cut(config, model)
+        assert len(bounds) == len(slices) == shards
+        assert [layer.name for layers in slices for layer in layers] == names
+        assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+        assert bounds[-1][1] == model.size
+        assert {end for _, end in bounds} <= ends
+    assert [end for _, end in bounds] == list(itertools.accumulate(layer.size for layer in model.layers))
+    with pytest.raises(ConfigError, match=rf"shards = {shards + 1}: expected at most the number of layers .*, {shards}, for"):
+        parts.bounds(Config(exchange="layerwise", shards=shards + 1), model)
+    assert len(parts.bounds(Config(shards=shards + 1), model)) == shards + 1, "cut evenly, there may be more"
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=8), shards=st.integers(1, 8))
+def test_no_other_cut_is_more_even(sizes: list[int], shards: int) -> None:
+    layers = [Layer(str(at), size) for at, size in enumerate(sizes)]
+    if shards > len(layers):
+        with pytest.raises(ConfigError):
+            cut_between(layers, shards)
+        return
+
+    def squares(edges: tuple[int, ...]) -> int:
+        return sum(sum(sizes[start:end]) ** 2 for start, end in itertools.pairwise((0, *edges, len(sizes))))
+
+    slices = cut_between(layers, shards)
+    assert [layer for own in slices for layer in own] == layers
+    assert all(slices)
+    assert len(slices) == shards
+    found = tuple(itertools.accumulate(len(own) for own in slices))[:-1]
+    assert squares(found) == min(map(squares, itertools.combinations(range(1, len(sizes)), shards - 1)))
+
+
+def test_equal_layers_are_dealt_out_evenly() -> None:
+    lengths = [len(own) for own in cut_between([Layer(str(at), 5) for at in range(10)], 4)]
+    assert sorted(lengths) == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' for allreduce"),
+        ({"protocol": VersionedOptions()}, "exchange = 'layerwise': expected 'whole' for versioned"),
+        ({"protocol": BackupOptions(abort=True)}, "protocol.abort = True: expected False beside exchange = 'layerwise'"),
+        ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
+        ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
+        ({"protocol": SspOptions(get_model_frequency=2)}, "protocol.get_model_frequency = 2: expected 1 beside"),
+        ({"clip_norm": 1.0}, "clip_norm = 1.0: expected 0 beside exchange = 'layerwise': the norm needs the whole gradient"),
+        ({"nonfinite": "drop"}, "nonfinite = 'drop': expected 'stop' or 'continue' beside exchange"),
+        ({"device": "cuda"}, "device = 'cuda': expected 'cpu' beside exchange"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    parts.check_exchange(Config(**changes))
+    with pytest.raises(ConfigError, match=message):
+        parts.check_exchange(Config(exchange="layerwise", **changes))
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        AsyncOptions(),
+        SoftsyncOptions(),
+        DownpourOptions(),
+        DownpourOptions(n_fetch=1),
+        SspOptions(),
+        HardsyncOptions(),
+        BackupOptions(late="apply"),
+        TimeoutOptions(),
+    ],
+)
+def test_what_makes_sense_is_not(protocol: Any) -> None:
+    parts.check_exchange(replace(Config(exchange="layerwise", nonfinite="continue", averaging=0.9), protocol=protocol))
+
+
+# ------------------------------------------------------------------------------------------------------- models of all kinds
+
+
+class Net(nn.Module):
+    """Layers by name, and what is done with them."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._forward = forward
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._forward(self, inputs)
+
+
+class Scaled(nn.Module):
+    """Parameters beside layers, of the model itself and in a list, which is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.randn(6))
+        self.shifts = nn.ParameterList([torch.randn(6) for _ in range(2)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) * self.scale + self.shifts[0] * self.shifts[1]
+
+
+def tied() -> nn.Module:
+    net = Net(lambda net, x: net.last(torch.relu(net.first(x))), first=linear(), last=linear())
+    net.last.weight = net.first.weight
+    return net
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(6, 6)
+
+
+def two(net: Any, x: Tensor, **how: Any) -> Tensor:
+    """Layer a, then b, checkpointed: computed again in the backward pass."""
+    return checkpoint(net.b, torch.relu(checkpoint(net.a, x, **how)), **how)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "in order": lambda: nn.Sequential(linear(), nn.Tanh(), linear(), nn.Tanh(), linear()),
+    "out of order": lambda: Net(lambda net, x: net.a(torch.tanh(net.c(torch.tanh(net.b(x))))), a=linear(), b=linear(), c=linear()),
+    "tied": tied,
+    "tied, the second owner first": lambda: Net(lambda net, x: net.one(torch.tanh(net.two(x))), one=(t := tied()), two=t.last),
+    "entered three times": lambda: Net(lambda net, x: net.a(net.b(net.a(torch.tanh(net.a(x))))), a=linear(), b=linear()),
+    "one unused": lambda: Net(lambda net, x: net.c(torch.tanh(net.a(x))), a=linear(), b=linear(), c=linear()),
+    "some frozen": lambda: nn.Sequential(linear().requires_grad_(False), linear(), linear()),
+    "batch norm": lambda: nn.Sequential(linear(), nn.BatchNorm1d(6), nn.ReLU(), linear()),
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2)
+    ),
+    "weight norm": lambda: nn.Sequential(*(nn.utils.parametrizations.weight_norm(linear()) for _ in range(3))),
+    "weight norm of old": lambda: nn.Sequential(*(nn.utils.weight_norm(linear()) for _ in range(2))),  # type: ignore[no-untyped-call]
+    "recurrent": lambda: Net(lambda net, x: net.out(net.lstm(x[:, None])[0][:, 0]), lstm=nn.LSTM(6, 6, 2), out=linear()),
+    "attention": lambda: Net(
+        lambda net, x: net.out(net.blocks(x[None])[0]),
+        blocks=nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0), 2),
+        out=linear(),
+    ),
+    "parameters of its own": Scaled,
+    "checkpointed": lambda: Net(lambda net, x: two(net, x, use_reentrant=False), a=linear(), b=linear()),
+    "checkpointed, reentrant": lambda: Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=linear(), b=linear()),
+}
+
+
+class Batch:
+    """A `Gradient` that computes one mini-batch, whatever it is called."""
+
+    samples = 5
+
+    def __init__(self, model: FlatModel) -> None:
+        self.model = model
+        self.inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+
+    def prepare(self, seq: int) -> None:
+        self.model.zero_gradients()
+
+    def forward(self, seq: int) -> Tensor:
+        torch.manual_seed(seq)
+        return self.model.module(self.inputs.clone()).square().sum()  # type: ignore[no-any-return]
+
+
+class Shards:
+    """Gives weights when they are needed, and not before; keeps each gradient as it was when it was left."""
+
+    def __init__(self, model: FlatModel, bounds: list[tuple[int, int]]) -> None:
+        self.model = model
+        self.bounds = bounds
+        self.weights = model.weights.clone()
+        self.gradients = torch.full_like(self.weights, math.nan)
+        self.told: list[tuple[str, int]] = []
+        self.seen: set[tuple[int, int, float]] = set()
+        self.stop_at = -1
+
+    def take_back(self) -> None:
+        self.model.weights.fill_(math.nan)
+        self.gradients.fill_(math.nan)
+        self.told.clear()
+        self.seen.clear()
+
+    def need(self, shard: int) -> None:
+        self.told.append(("need", shard))
+        if shard == self.stop_at:
+            raise InterruptedError
+        start, end = self.bounds[shard]
+        self.model.weights[start:end] = self.weights[start:end]
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+        self.told.append(("leave", shard))
+        self.seen.add((seq, samples, loss))
+        start, end = self.bounds[shard]
+        self.gradients[start:end] = self.model.gradients[start:end]
+
+
+def followed(module: nn.Module, shards: int | None = None) -> tuple[LayerwiseGradient, Shards, Batch]:
+    model = FlatModel(module)
+    bounds = bounds_of(cut_between(model.layers, shards or len(model.layers)))
+    exchange, batch = Shards(model, bounds), Batch(model)
+    return LayerwiseGradient(batch, model, bounds, exchange), exchange, batch  # type: ignore[arg-type]
+
+
+def seeded(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    return KINDS[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shards", [None, 1, 2])
+def test_weights_come_before_they_are_used_and_gradients_leave_when_they_are_whole(kind: str, shards: int | None) -> None:
+    """Weights are NaN until they are needed; what was left is bit for bit the gradient of the whole vector."""
+    if shards == 2 and len(FlatModel(seeded(kind)).layers) < 2:
+        pytest.skip("one layer")
+    whole = Batch(FlatModel(seeded(kind)))
+    gradient, exchange, _ = followed(seeded(kind), shards)
+    for seq in range(3):
+        whole.prepare(seq)
+        expected = whole.forward(seq)
+        expected.backward()
+        exchange.take_back()
+        gradient.prepare(seq)
+        assert gradient.compute(seq) == expected.item()
+        assert torch.equal(exchange.gradients, whole.model.gradients)
+        slices = range(len(exchange.bounds))
+        assert sorted(exchange.told) == [(what, shard) for what in ("leave", "need") for shard in slices], "each once"
+        assert [what for what, _ in exchange.told] == ["need" for _ in slices] + ["leave" for _ in slices]
+        assert exchange.seen == {(seq, 5, expected.item())}
+    buffers = dict(exchange.model.module.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in whole.model.module.named_buffers())
+
+
+ORDERS = {
+    "in order": ([0, 1, 2], [2, 1, 0]),
+    "out of order": ([1, 2, 0], [0, 2, 1]),
+    "one unused": ([1, 0, 2], [2, 0, 1]),  # it might be used without being called: asked for at once
+    "tied": ([0, 1], [1, 0]),
+    "entered three times": ([0, 1], [1, 0]),
+    "weight norm": ([0, 1, 2], [2, 1, 0]),
+    "weight norm of old": ([0, 1], [1, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_order_is_that_of_the_passes(kind: str) -> None:
+    gradient, exchange, _ = followed(seeded(kind))
+    gradient.prepare(0)
+    gradient.compute(0)
+    needed, left = ORDERS[kind]
+    assert exchange.told == [*(("need", shard) for shard in needed), *(("leave", shard) for shard in left)]
+
+
+def test_a_gradient_leaves_while_those_below_are_still_to_be_computed() -> None:
+    """The top layer's is whole when nothing of the lower ones is there yet [Chen16 A.3]."""
+    gradient, exchange, _ = followed(seeded("in order"))
+    there: list[list[bool]] = []
+    leave = exchange.leave
+
+    def looking(shard: int, *told: Any) -> None:
+        there.append([bool(exchange.model.gradients[start:end].any()) for start, end in exchange.bounds])
+        leave(shard, *told)
+
+    exchange.leave = looking  # type: ignore[method-assign]
+    gradient.prepare(0)
+    gradient.compute(0)
+    assert there == [[False, False, True], [False, True, True], [True, True, True]]
+
+
+def test_buffers_are_as_they_were_before_the_first_mini_batch() -> None:
+    gradient, _, _ = followed(module := seeded("batch norm"))
+    assert module[1].num_batches_tracked == 0
+    assert (module[1].running_mean == 0).all()
+    gradient.prepare(0)
+    gradient.compute(0)
+    assert module[1].num_batches_tracked == 1
+
+
+def test_a_pull_may_end_the_mini_batch_and_after_it_nobody_is_told() -> None:
+    gradient, exchange, batch = followed(seeded("in order"))
+    exchange.stop_at = 1
+    gradient.prepare(0)
+    with pytest.raises(InterruptedError):
+        gradient.compute(0)
+    assert exchange.told == [("need", 0), ("need", 1)], "nothing of it was pushed"
+    exchange.told.clear()
+    batch.forward(0).backward()
+    assert exchange.told == [], "the model goes on being used, for evaluation"
+
+
+def test_layers_that_do_not_show_when_they_are_used_are_refused() -> None:
+    """Called in the first mini-batch, so that it may be waited for; later its weights are used without a call."""
+    calls = itertools.count()
+    net = Net(lambda net, x: net.a(x) if next(calls) == 0 else F.linear(x, net.a.weight), a=linear(), b=linear())
+    gradient, _, _ = followed(net)
+    gradient.prepare(0)
+    with pytest.raises(ConfigError, match=r"expected 'whole' for this model: its weights were used before .*: parameter a.weight"):
+        gradient.compute(0)
+
+
+def test_gradients_that_come_in_parts_are_refused() -> None:
+    """A layer in two reentrant checkpoints is accumulated twice, and nobody knows before whether it will be."""
+    net = Net(lambda net, x: two(net, x.requires_grad_(), use_reentrant=True), a=(a := linear()), b=a)
+    gradient, _, _ = followed(net)
+    gradient.prepare(0)
+    with pytest.raises(ConfigError, match="expected 'whole' for this model: its gradient came in parts: parameter a"):
+        gradient.compute(0)

@@ -1,0 +1,285 @@
+"""Layers exchanged one by one, on the virtual cluster: laws, replay, staleness by layer, pipelined pushes [Chen16 2, A.3]."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpisgd import parts, replay
+from mpisgd.analysis import report, staleness
+from mpisgd.config import PROTOCOLS, replace
+from mpisgd.errors import ConfigError
+from mpisgd.messages import Tag
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Verdict
+from mpisgd.simulate import job
+from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
+from tests.virtual.scene import WatchedWire
+from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
+
+DEEP = {"model": {"name": "mlp", "hidden": [8, 8, 8]}}
+"""Four layers."""
+REFUSED = {"allreduce", "versioned"}
+ASYNCHRONOUS = [{"name": "async"}, {"name": "softsync", "n": 2}, {"name": "ssp", "slack": 1}, {"name": "downpour", "warm_up": 3}]
+SYNCHRONOUS = [{"name": "hardsync"}, {"name": "backup", "b": 1}, {"name": "timeout", "N_min": 2, "timeout_s": 0.11}]
+
+
+def names(protocol: dict[str, Any]) -> str:
+    return str(protocol["name"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------- laws
+
+
+@st.composite
+def layerwise_jobs(draw: st.DrawFn, protocol: str, most_learners: int) -> dict[str, Any]:
+    """Any job that may be exchanged layer by layer."""
+    changes = draw(jobs(protocol, most_learners))
+    own = {"abort": False, "n_push": 1, "n_fetch": 1, "get_model_frequency": 1}
+    options = {name: own.get(name, value) for name, value in changes["protocol"].items()}
+    return {**changes, "protocol": options, "exchange": "layerwise"}
+
+
+@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - REFUSED))
+def test_any_virtual_job_obeys(protocol: str) -> None:
+    @settings(COMMON, max_examples=20)
+    @given(layerwise_jobs(protocol, 8), jitters)
+    def one(changes: dict[str, Any], jitter_s: float) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            each_mini_batch_comes_to_all_or_none(obeys(Path(directory) / "run", SIZES, changes, jitter_s))
+
+    one()
+
+
+@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - REFUSED))
+def test_so_does_one_with_gradients(protocol: str) -> None:
+    """And it is replayed to the same bits."""
+
+    @settings(COMMON, max_examples=5)
+    @given(layerwise_jobs(protocol, 4), jitters)
+    def one(changes: dict[str, Any], jitter_s: float) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            obeys(Path(directory) / "run", merged(TENSORS, DEEP), {**changes, "alpha0": 0.001}, jitter_s)
+
+    one()
+
+
+def each_mini_batch_comes_to_all_or_none(laws: Laws) -> None:
+    """Who is told to stop, in a forward pass, has pushed no slice of it."""
+    pushed = [np.bincount(rows["learner_id"], minlength=laws.lambda_).tolist() for rows in laws.pushes]
+    assert all(each == pushed[0] for each in pushed)
+
+
+@pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
+def test_it_is_the_same_again(protocol: dict[str, Any], tmp_path: Path) -> None:
+    runs = [simulated(tmp_path / name, SIZES, protocol=protocol, shards=3, exchange="layerwise") for name in ("first", "again")]
+    assert tables(runs[0]) == tables(runs[1])
+
+
+# ------------------------------------------------------------------------------------------------------- when slices travel
+
+
+def test_slices_are_pulled_in_the_order_of_the_layers_and_pushed_in_reverse(tmp_path: Path) -> None:
+    """A lone learner, whose wire writes down what it sends: shards are ranks 0 to 2."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job, "VirtualWire", WatchedWire)
+        wires: list[WatchedWire] = []
+        patched.setattr(job.Cluster, "run", watched(job.Cluster.run, wires))
+        changes: dict[str, Any] = {"virtual": {"learners": 1, "train_samples": 8}, "shards": 3, "exchange": "layerwise"}
+        simulated(tmp_path / "async", SIZES, protocol="async", **changes)
+        simulated(tmp_path / "hardsync", SIZES, protocol="hardsync", **changes)
+    asynchronous, synchronous = (
+        [(dest, tag) for dest, tag in wire.sent if tag in (Tag.PULL, Tag.PUSH)] for wire in wires if wire.rank == 3
+    )
+    pulls, pushes = [(shard, Tag.PULL) for shard in range(3)], [(shard, Tag.PUSH) for shard in (2, 1, 0)]
+    assert asynchronous == [*pulls, *pushes, *pulls, *pushes, pulls[0]], "the first that it asks says stop"
+    assert synchronous == [*pulls, *pushes, *pulls, *pushes, *pulls], "whole, to be of one clock"
+
+
+def watched(run: Any, wires: list[WatchedWire]) -> Any:
+    def running(cluster: Any, ranks: Any, mains: Any) -> None:
+        wires.extend(ranks)
+        run(cluster, ranks, mains)
+
+    return running
+
+
+@pytest.mark.parametrize(("protocol", "pulled_s"), [("async", [0.0, 0.1, 0.2]), ("hardsync", [0.0, 0.0, 0.0])])
+def test_a_third_of_a_mini_batch_is_forward_two_thirds_backward(protocol: str, pulled_s: list[float], tmp_path: Path) -> None:
+    """Messages cost next to nothing here: so what a push tells is how long the weights of its slice were in use."""
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "exchange": "layerwise"}
+    run = simulated(tmp_path / "run", SIZES, protocol=protocol, **changes)
+    left_s = [0.9, 0.7, 0.5]
+    for shard in range(3):
+        rows = run.pushes[run.pushes["shard"] == shard]
+        assert rows["compute_s"] == pytest.approx(left_s[shard] - pulled_s[shard], abs=1e-4)
+        assert rows["arrival_s"][0] == pytest.approx(left_s[shard], abs=1e-4)
+        assert np.diff(rows["arrival_s"]) == pytest.approx(0.9, abs=1e-4)
+
+
+def test_a_model_of_several_layers_for_each_shard_spends_its_time_by_layers(tmp_path: Path) -> None:
+    """Slices of 1, 2 and 1 layers of four: the second is in use for half of each pass."""
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 1.2}, "exchange": "layerwise", "shards": 3}
+    model = {"name": "mlp", "hidden": [40, 8, 8]}
+    run = simulated(tmp_path / "run", TENSORS, protocol="async", model=model, **changes)
+    assert run.environment["layers"] == [["1"], ["3"], ["5", "7"]]
+    compute_s = [run.pushes["compute_s"][run.pushes["shard"] == shard].mean() for shard in range(3)]
+    assert compute_s == pytest.approx([1.2, 0.9, 0.6], abs=1e-3)
+
+
+@pytest.mark.parametrize("protocol", ["async", "hardsync"])
+def test_a_straggler_is_late_by_as_much_as_with_whole_vectors(protocol: str, tmp_path: Path) -> None:
+    """Before its first slice leaves, and by its factor for what it computes after that."""
+    straggler = {"slowdown": {"0": 3.0}, "delay": "exponential", "delay_mean_s": 0.05}
+    runs = {
+        exchange: simulated(tmp_path / exchange, SIZES, protocol=protocol, shards=3, straggler=straggler, exchange=exchange)
+        for exchange in ("whole", "layerwise")
+    }
+    seconds = {}
+    for exchange, run in runs.items():
+        rows = run.pushes[run.pushes["shard"] == 0]
+        rows = rows[rows["verdict"] == Verdict.APPLY]
+        seconds[exchange] = {(row["learner_id"], row["seq"]): row["delay_s"] for row in rows}
+    both = seconds["whole"].keys() & seconds["layerwise"].keys()
+    assert len(both) > 80
+    assert [seconds["layerwise"][key] for key in both] == pytest.approx([seconds["whole"][key] for key in both], abs=1e-4)
+    top = runs["layerwise"].pushes[runs["layerwise"].pushes["shard"] == 2]
+    assert (top["delay_s"] > 0).all()
+    assert top["delay_s"].sum() < sum(seconds["layerwise"].values())
+
+
+# --------------------------------------------------------------------------------------------- staleness [Chen16 Table 1]
+
+FORTY: dict[str, Any] = {
+    "protocol": "async",
+    "exchange": "layerwise",
+    "shards": 18,
+    "virtual": {"learners": 40, "train_samples": 8000},
+    "compute": {"name": "normal", "mean_s": 0.1, "deviation_s": 0.01},
+}
+
+
+def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) -> None:
+    """40 learners, 18 layers: every layer's mean is above that of the layer over it; the lowest comes near lambda - 1."""
+    run = simulated(tmp_path / "run", SIZES, **FORTY)
+    table = staleness.layer_table(run)
+    assert table.cells("layer") == [f"layer {layer}" for layer in reversed(range(18))]
+    mean, median, largest = (np.array(table.cells(name), float) for name in ("mean τ", "median τ", "max τ"))
+    assert (np.diff(mean) > 1).all()
+    assert (np.diff(median) > 0).all()
+    assert (np.diff(largest) >= 0).all()
+    assert mean[0] < 4
+    assert 36 < mean[-1] < 39.5
+    assert set(table.cells("gradients")) == {2000}
+
+
+def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=3, **DEEP)
+    table = report.report(run.path).table("staleness_layers")
+    assert list(zip(table.cells("layer"), table.cells("shard"), strict=True)) == [("7", 2), ("5", 2), ("3", 1), ("1", 0)]
+    assert (run.path / "report" / "staleness_layers.csv").read_text().startswith("layer,shard,gradients,min τ,mean τ")
+    assert "| layer | shard |" in (run.path / "report" / "report.md").read_text()
+
+
+def test_whole_vectors_are_equally_stale_everywhere_and_have_no_such_table(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", SIZES, **{**FORTY, "exchange": "whole"})
+    means = [run.pushes["staleness"][run.pushes["shard"] == shard].mean() for shard in range(18)]
+    assert means == pytest.approx([means[0]] * 18, abs=0.5)
+    assert "layers" not in run.environment
+    assert not staleness.layer_table(run).rows
+
+
+# -------------------------------------------------------------------------------------------------- the same weights [A.3]
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    theta: dict[str, torch.Tensor] = torch.load(run.path / schema.WEIGHTS, weights_only=True)["theta"]
+    return theta
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_hardsync_arrives_at_the_weights_of_whole_vectors(
+    shards: int, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit. Where slices end elsewhere, so do torch's vector registers: Adam's last bits then differ, SGD's do not."""
+    changes = {**DEEP, "shards": shards, "protocol": "hardsync", "optimizer": optimizer, "alpha0": 0.01}
+    even, layerwise = (simulated(tmp_path / how, TENSORS, exchange=how, **changes) for how in ("whole", "layerwise"))
+    bounds = parts.bounds
+    monkeypatch.setattr(parts, "bounds", lambda config, model: bounds(replace(config, exchange="layerwise"), model))
+    whole = simulated(tmp_path / "whole at layers", TENSORS, **changes)
+    assert whole.config["exchange"] == "whole"
+    assert whole.summaries["final_clock"].tolist() == layerwise.summaries["final_clock"].tolist()
+    for name, tensor in weights(layerwise).items():
+        assert torch.equal(tensor, weights(whole)[name])
+        assert torch.equal(tensor, weights(even)[name]) or optimizer == "adam"
+        torch.testing.assert_close(tensor, weights(even)[name])
+
+
+def test_pipelined_pushes_hide_behind_the_backward_pass(tmp_path: Path) -> None:
+    """Four slices of 0.05 s on the wire each, backward passes of 0.4 s: only the last is still under way at its end."""
+    changes = {
+        "virtual": {"learners": 1, "parameters": 100_000, "train_samples": 40},
+        "compute": {"name": "constant", "mean_s": 0.6},
+        "network": {"bandwidth": 2e6, "node_bandwidth": 1e9},
+        "shards": 4,
+        "protocol": "hardsync",
+    }
+    push_s = {}
+    for exchange in ("whole", "layerwise"):
+        run = simulated(tmp_path / exchange, SIZES, exchange=exchange, **changes)
+        push_s[exchange] = float(np.median(run.pushes["push_s"][run.pushes["seq"] > 0]))
+    assert push_s["whole"] == pytest.approx(0.2, rel=0.01)
+    assert push_s["layerwise"] == pytest.approx(0.05, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------------------------ replay
+
+
+@pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
+def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path) -> None:
+    """Each gradient from slices of different clocks; of a model with buffers and dropout of its own, with averaging too."""
+    changes = {"shards": 3, "protocol": protocol, "averaging": 0.9, "compute": {"name": "lognormal", "sigma": 0.5}}
+    model = {"name": "mlp", "hidden": [8, 8, 8], "batch_norm": True}
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", model=model, **changes)
+    assert replay.check(run.path) == ""
+    stamps: dict[tuple[int, int], set[int]] = {}
+    for row in run.pushes:
+        stamps.setdefault((row["learner_id"], row["seq"]), set()).add(row["timestamp"])
+    mixed = sum(len(clocks) > 1 for clocks in stamps.values())
+    assert (mixed > len(stamps) / 4) == (protocol in ASYNCHRONOUS)
+    assert mixed == 0 or protocol in ASYNCHRONOUS
+
+
+def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
+    import h5py
+
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", protocol="async", shards=2, **DEEP)
+    with h5py.File(run.path / schema.shard_file(1), "r+") as file:
+        rows = file["pushes"][:]
+        at = int(np.flatnonzero((rows["staleness"] > 0) & (rows["seq"] > 2))[0])
+        rows["timestamp"][at] += 1
+        rows["staleness"][at] -= 1
+        file["pushes"][:] = rows
+    assert "row" in replay.check(run.path)
+
+
+# ---------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_virtual_job_refuses_what_a_real_one_does(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"clip_norm = 1.0: expected 0 beside exchange = 'layerwise'"):
+        simulated(tmp_path / "run", SIZES, exchange="layerwise", clip_norm=1.0)
+    with pytest.raises(ConfigError, match=r"virtual.batched = True: expected False beside exchange = 'layerwise'"):
+        simulated(tmp_path / "run", TENSORS, exchange="layerwise", virtual={"batched": True})
+    with pytest.raises(ConfigError, match="shards = 5: expected at most the number of layers with parameters, 4, for"):
+        simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=5, **DEEP)
+    assert not (tmp_path / "run").exists()
