@@ -27,7 +27,7 @@ PACKAGE = Path(mpisgd.__file__).parent
 LOOPS = [
     *(
         PACKAGE / f"{name}.py"
-        for name in ("learner", "shard", "allreduce", "channel", "evaluator", "communicator", "messages", "update")
+        for name in ("learner", "shard", "allreduce", "channel", "layerwise", "evaluator", "communicator", "messages", "update")
     ),
     *sorted((PACKAGE / "protocols").glob("*.py")),
 ]
@@ -119,8 +119,8 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "allreduce", "LearnerChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays", "protocols",
-        "parts", "finish",
+        "learn", "allreduce", "layerwise", "LearnerChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays",
+        "protocols", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
     for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
