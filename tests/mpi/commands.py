@@ -15,10 +15,10 @@ import os
 import sys
 from pathlib import Path
 
-from drive import wait_politely
+from drive import say_size, wait_politely
 
 from mpisgd.__main__ import main
-from mpisgd.guard import SIZE_VARIABLES, failing_fast
+from mpisgd.guard import failing_fast
 from mpisgd.mpi import MPI
 
 WORLD = MPI.COMM_WORLD
@@ -27,9 +27,7 @@ WORLD = MPI.COMM_WORLD
 def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str]:
     """The exit status, standard output and standard error of this rank."""
     MPI.COMM_WORLD = comm
-    for name in SIZE_VARIABLES:
-        if name in os.environ:
-            os.environ[name] = str(comm.size)
+    say_size(comm.size)
     os.chdir(job["cwd"])
     sys.path[0] = job["cwd"]
     for name in ("user",):  # each command has its own

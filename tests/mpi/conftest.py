@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,3 +82,67 @@ def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300,
     listing.write_text(json.dumps(jobs))
     done = launch(ranks, str(DRIVE), str(listing), timeout_s=timeout_s, **env)
     assert done.status == 0, done.text
+
+
+# --------------------------------------------------------------------------------------------------------- shared launches
+
+#: How messages are sent, and waited for.
+SWITCHES = {
+    "send": {"MPISGD_SSEND": "0"},
+    "ssend": {"MPISGD_SSEND": "1"},
+    "blocking": {"MPISGD_SSEND": "0", "MPISGD_WAIT": "blocking"},
+}
+Runs = dict[str, tuple[int, dict[str, Any]]]
+"""Name -> ranks, and what differs from what all have in common."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The runs of one test module, which says so by a variable SHARED: they share a launch with those of all other modules.
+
+    Args:
+        switches: each is one more launch.
+        jobs: (directory, switch) -> the module's jobs, as drive.py wants them; their runs go into that directory.
+    """
+
+    switches: Sequence[str]
+    jobs: Callable[[Path, str], list[dict]]
+
+
+def jobs_of(runs: Runs, common: dict[str, Any]) -> Callable[[Path, str], list[dict]]:
+    """The jobs of `Shared`, the same for every switch; a run's directory has its name."""
+    return lambda directory, switch: [
+        {"ranks": ranks, "config": {**common, **special, "out": str(directory / name)}} for name, (ranks, special) in runs.items()
+    ]
+
+
+@pytest.fixture(scope="session")
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """(switch, module) -> the directory of that module's runs; the first call of a switch launches those of all modules."""
+    done: dict[str, Path | BaseException] = {}
+
+    def launch_all(switch: str) -> Path:
+        directory = tmp_path_factory.mktemp(switch)
+        modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item, "module")}
+        jobs: list[dict] = []
+        for name, module in modules.items():
+            shared = getattr(module, "SHARED", None)
+            if shared is not None and switch in shared.switches:
+                place = directory / name.rpartition(".")[2]
+                place.mkdir()
+                jobs += shared.jobs(place, switch)
+        drive(directory, jobs, ranks=max(job["ranks"] for job in jobs), timeout_s=900, **SWITCHES[switch])
+        return directory
+
+    def of(switch: str, module: str) -> Path:
+        if switch not in done:
+            try:
+                done[switch] = launch_all(switch)
+            except BaseException as error:  # every test that needs it is told, and it is not launched again
+                done[switch] = error
+        found = done[switch]
+        if isinstance(found, BaseException):
+            raise found
+        return found / module.rpartition(".")[2]
+
+    return of

@@ -7,6 +7,7 @@ there are runs on the first ones. `record`: learner 0 saves the weights of each 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import mpisgd
 from mpisgd import models
 from mpisgd.config_file import from_mapping
-from mpisgd.guard import failing_fast
+from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
 from mpisgd.roles import of_job
 
@@ -45,12 +46,22 @@ def wait_politely(comm: MPI.Intracomm) -> None:
         time.sleep(0.002)
 
 
+def say_size(ranks: int) -> None:
+    """Let what looks how many ranks were launched find so many."""
+    for name in SIZE_VARIABLES:
+        if name in os.environ:
+            os.environ[name] = str(ranks)
+
+
 def main() -> None:
     world = MPI.COMM_WORLD
-    with failing_fast(world, lambda: "drive"):
+    doing = [""]
+    with failing_fast(world, lambda: doing[0]):
         for job in json.loads(Path(sys.argv[1]).read_text()):
+            doing[0] = job["config"]["out"]
             comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
             if comm != MPI.COMM_NULL:
+                say_size(comm.size)
                 config = from_mapping(job["config"])
                 seen: list[np.ndarray] = []
                 brought = recording(config, seen) if job.get("record") else (None, None)

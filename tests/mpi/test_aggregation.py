@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 
 from . import laws
-from .conftest import drive, launch
+from .conftest import Shared, launch
 
 STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.003}
 #: name -> (ranks, sizes of the teams that come out; none = each learner alone, what differs from COMMON)
@@ -39,18 +40,21 @@ RUNS: dict[str, tuple[int, list[int], dict[str, Any]]] = {
 TEAMS = [name for name in RUNS if RUNS[name][1]]
 COMMON = {"epochs": 0.5, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
-SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend-blocking": {"MPISGD_SSEND": "1", "MPISGD_WAIT": "blocking"}}
 
-
-@pytest.fixture(scope="module", params=SWITCHES)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    jobs = []
+def jobs(directory: Path, switch: str) -> list[dict]:
+    found = []
     for name, (ranks, sizes, special) in RUNS.items():
         config = {**COMMON, "protocol": "hardsync", **special, "out": str(directory / name)}
-        jobs.append({"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config})
-    drive(directory, jobs, ranks=7, **SWITCHES[request.param])
-    return directory
+        found.append({"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config})
+    return found
+
+
+SHARED = Shared(("ssend", "blocking"), jobs)
+
+
+@pytest.fixture(scope="module", params=SHARED.switches)
+def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
+    return launched(request.param, __name__)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mpisgd.optimizer import CACHED_NBYTES
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 
-from .conftest import drive
+from .conftest import Shared
 
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
@@ -30,40 +31,36 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 }
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
-SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend-blocking": {"MPISGD_SSEND": "1", "MPISGD_WAIT": "blocking"}}
 
-
-@pytest.fixture(scope="module", params=SWITCHES)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    jobs = []
-    for name, (learners, _, special) in RUNS.items():
-        config = {**COMMON, **special, "protocol": "allreduce", "out": str(directory / name)}
-        jobs.append({"ranks": learners + special.get("evaluator", False), "config": config})
-    drive(directory, jobs, ranks=5, **SWITCHES[request.param])
-    return directory
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same by hardsync; those that run where an evaluator did are evaluated by learner 0."""
-    directory = tmp_path_factory.mktemp("twins")
-    jobs = []
+def jobs(directory: Path, switch: str) -> list[dict]:
+    """For one of the switches also their twins: the same by hardsync, those of an evaluator evaluated by learner 0."""
+    found = []
     for name, (learners, shards, special) in RUNS.items():
-        config = {**COMMON, **special, "protocol": "hardsync", "shards": shards, "evaluator": False, "out": str(directory / name)}
-        jobs.append({"ranks": learners + shards, "config": config})
-    drive(directory, jobs, ranks=10)
-    return directory
+        config = {**COMMON, **special, "protocol": "allreduce", "out": str(directory / name)}
+        found.append({"ranks": learners + special.get("evaluator", False), "config": config})
+        if switch == "ssend":
+            twin = {"protocol": "hardsync", "shards": shards, "evaluator": False, "out": str(directory / f"twin-{name}")}
+            found.append({"ranks": learners + shards, "config": {**COMMON, **special, **twin}})
+    return found
+
+
+SHARED = Shared(("ssend", "blocking"), jobs)
+
+
+@pytest.fixture(scope="module", params=SHARED.switches)
+def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
+    return launched(request.param, __name__)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_bits_of_hardsync(runs: Path, twins: Path, name: str) -> None:
-    ours, theirs = (torch.load(each / name / schema.WEIGHTS, weights_only=True) for each in (runs, twins))
+def test_the_bits_of_hardsync(runs: Path, launched: Callable[[str, str], Path], name: str) -> None:
+    run, twin = runs / name, launched("ssend", __name__) / f"twin-{name}"
+    ours, theirs = (torch.load(each / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert list(ours) == list(theirs) == ["theta"] + ["thetabar"] * ("averaging" in RUNS[name][2])
     for vector, state in ours.items():
         for key, value in state.items():
             assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
-    one, other = Run(runs / name), Run(twins / name)
+    one, other = Run(run), Run(twin)
     columns = ["clock", "gradients", "samples", "learning_rate", "mean_loss"]
     for column in columns:
         of_shard_0 = (run.updates[column][run.updates["shard"] == 0] for run in (one, other))

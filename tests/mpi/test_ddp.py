@@ -7,13 +7,14 @@ halves are exact and a + b = b + a; with three, to those of another rounding.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from .conftest import drive, launch
+from .conftest import Shared, launch
 
 DDP = Path(__file__).parent / "ddp.py"
 COMMON = {"mu": 8, "seed": 5, "epochs": 0.8, "threads": 1, "memory_format": "contiguous", "log": {"progress": "off"}}
@@ -32,18 +33,27 @@ TOLERANCE = 1e-5
 """Of the way that the weight went which went farthest. Measured with three learners: 3e-7; alpha0 off by 1 in 10,000 makes 1e-4."""
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with RUN-ddp.npy and RUN-PROTOCOL.npy, weights before each update."""
-    directory = tmp_path_factory.mktemp("ddp")
-    ours, theirs = [], []
+def jobs(directory: Path, switch: str) -> list[dict]:
+    found = []
     for name, (learners, special) in RUNS.items():
-        theirs.append({"learners": learners, "config": {**COMMON, **special}, "record": str(directory / f"{name}-ddp.npy")})
         for protocol, shards in PROTOCOLS.items():
             run = str(directory / f"{name}-{protocol}")
             config = {**COMMON, **special, "protocol": protocol, "shards": max(1, shards), "out": run}
-            ours.append({"ranks": learners + shards, "config": config, "record": f"{run}.npy"})
-    drive(directory, ours, ranks=5)
+            found.append({"ranks": learners + shards, "config": config, "record": f"{run}.npy"})
+    return found
+
+
+SHARED = Shared(("send",), jobs)
+
+
+@pytest.fixture(scope="module")
+def recorded(launched: Callable[[str, str], Path]) -> Path:
+    """A directory with RUN-ddp.npy and RUN-PROTOCOL.npy, weights before each update."""
+    directory = launched("send", __name__)
+    theirs = [
+        {"learners": learners, "config": {**COMMON, **special}, "record": str(directory / f"{name}-ddp.npy")}
+        for name, (learners, special) in RUNS.items()
+    ]
     listing = directory / "ddp.json"
     listing.write_text(json.dumps(theirs))
     done = launch(3, str(DDP), str(listing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpisgd import data, models
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 
-from .conftest import drive
+from .conftest import Shared
 
 MU, SEED, ALPHA0 = 8, 3, 0.02
 EPOCHS = 0.4
@@ -66,16 +67,19 @@ def config(directory: Path, name: str) -> dict:
     }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("oracle")
-    jobs = [
+def jobs(directory: Path, switch: str) -> list[dict]:
+    return [
         {"ranks": learners + shards, "config": config(directory, name), "record": str(directory / f"{name}.npy")}
         for name, (learners, shards, _, _) in RUNS.items()
     ]
-    drive(directory, [job for job in jobs if job["ranks"] > 1], ranks=5)
-    drive(directory, [job for job in jobs if job["ranks"] == 1], ranks=1)
-    return directory
+
+
+SHARED = Shared(("send",), jobs)
+
+
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str, str], Path]) -> Path:
+    return launched("send", __name__)
 
 
 def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:

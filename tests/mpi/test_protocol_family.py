@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Verdict
 
 from . import laws
-from .conftest import drive
+from .conftest import Shared, jobs_of
 
 SIZES = ((4, 1), (5, 2), (8, 3))
 EACH: dict[str, dict[str, Any]] = {
@@ -50,17 +51,12 @@ OWN_STEPS = {name for name in RUNS if name.startswith("downpour") or name.endswi
 AGAIN = {name for name in RUNS if name.startswith(("versioned", "tolerant"))}
 
 COMMON = {"epochs": 1, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
-SWITCHES = {"send": {"MPISGD_SSEND": "0"}, "ssend": {"MPISGD_SSEND": "1"}}
+SHARED = Shared(("send", "ssend"), jobs_of(RUNS, COMMON))
 
 
-@pytest.fixture(scope="module", params=SWITCHES)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    jobs = [
-        {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
-    ]
-    drive(directory, jobs, ranks=8, **SWITCHES[request.param])
-    return directory
+@pytest.fixture(scope="module", params=SHARED.switches)
+def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
+    return launched(request.param, __name__)
 
 
 @pytest.mark.parametrize("name", RUNS)

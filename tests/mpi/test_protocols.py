@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -14,7 +15,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.schema import TABLES, Verdict
 
 from . import laws
-from .conftest import drive
+from .conftest import Shared, jobs_of
 
 #: name -> (ranks, what differs from COMMON)
 RUNS = {
@@ -38,21 +39,12 @@ RUNS["replacement-clip"] = (
 COMMON = {"epochs": 2, "mu": 8, "log": {"progress": "off"}}
 
 
-SWITCHES = {
-    "send": {"MPISGD_SSEND": "0"},
-    "ssend": {"MPISGD_SSEND": "1"},
-    "blocking": {"MPISGD_SSEND": "0", "MPISGD_WAIT": "blocking"},
-}
+SHARED = Shared(("send", "ssend", "blocking"), jobs_of(RUNS, COMMON))
 
 
-@pytest.fixture(scope="module", params=SWITCHES)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp(request.param)
-    jobs = [
-        {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
-    ]
-    drive(directory, jobs, ranks=8, **SWITCHES[request.param])
-    return directory
+@pytest.fixture(scope="module", params=SHARED.switches)
+def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
+    return launched(request.param, __name__)
 
 
 @pytest.mark.parametrize("name", RUNS)

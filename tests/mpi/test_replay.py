@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mpisgd.optimizer import CACHED_NBYTES
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 
-from .conftest import drive
+from .conftest import Shared, jobs_of
 
 
 class Counting(nn.Module):
@@ -60,14 +61,12 @@ RUNS["buffers"] = (4, {"protocol": ASYNC, "model": {"name": f"{__name__}:countin
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
+SHARED = Shared(("send",), jobs_of(RUNS, COMMON))
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("replay")
-    jobs = [
-        {"ranks": ranks, "config": {**COMMON, **special, "out": str(directory / name)}} for name, (ranks, special) in RUNS.items()
-    ]
-    drive(directory, jobs, ranks=8)
-    return directory
+def runs(launched: Callable[[str, str], Path]) -> Path:
+    return launched("send", __name__)
 
 
 @pytest.mark.parametrize("name", RUNS)
