@@ -16,7 +16,8 @@ place: each element is ((g_0 + g_1) + g_2) + ... in float32, in the order of the
 sum, so that a run of one team has the bits of hardsync with as many learners, and any run those of itself again (law 5).
 
 The shards' divisor counts the ranks (law 3): an update is the mean over gradients, however unequal the teams. A team's loss is the
-mean over its ranks, for it is of that mean that theirs is the gradient; mini-batches are all of one size.
+mean over its ranks, for it is of that mean that theirs is the gradient; mini-batches are all of one size. Where only some teams
+make an update (backup, timeout) and these are unequal, shards that choose different ones apply different numbers of samples.
 
 Each rank has its own place in the dealing of samples, and its own straggler delays, which it takes before the sum: what a team
 takes from weights to sum is its slowest rank's time. Nobody can leave a team alone.

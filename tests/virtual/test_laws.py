@@ -52,12 +52,11 @@ class Laws:
             self.name == "versioned" and not self.tolerant
         )
         self.exact = self.name == "versioned"
-        unequal = len(set(map(len, run.teams))) > 1
-        self.uneven = self.name in ("timeout", "async") or (self.name == "backup" and unequal)
-        """Whether shards may sum different numbers of gradients."""
         self.layerwise = run.config["exchange"] == "layerwise"
         self.lambda_ = run.lambda_
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
+        self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
+        self.uneven |= self.name == "backup" and len(set(self.ranks)) > 1
         self.budget = run.config["epochs"] * run.environment["train_samples"]
         self.clocks = run.summaries["final_clock"].tolist()
         self.pushes = [run.pushes[run.pushes["shard"] == shard] for shard in range(run.shards)]
