@@ -119,7 +119,7 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "allreduce", "layerwise", "LearnerChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays",
+        "learn", "allreduce", "Leader", "PipelinedChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays",
         "protocols", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
@@ -146,7 +146,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     counting(job, "learn")
     for cls, names in {
         run.Shard: "serve",
-        run.LearnerChannel: "push pull goodbye",
+        parts.LearnerChannel: "push pull goodbye",
         run.ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
         run.Evaluator: "evaluate_all",
         Softsync: "on_push update_due on_update",
@@ -185,7 +185,7 @@ def test_so_does_one_whose_learners_double_as_shards(
     for cls, names in {
         run.Shard: "begin serve_on",
         run.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
-        run.LearnerChannel: "push",
+        parts.LearnerChannel: "push",
         Hardsync: "on_push on_update",
         SliceUpdate: "accumulate step",
     }.items():
