@@ -36,7 +36,7 @@ def thirty(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
                 "out": str(directory / str(n)),
             },
         }
-        for n, pushes in ((1, 1200), (15, 2400), (30, 2400))
+        for n, pushes in ((1, 900), (15, 1800), (30, 1800))
     ]
     drive(directory, jobs, ranks=LAMBDA + 1, timeout_s=400)
     return {n: Run(directory / str(n)) for n in (1, 15, 30)}
