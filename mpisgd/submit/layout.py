@@ -29,7 +29,8 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks = shards + learners (+ evaluator), `tasks_per_node` of them on every node but perhaps the last, which has the rest.
+    """Ranks = shards + learners (+ evaluator), `tasks_per_node` of them on every node but perhaps the last, which has the rest:
+    so LSF and mpirun fill nodes, and what else SLURM can be asked for leaves nodes empty.
 
     Where learners double as shards (allreduce), `shards` is 0: they need no ranks. Where gradients are aggregated on their node,
     `learners` are the ranks that compute.

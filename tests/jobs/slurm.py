@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -198,9 +198,9 @@ def wait_for(condition, within_s: float, what: str, told=lambda: ""):
 
 
 @contextlib.contextmanager
-def cluster(directory: Path, nodes: int = 4, cpus: int = 4) -> Iterator[Slurm]:
+def cluster(directory: Path, nodes: Sequence[str], cpus: int = 4) -> Iterator[Slurm]:
     """A cluster, from munge to the last node; all its processes are gone afterwards."""
-    slurm = Slurm(directory, tuple(f"n{number}" for number in range(1, nodes + 1)), cpus)
+    slurm = Slurm(directory, tuple(nodes), cpus)
     try:
         slurm.start()
         yield slurm
