@@ -12,13 +12,13 @@ from typing import Literal
 import jinja2
 
 from mpisgd.checks import at_least, require
+from mpisgd.errors import ConfigError
 from mpisgd.submit.layout import Layout
 
 System = Literal["slurm", "lsf", "jsrun"]
 
 WARNING_S = 120
 """Seconds before the time limit at which the batch system warns the script; SLURM's warning can come 60 s early (TRAPS 7)."""
-SUFFIXES = {"slurm": "sbatch", "lsf": "bsub", "jsrun": "bsub"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class Script:
                 equation=layout.equation,
                 gpus=self.gpus_per_node,
                 purpose=self._purpose(),
-                file=f"jobs/{self.kind}.{SUFFIXES[self.system]}",
                 time_hms=f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}",
                 time_hm=f"{minutes // 60:02}:{minutes % 60:02}",
                 warning_s=WARNING_S,
@@ -100,12 +99,6 @@ class Script:
             )
         )
 
-    @property
-    def kind(self) -> str:
-        """What this script is an example of: `slurm-cpu`, `lsf-chain` ..."""
-        purpose = "array" if self.protocols else "chain" if self.links else "gpu" if self.gpus_per_node else "cpu"
-        return "lsf-jsrun" if self.system == "jsrun" else f"{self.system}-{purpose}"
-
     def _purpose(self) -> str:
         chain = ", a chain of jobs until the run is done" * bool(self.links)
         return f"{', an array: one run for each protocol' * bool(self.protocols)}{chain}"
@@ -113,8 +106,8 @@ class Script:
 
 def _seconds(time: str) -> int:
     found = re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", time)
-    require(found is not None, "time", time, "hours:minutes or hours:minutes:seconds")
-    assert found is not None
+    if found is None:
+        raise ConfigError(f"time = {time!r}: expected hours:minutes or hours:minutes:seconds")
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return 3600 * hours + 60 * minutes + seconds
 
