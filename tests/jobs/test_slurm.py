@@ -100,8 +100,11 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Checkout:
-    return Checkout(tmp_path, cluster, mpi)
+def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Checkout]:
+    """And, whatever became of the test, an idle cluster for the next."""
+    yield Checkout(tmp_path, cluster, mpi)
+    cluster.call("scancel", "--user=root")
+    slurm.wait_for(lambda: cluster.states() == {"idle"}, 30, "nodes that are idle", cluster.told)
 
 
 def hosts_of(run: Path) -> tuple[tuple[str, ...], roles.Roles]:
@@ -183,7 +186,6 @@ def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Checkout) -> None
     slurm.wait_for(lambda: not ranks(checkout), 20, "end of the ranks")
     assert not (checkout.run(job) / "DONE").exists()
     assert "done; look" not in checkout.output(job)
-    slurm.wait_for(lambda: checkout.cluster.states() == {"idle"}, 20, "nodes that are idle", checkout.cluster.told)
 
 
 def test_a_job_that_loses_a_node_fails_and_ends(checkout: Checkout) -> None:
@@ -199,47 +201,65 @@ def test_a_job_that_loses_a_node_fails_and_ends(checkout: Checkout) -> None:
         checkout.cluster.power_on("n3")
     state = checkout.cluster.wait_until(job, "FAILED", "NODE_FAIL", "COMPLETED", within_s=30)
     assert state == {"openmpi": "FAILED", "mpich": "NODE_FAIL"}[checkout.mpi], checkout.output(job)
-    slurm.wait_for(lambda: checkout.cluster.states() == {"idle"}, 30, "nodes that are idle", checkout.cluster.told)
 
 
 # ----------------------------------------------------------------------------------------------------------- the chain
 
-#: Stands for a run that takes two links: warned, it saves what it has and leaves with status 85; resumed, it ends.
-TWO_LINKS = """\
-rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}}
-echo "$@" >"words.$SLURM_RESTART_COUNT.$rank"
-if [[ $2 == --resume ]]; then touch "$3/DONE"; exit 0; fi
-trap 'mkdir -p "$4/checkpoint"; hostname >"$4/checkpoint/rank-$rank"; exit 85' USR1
-mkdir -p "$4"
-touch "$4/running.$rank"
+#: Stands for a run that takes three links: the first is warned, saves what it has and leaves with status 85; the second saves and
+#: goes on until its node is lost; the third ends.
+THREE_LINKS = """\
+rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}} link=${SLURM_RESTART_COUNT:-0}
+run=$(ls -d results/*.links); run=${run%.links}
+mkdir -p "$run/checkpoint"
+echo "$@" >"$run/words.$link.$rank"
+case $link in
+  0) trap 'hostname >"$run/checkpoint/rank-$rank"; exit 85' USR1 ;;
+  1) touch "$run/checkpoint/rank-$rank" ;;
+  2) touch "$run/DONE"; exit 0 ;;
+esac
+touch "$run/running.$link.$rank"
 for ((i = 0; i < 600; i++)); do sleep 0.1; done
 """
 
 
-def test_a_chain_is_warned_saves_is_queued_again_and_ends_when_done(checkout: Checkout) -> None:
-    checkout.install(TWO_LINKS)
+def wait_for_link(checkout: Checkout, job: str, link: int) -> None:
+    """Until its ranks run, on all nodes."""
+    running = f"running.{link}.*"
+    slurm.wait_for(
+        lambda: len(list(checkout.run(job).glob(running))) == len(HOSTS), 60, f"link {link}", lambda: checkout.output(job)
+    )
+
+
+def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(checkout: Checkout) -> None:
+    checkout.install(THREE_LINKS)
     checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-chain.sbatch")
-    slurm.wait_for(lambda: len(list(checkout.run(job).glob("running.*"))) == len(HOSTS), 30, "ranks", lambda: checkout.output(job))
+    wait_for_link(checkout, job, 0)
     checkout.cluster.call("scancel", "--batch", "--signal=USR1", job)  # what SLURM does 120 s before the time limit
-    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", within_s=60)
-    said = checkout.output(job)
-    assert state == "COMPLETED", said + checkout.cluster.told()
-    assert "warned: the time is nearly over" in said
-    assert "link 1 of the chain has ended: the job is queued again" in said
-    assert checkout.cluster.show(job)["Restarts"] == "1"
+    wait_for_link(checkout, job, 1)
     saved = {file.read_text().strip() for file in (checkout.run(job) / "checkpoint").iterdir()}
     assert saved == set(NODES)
-    resumed = {file.read_text() for file in checkout.directory.glob("words.1.*")}
-    assert resumed == {f"train --resume results/mpisgd-{job}\n"}
+    said = checkout.output(job)
+    assert "warned: the time is nearly over" in said
+    assert "link 1 of the chain has ended: the job is queued again" in said
+
+    checkout.cluster.power_off("n3")
+    slurm.wait_for(lambda: checkout.cluster.show(job)["Restarts"] == "2", 60, "restart", lambda: checkout.output(job))
+    checkout.cluster.power_on("n3")
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", within_s=60)
+    assert state == "COMPLETED", checkout.output(job) + checkout.cluster.told()
+    assert len((checkout.directory / "results" / f"mpisgd-{job}.links").read_text().splitlines()) == 3
+    words = {file.name.split(".")[1]: file.read_text() for file in checkout.run(job).glob("words.*")}
+    assert words["0"].startswith("train jobs/job.toml --out")
+    assert words["1"] == words["2"] == f"train --resume results/mpisgd-{job}\n"
 
 
 def test_a_cancelled_chain_does_not_come_back(checkout: Checkout) -> None:
     """Although it has saved, and scontrol would queue a cancelled job again."""
-    checkout.install(TWO_LINKS.replace('touch "$4/running', 'mkdir -p "$4/checkpoint"; touch "$4/checkpoint/a" "$4/running'))
+    checkout.install(THREE_LINKS.replace("link=${SLURM_RESTART_COUNT:-0}", "link=1"))
     checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-chain.sbatch")
-    slurm.wait_for(lambda: len(list(checkout.run(job).glob("running.*"))) == len(HOSTS), 30, "ranks", lambda: checkout.output(job))
+    wait_for_link(checkout, job, 1)
     checkout.cluster.call("scancel", job)
     slurm.wait_for(lambda: checkout.cluster.states() == {"idle"}, 20, "nodes that are idle", checkout.cluster.told)
     assert checkout.cluster.show(job)["JobState"] == "CANCELLED", checkout.output(job)
