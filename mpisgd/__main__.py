@@ -19,6 +19,7 @@ COMMANDS = {
     "timeline": "who computed, waited, sent and received when: a Chrome trace",
     "replay": "recompute a run serially from its log, and compare bit for bit",
     "plan": "from runs: which protocol, N, b or n, and how many shards",
+    "submit": "a batch script for SLURM or LSF from a configuration, printed or submitted",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",
     "demo": "three small runs that show what staleness does",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,23 +18,22 @@ import pytest
 
 from mpisgd import config_file
 from mpisgd.config import SoftsyncOptions
+from tests.jobs import golden, slurm
+from tests.jobs.golden import JOBS
 
-JOBS = Path(__file__).parents[2] / "jobs"
 SCRIPTS = sorted(path.name for path in JOBS.iterdir() if path.suffix in {".sbatch", ".bsub"})
 BLOCK_BEGINS, BLOCK_ENDS = "# ======== edit this block", "# ======== nothing below needs an edit"
 
 # -------------------------------------------------------------------------------------------------------- directives
 
+_SLURM = ["--job-name=mpisgd", "--nodes=2", "--ntasks=18", "--ntasks-per-node=9", "--cpus-per-task=1", "--time=01:00:00"]
+_WARNING = "--signal=B:USR1@120"
+_LSF = ["-n 18", '-R "span[ptile=9]"', "-W 01:00"]
+_LSF_WARNING = ["-wa USR1", "-wt 2"]
 DIRECTIVES = {
-    "slurm-cpu.sbatch": [
-        "--job-name=mpisgd",
-        "--nodes=2",
-        "--ntasks=18",
-        "--cpus-per-task=1",
-        "--time=01:00:00",
-        "--output=%x-%j.out",
-        "--no-requeue",
-    ],
+    "slurm-cpu.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--no-requeue"],
+    "slurm-chain.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--requeue", "--open-mode=append"],
+    "slurm-array.sbatch": [*_SLURM, "--array=1-4", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
     "slurm-gpu.sbatch": [
         "--job-name=mpisgd",
         "--nodes=2",
@@ -43,9 +43,12 @@ DIRECTIVES = {
         "--cpus-per-task=4",
         "--time=01:00:00",
         "--output=%x-%j.out",
+        _WARNING,
         "--no-requeue",
     ],
-    "lsf-cpu.bsub": ["-J mpisgd", "-n 18", '-R "span[ptile=9]"', "-W 01:00", "-o mpisgd-%J.out", "-rn"],
+    "lsf-cpu.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
+    "lsf-chain.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, '-Q "85"', "-r"],
+    "lsf-array.bsub": ['-J "mpisgd[1-4]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
     "lsf-gpu.bsub": [
         "-J mpisgd",
         "-n 10",
@@ -53,9 +56,10 @@ DIRECTIVES = {
         '-gpu "num=4:mode=shared:j_exclusive=yes"',
         "-W 01:00",
         "-o mpisgd-%J.out",
+        *_LSF_WARNING,
         "-rn",
     ],
-    "lsf-jsrun.bsub": ["-P ...", "-J mpisgd", "-nnodes 2", "-W 01:00", "-alloc_flags smt1", "-o mpisgd-%J.out"],
+    "lsf-jsrun.bsub": ["-J mpisgd", "-nnodes 2", "-alloc_flags smt1", "-W 01:00", "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
 }
 
 
@@ -86,6 +90,12 @@ def test_directives(script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
+def test_is_what_submit_prints(script):
+    assert (JOBS / script).read_text() == golden.rendered(script), "renew it with: python -m tests.jobs.golden"
+    assert os.access(JOBS / script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_bash_can_parse_it(script):
     subprocess.run(["bash", "-n", JOBS / script], check=True, timeout=20)
 
@@ -109,12 +119,13 @@ def test_one_block_to_edit_then_strict_mode(script):
     head, block = above.split(BLOCK_BEGINS)
     assert all(line.startswith("#") for line in head.splitlines())
     for line in block.splitlines()[1:]:
-        assert line.startswith("#") or re.match(settings, line), f"{line!r} is neither a directive nor a setting"
+        known = line.startswith("#") or re.match(settings, line) or re.fullmatch(r'PROTOCOLS=\(|  ".*"|\)', line)
+        assert known, f"{line!r} is neither a directive nor a setting"
     assert below.splitlines()[1] == "set -euo pipefail"
 
 
 def test_the_scripts_share_their_last_part_to_the_letter():
-    parts = {(JOBS / script).read_text().partition("\nstatus=0\n")[2] for script in SCRIPTS}
+    parts = {(JOBS / script).read_text().partition("\nstatus=0\n")[2] for script in SCRIPTS if "chain" not in script}
     assert len(parts) == 1
     assert "$RUN/DONE" in parts.pop()
 
@@ -134,12 +145,20 @@ printf '%s\\n' "${0##*/}" "$@" >"$FAKE/argv"
 echo "$OMP_NUM_THREADS" >"$FAKE/omp_num_threads"
 while (($#)); do
   case $1 in
-    --out) run=$2 ;;
+    --out | --resume) run=$2 ;;
     --hostfile) cp "$2" "$FAKE/hostfile" ;;
   esac
   shift
 done
 mkdir -p "$run"
+if [[ -n ${FAKE_WAIT-} ]]; then  # a long run, which saves when it is warned
+  trap 'mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; echo USR1 >>"$FAKE/signals"; exit 85' USR1
+  trap 'echo TERM >>"$FAKE/signals"; exit 143' TERM
+  touch "$FAKE/waiting"
+  for ((i = 0; i < 400; i++)); do read -rt 0.05 <>"$FAKE/never" || true; done
+  exit 99
+fi
+if [[ -n ${FAKE_SAVES-} ]]; then mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; fi
 if ((FAKE_DONE)); then touch "$run/DONE"; fi
 exit "$FAKE_STATUS"
 """
@@ -147,17 +166,38 @@ MODULE = """\
 #!/bin/bash
 printf '%s\\n' "$@" >"$FAKE/module"
 """
+# The job's state, and what is asked of the controller.
+SQUEUE = """\
+#!/bin/bash
+echo "${FAKE_STATE-RUNNING}"
+"""
+SCONTROL = """\
+#!/bin/bash
+printf '%s\\n' "$@" >"$FAKE/scontrol"
+"""
 # As conda's and Lmod's do, it reads what need not be set.
 ACTIVATE = 'echo "$_NEVER_SET" >/dev/null; touch "$FAKE/activated"\n'
 
+_SLURM_CPU = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NAME": "mpisgd",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS": "18",
+    "SLURM_NTASKS_PER_NODE": "9",
+    "SLURM_CPUS_PER_TASK": "1",
+}
+_LSF_CPU = {
+    "LSB_JOBID": "4711",
+    "LSB_JOBNAME": "mpisgd",
+    "LSB_JOBINDEX": "0",
+    "LSB_DJOB_NUMPROC": "18",
+    "LSB_MCPU_HOSTS": "hostA 9 hostB 9 ",
+}
 ENVIRONMENTS = {
-    "slurm-cpu.sbatch": {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NAME": "mpisgd",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NTASKS": "18",
-        "SLURM_CPUS_PER_TASK": "1",
-    },
+    "slurm-cpu.sbatch": _SLURM_CPU,
+    "slurm-chain.sbatch": _SLURM_CPU,
+    # SLURM gives the elements of an array numbers of their own, too.
+    "slurm-array.sbatch": _SLURM_CPU | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"},
     "slurm-gpu.sbatch": {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NAME": "mpisgd",
@@ -168,12 +208,9 @@ ENVIRONMENTS = {
         "SLURM_GPUS_PER_NODE": "4",
         "SLURM_GPUS_ON_NODE": "4",
     },
-    "lsf-cpu.bsub": {
-        "LSB_JOBID": "4711",
-        "LSB_JOBNAME": "mpisgd",
-        "LSB_DJOB_NUMPROC": "18",
-        "LSB_MCPU_HOSTS": "hostA 9 hostB 9 ",
-    },
+    "lsf-cpu.bsub": _LSF_CPU,
+    "lsf-chain.bsub": _LSF_CPU,
+    "lsf-array.bsub": _LSF_CPU | {"LSB_JOBNAME": "mpisgd[2]", "LSB_JOBINDEX": "2"},
     "lsf-gpu.bsub": {
         "LSB_JOBID": "4711",
         "LSB_JOBNAME": "mpisgd",
@@ -189,15 +226,15 @@ ENVIRONMENTS = {
     },
 }
 
+#: The element of each array that ENVIRONMENTS say.
+ELEMENT = "softsync --protocol.n 4"
+RUN = {script: "results/mpisgd-4711" + "-2-softsync" * ("array" in script) for script in SCRIPTS}
+
 BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
 #: (script, MPI) -> what the script must start ranks with.
 LAUNCHES = {
-    ("slurm-cpu.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
-    ("slurm-cpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
     ("slurm-gpu.sbatch", "openmpi"): "mpirun -n 10 --bind-to none -x OMP_NUM_THREADS",
     ("slurm-gpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=10 --cpus-per-task=4",
-    ("lsf-cpu.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
-    ("lsf-cpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
     ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 " + BLAUNCH,
     ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
     ("lsf-jsrun.bsub", ""): (
@@ -205,15 +242,27 @@ LAUNCHES = {
         " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
     ),
 }
+for _kind in ("cpu", "chain", "array"):
+    LAUNCHES |= {
+        (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
+        (f"slurm-{_kind}.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
+        (f"lsf-{_kind}.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
+        (f"lsf-{_kind}.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
+    }
 #: script -> what every rank must run.
+_TRAIN = "mpisgd train jobs/job.toml --out results/mpisgd-4711"
 TRAINS = {
-    "slurm-cpu.sbatch": "mpisgd train jobs/job.toml --shards 1 --out results/mpisgd-4711 --evaluator",
-    "slurm-gpu.sbatch": "mpisgd train jobs/job.toml --shards 2 --out results/mpisgd-4711 --device cuda --placement spread",
-    "lsf-cpu.bsub": "mpisgd train jobs/job.toml --shards 1 --out results/mpisgd-4711 --evaluator",
-    "lsf-gpu.bsub": "mpisgd train jobs/job.toml --shards 2 --out results/mpisgd-4711 --device cuda --placement spread",
-    "lsf-jsrun.bsub": "mpisgd train jobs/job.toml --shards 2 --out results/mpisgd-4711 --device cuda --placement spread",
+    "slurm-cpu.sbatch": f"{_TRAIN} --shards 1 --evaluator",
+    "slurm-chain.sbatch": f"{_TRAIN} --shards 1 --evaluator",
+    "slurm-array.sbatch": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
+    "slurm-gpu.sbatch": f"{_TRAIN} --shards 2 --device cuda --placement spread",
+    "lsf-cpu.bsub": f"{_TRAIN} --shards 1 --evaluator",
+    "lsf-chain.bsub": f"{_TRAIN} --shards 1 --evaluator",
+    "lsf-array.bsub": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
+    "lsf-gpu.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
+    "lsf-jsrun.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
 }
-THREADS = {"slurm-cpu.sbatch": "1", "slurm-gpu.sbatch": "4", "lsf-cpu.bsub": "1", "lsf-gpu.bsub": "1", "lsf-jsrun.bsub": "6"}
+THREADS = {"slurm-gpu.sbatch": "4", "lsf-jsrun.bsub": "6"}  # the others: 1
 
 
 @dataclass
@@ -239,32 +288,46 @@ def submit(tmp_path, monkeypatch):
     (checkout / ".venv" / "bin" / "activate").write_text(ACTIVATE)
     for name in ("mpirun", "mpiexec", "srun", "jsrun"):
         (programs / name).write_text(LAUNCHER)
-    (programs / "module").write_text(MODULE)
+    for name, text in {"module": MODULE, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
+        (programs / name).write_text(text)
     for program in programs.iterdir():
         program.chmod(0o755)
 
-    def run(script, *, edits=(), done=True, status=0, environment=(), without=()):
+    os.mkfifo(fake / "never")
+
+    def run(script, *, edits=(), done=True, status=0, environment=(), without=(), signals=()):
         text = (JOBS / script).read_text()
         for before, after in edits:
             assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {script}"
             text = text.replace(before, after)
         (tmp_path / "spooled").write_text(text)
+        for note in ("argv", "waiting", "signals", "scontrol"):
+            (fake / note).unlink(missing_ok=True)
         base = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(tmp_path), "FAKE": str(fake)}
-        base |= {"FAKE_DONE": str(int(done)), "FAKE_STATUS": str(status)}
+        base |= {"FAKE_DONE": str(int(done)), "FAKE_STATUS": str(status)} | ({"FAKE_WAIT": "1"} if signals else {})
         job = {name: value for name, value in ENVIRONMENTS[script].items() if name not in without}
-        result = subprocess.run(
+        process = subprocess.Popen(
             ["bash", tmp_path / "spooled"],
             cwd=checkout,
             env=base | job | dict(environment),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=20,
-            check=False,
         )
+        for number in signals:
+            slurm.wait_for((fake / "waiting").exists, 20, "launcher")
+            process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=20)
         argv = (fake / "argv").read_text().splitlines() if (fake / "argv").exists() else []
-        return Outcome(result.returncode, result.stdout, result.stderr, argv, fake)
+        return Outcome(process.returncode, stdout, stderr, argv, fake)
 
+    run.checkout = checkout
     return run
+
+
+def kind(script):
+    """cpu, gpu, chain, array, jsrun"""
+    return script.split("-")[1].split(".")[0]
 
 
 def with_mpi(mpi):
@@ -279,11 +342,11 @@ def test_launches_exactly_this(submit, script, mpi):
     if "HOSTFILE" in expected:
         expected[expected.index("HOSTFILE")] = outcome.argv[outcome.argv.index("--hostfile") + 1]
     assert outcome.argv == expected
-    assert outcome.note("omp_num_threads").strip() == THREADS[script]
+    assert outcome.note("omp_num_threads").strip() == THREADS.get(script, "1")
     assert (outcome.notes / "activated").exists()
 
 
-@pytest.mark.parametrize(("script", "hosts"), [("lsf-cpu.bsub", 9), ("lsf-gpu.bsub", 5)])
+@pytest.mark.parametrize(("script", "hosts"), [("lsf-cpu.bsub", 9), ("lsf-array.bsub", 9), ("lsf-gpu.bsub", 5)])
 def test_lsf_hosts_become_a_hostfile_that_is_removed(submit, script, hosts):
     outcome = submit(script)
     assert outcome.note("hostfile") == f"hostA slots={hosts}\nhostB slots={hosts}\n"
@@ -297,7 +360,7 @@ def test_lsf_hosts_become_a_hostfile_that_is_removed(submit, script, hosts):
 def test_done_is_believed(submit, script):
     outcome = submit(script, done=True, status=0)
     assert outcome.status == 0
-    assert "mpisgd report results/mpisgd-4711" in outcome.stdout
+    assert f"mpisgd report {RUN[script]}\n" in outcome.stdout
     assert outcome.stderr == ""
 
 
@@ -312,8 +375,8 @@ def test_done_is_believed_more_than_the_launcher(submit, script):
 @pytest.mark.parametrize(("launcher", "expected"), [(0, 1), (1, 1), (137, 137)])
 def test_without_done_the_job_fails(submit, script, launcher, expected):
     outcome = submit(script, done=False, status=launcher)
-    assert outcome.status == expected
-    assert "there is no results/mpisgd-4711/DONE" in outcome.stderr
+    assert outcome.status == (1 if "chain" in script else expected)
+    assert f"there is no {RUN[script]}/DONE" in outcome.stderr
     assert "mpisgd report" not in outcome.stdout
 
 
@@ -323,24 +386,17 @@ def test_without_done_the_job_fails(submit, script, launcher, expected):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_says_how_ranks_become_roles(submit, script):
     sums = {
-        "slurm-cpu.sbatch": "18 ranks = 1 shards + 16 learners + 1 evaluators",
-        "slurm-gpu.sbatch": "10 ranks = 2 shards + 8 learners + 0 evaluators",
-        "lsf-cpu.bsub": "18 ranks = 1 shards + 16 learners + 1 evaluators",
-        "lsf-gpu.bsub": "10 ranks = 2 shards + 8 learners + 0 evaluators",
-        "lsf-jsrun.bsub": "14 ranks = 2 shards + 12 learners + 0 evaluators",
+        "gpu": "10 ranks = 2 shards + 8 learners + 0 evaluators",
+        "jsrun": "14 ranks = 2 shards + 12 learners + 0 evaluators",
     }
-    assert sums[script] in submit(script).stdout
+    expected = sums.get(kind(script), "18 ranks = 1 shards + 16 learners + 1 evaluators")
+    assert expected in submit(script).stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_too_few_ranks_are_refused_before_the_launch(submit, script):
-    edits = {
-        "cpu": ("\nSHARDS=1", "\nSHARDS=17"),
-        "gpu": ("\nSHARDS=2", "\nSHARDS=10"),
-        "jsrun": ("\nGPUS_PER_NODE=6", "\nGPUS_PER_NODE=0"),
-    }
-    kind = script.split("-")[1].split(".")[0]
-    outcome = submit(script, edits=[edits[kind]])
+    edits = {"gpu": ("\nSHARDS=2", "\nSHARDS=10"), "jsrun": ("\nGPUS_PER_NODE=6", "\nGPUS_PER_NODE=0")}
+    outcome = submit(script, edits=[edits.get(kind(script), ("\nSHARDS=1", "\nSHARDS=17"))])
     assert outcome.status == 2
     assert "leave 0 learners: ask for more" in outcome.stderr
     assert outcome.argv == []
@@ -364,7 +420,7 @@ def test_an_unknown_mpi_is_refused(submit, script):
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
 def test_the_evaluator_is_asked_for_only_where_it_has_a_rank(submit, script):
-    before, after = ("1", "0") if "cpu" in script else ("0", "1")
+    before, after = ("0", "1") if "gpu" in script else ("1", "0")
     edited = submit(script, edits=[(f"\nEVALUATOR={before}", f"\nEVALUATOR={after}")])
     assert ("--evaluator" in edited.argv) == (after == "1")
 
@@ -391,3 +447,146 @@ def test_outside_its_batch_system_it_stops_at_once(submit, script):
     assert outcome.status != 0
     assert "unbound variable" in outcome.stderr
     assert outcome.argv == []
+
+
+# --------------------------------------------------------------------------------------------------------- the warning
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
+    outcome = submit(script, done=False, signals=[signal.SIGUSR1])
+    assert outcome.note("signals") == "USR1\n"
+    assert "warned: the time is nearly over" in outcome.stderr
+    if "chain" not in script:
+        assert outcome.status == 85
+        assert f"there is no {RUN[script]}/DONE (the launcher's exit status was 85)" in outcome.stderr.replace(
+            ": the run did not end well", ""
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- the array
+
+ARRAYS = ["slurm-array.sbatch", "lsf-array.bsub"]
+
+
+def element(script, number):
+    return {"SLURM_ARRAY_TASK_ID": number} if "slurm" in script else {"LSB_JOBINDEX": number}
+
+
+@pytest.mark.parametrize("script", ARRAYS)
+def test_each_element_of_the_array_has_a_protocol_and_a_directory_of_its_own(submit, script):
+    run = []
+    for number in "1234":
+        words = submit(script, environment=element(script, number)).argv
+        run.append((words[words.index("--out") + 1].removeprefix("results/mpisgd-4711-"), words[words.index("--protocol") + 1 :]))
+    assert run == [
+        ("1-hardsync", ["hardsync"]),
+        ("2-softsync", ["softsync", "--protocol.n", "4"]),
+        ("3-backup", ["backup", "--protocol.b", "2"]),
+        ("4-allreduce", ["allreduce"]),
+    ]
+
+
+@pytest.mark.parametrize("script", ARRAYS)
+def test_allreduce_has_as_many_learners_as_the_others_and_no_shards(submit, script):
+    outcome = submit(script, environment=element(script, "4"))
+    assert "17 ranks = 0 shards + 16 learners + 1 evaluators" in outcome.stdout
+    assert "--shards" not in outcome.argv
+    assert outcome.argv[outcome.argv.index("-n") + 1] == "17"
+
+
+@pytest.mark.parametrize("script", ARRAYS)
+def test_an_element_without_a_protocol_is_refused(submit, script):
+    outcome = submit(script, environment=element(script, "5"))
+    assert outcome.status == 2
+    assert "element 5 of the array, but PROTOCOLS has 4" in outcome.stderr
+    assert outcome.argv == []
+
+
+# ----------------------------------------------------------------------------------------------------------- the chain
+
+CHAINS = ["slurm-chain.sbatch", "lsf-chain.bsub"]
+AGAIN = "link 1 of the chain has ended: the job is queued again"
+
+
+def queued_again(script, outcome):
+    """Whether the batch system starts the job again: SLURM, because it was told to; LSF, by the exit status."""
+    told = (outcome.notes / "scontrol").exists()
+    if "slurm" in script:
+        assert not told or outcome.note("scontrol").split() == ["requeue", "4711"]
+        return told and outcome.status == 0
+    return outcome.status == 85
+
+
+@pytest.mark.parametrize("script", CHAINS)
+def test_a_chain_goes_on_from_what_was_saved_until_done(submit, script):
+    first = submit(script, done=False, signals=[signal.SIGUSR1])
+    assert queued_again(script, first)
+    assert AGAIN in first.stdout
+    second = submit(script, done=False, signals=[signal.SIGUSR1])
+    assert second.argv[-4:] == ["mpisgd", "train", "--resume", "results/mpisgd-4711"]
+    assert queued_again(script, second)
+    third = submit(script, done=True)
+    assert third.argv[-4:] == second.argv[-4:]
+    assert third.status == 0
+    assert not queued_again(script, third)
+    assert len((submit.checkout / "results" / "mpisgd-4711.links").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("script", CHAINS)
+@pytest.mark.parametrize("status", [0, 1, 137])
+def test_a_chain_outlives_whatever_ended_a_link_that_had_saved(submit, script, status):
+    """A lost node, say, for which mpirun may say 0."""
+    assert queued_again(script, submit(script, done=False, status=status, environment={"FAKE_SAVES": "1"}))
+
+
+@pytest.mark.parametrize("script", CHAINS)
+@pytest.mark.parametrize("status", [2, 85])
+def test_a_chain_ends_where_nothing_new_was_saved(submit, script, status):
+    outcome = submit(script, done=False, status=status)
+    assert not queued_again(script, outcome)
+    assert outcome.status == 1
+    assert "link 1 has saved nothing" in outcome.stderr
+    old = submit.checkout / "results" / "mpisgd-4711" / "checkpoint" / "manifest"
+    old.parent.mkdir()
+    old.touch()
+    os.utime(old, (1, 1))
+    again = submit(script, done=False, status=status)
+    assert "--resume" in again.argv
+    assert not queued_again(script, again)
+
+
+@pytest.mark.parametrize("script", CHAINS)
+def test_a_link_that_died_before_its_first_checkpoint_begins_anew(submit, script):
+    submit(script, done=False, status=1)
+    assert submit(script, done=True).argv[-1] == "--overwrite"
+
+
+@pytest.mark.parametrize("script", CHAINS)
+def test_a_chain_has_an_end(submit, script):
+    edits = [("\nLINKS=20", "\nLINKS=1")]
+    outcome = submit(script, done=False, edits=edits, environment={"FAKE_SAVES": "1"})
+    assert not queued_again(script, outcome)
+    assert "LINKS = 1 links were not enough" in outcome.stderr
+
+
+@pytest.mark.parametrize("script", CHAINS)
+def test_a_chain_that_is_done_starts_nothing(submit, script):
+    (submit.checkout / "results" / "mpisgd-4711").mkdir()
+    (submit.checkout / "results" / "mpisgd-4711" / "DONE").touch()
+    outcome = submit(script)
+    assert (outcome.status, outcome.argv) == (0, [])
+
+
+@pytest.mark.parametrize("script", CHAINS)
+def test_a_cancelled_chain_stays_cancelled(submit, script):
+    outcome = submit(script, done=False, signals=[signal.SIGTERM], environment={"FAKE_SAVES": "1"})
+    assert outcome.note("signals") == "TERM\n"
+    assert not queued_again(script, outcome)
+    assert "cancelled: the chain ends here" in outcome.stderr
+
+
+def test_a_chain_that_slurm_is_ending_is_not_queued_again(submit):
+    outcome = submit("slurm-chain.sbatch", done=False, environment={"FAKE_SAVES": "1", "FAKE_STATE": "COMPLETING"})
+    assert not queued_again("slurm-chain.sbatch", outcome)
+    assert outcome.status == 1
