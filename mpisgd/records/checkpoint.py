@@ -187,12 +187,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
-    """The data sets of a part; only plain float32 is read."""
+    """The data sets of a part; only plain float32 is read, and from this file alone: no links into others are followed."""
     try:
         with h5py.File(io.BytesIO(content), "r") as file:
             arrays = {}
-            for name, data in file.items():
-                if not isinstance(data, h5py.Dataset) or data.dtype != np.float32:
+            for name in file:
+                inside = isinstance(file.get(name, getlink=True), h5py.HardLink)
+                data = file[name] if inside else None
+                if not isinstance(data, h5py.Dataset) or data.dtype != np.float32 or data.external or data.is_virtual:
                     raise CheckpointError(f"{path}: {name} is no data set of float32")
                 arrays[name] = np.asarray(data[()], np.float32)
             return arrays

@@ -207,12 +207,18 @@ def test_no_flipped_bit_goes_unseen(name: str, tmp_path: Path) -> None:
             disk.newest(tmp_path)
 
 
-def test_only_numbers_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["text", "link", "outside"])
+def test_only_numbers_are_read(what: str, tmp_path: Path) -> None:
     """A part that somebody else made, with sums that fit: no objects, no links, nothing that is executed."""
     take(checkpoints(tmp_path, make_update()), 10)
     path = disk.directory_of(tmp_path, 10)
     with h5py.File(path / disk.part_file(0), "a") as file:
-        file.create_dataset("optimizer.step", data=np.array([b"cos\nsystem\n(S'false'\ntR."]))
+        if what == "text":
+            file.create_dataset("optimizer.step", data=np.array([b"cos\nsystem\n(S'false'\ntR."]))
+        elif what == "link":
+            file["optimizer.step"] = h5py.ExternalLink("/elsewhere.h5", "/weights")
+        else:
+            file.create_dataset("optimizer.step", (3,), np.float32, external=[("/elsewhere", 0, 12)])
     content = (path / disk.part_file(0)).read_bytes()
     table = disk.read_json(path / disk.MANIFEST)
     table["parts"][0] |= {"nbytes": len(content), "crc32": disk.zlib.crc32(content)}
