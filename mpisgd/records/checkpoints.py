@@ -6,17 +6,19 @@ the manifest; where two do, they write the same.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from mpisgd.config import CheckpointOptions
 from mpisgd.errors import CheckpointError
-from mpisgd.flat import host_vector, host_view
+from mpisgd.flat import host_view
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account
@@ -66,11 +68,18 @@ class Checkpoints:
         self._told = {"schema_version": schema.SCHEMA_VERSION, "attempt": attempt, "learners": learners, "model": model}
         self._also: set[int] = set()
         self._copies: dict[str, np.ndarray] = {}
+        self._idle = threading.Event()
+        self._idle.set()
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
 
     def due(self, clock: int) -> bool:
-        """Whether all shards write a checkpoint at this clock."""
+        """Whether all shards write a checkpoint at this clock. To be asked after every update."""
+        if self._thread is None:  # the first update has been made: the optimiser has all its tensors
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
+            self._begin(self._make_room)
         return (self._every > 0 and clock % self._every == 0) or clock in self._also
 
     def also_at(self, clock: int) -> None:
@@ -79,7 +88,7 @@ class Checkpoints:
 
     def busy(self) -> bool:
         """Whether the last one is still being written. Raises CheckpointError where it could not be."""
-        if self._thread is not None and self._thread.is_alive():
+        if not self._idle.is_set():
             return True
         self.wait()
         return False
@@ -105,7 +114,7 @@ class Checkpoints:
                 self._copies[name] = np.array(tensor.item(), np.float32)
                 continue
             if name not in self._copies:
-                self._copies[name] = host_view(host_vector(tensor.numel()))
+                self._copies[name] = np.empty(tensor.numel(), np.float32)
             np.copyto(self._copies[name], host_view(tensor))
         account = Account(
             shard=self._shard,
@@ -120,23 +129,33 @@ class Checkpoints:
             snapshots=snapshots,
             diverged=diverged,
         )
-        self._thread = threading.Thread(target=self._guarded, args=(self._write, account), name=f"checkpoint {clock}")
-        self._thread.start()
+        self._begin(functools.partial(self._write, account))
 
     def wait(self) -> None:
         """Wait until the last one is written. Raises CheckpointError where it could not be."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(f"a checkpoint of shard {self._shard} could not be written: {failure}") from failure
 
-    def _guarded(self, action: Callable[[Account], None], account: Account) -> None:
-        try:
-            action(account)
-        except OSError as error:  # raised in the shard's own thread, by `busy` or `wait`
-            self._failure = error
+    def _begin(self, action: Callable[[], None]) -> None:
+        """Have it done by the thread; to start one for each would make the shard wait for it."""
+        self._idle.clear()
+        self._work.put(action)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._work.get()()
+            except Exception as error:  # raised in the shard's own thread, by `busy` or `wait`
+                self._failure = error
+            self._idle.set()
+
+    def _make_room(self) -> None:
+        """Memory for the copies, every page of it touched: for the kernel that is ten times the work of a copy."""
+        for name, tensor in self._update.state().items():
+            if tensor.dim():
+                self._copies[name] = np.ones(tensor.numel(), np.float32)
 
     def _write(self, account: Account) -> None:
         for path in self._beside:

@@ -12,7 +12,7 @@ import h5py
 
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records import lock, schema
-from mpisgd.records.reader import Run, continued, read_table
+from mpisgd.records.reader import Rows, Run, continued, was_left_open
 
 
 def claim(path: Path, *, overwrite: bool) -> None:
@@ -70,12 +70,23 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
             start = 0
             for each, length in zip(whole, lengths, strict=True):
                 if length:
-                    there = len(read_table(each.path, table))
-                    source = h5py.VirtualSource(each.path.name, table, shape=(there,), dtype=dtype)
-                    layout[start : start + length] = source[:length]
+                    layout[start : start + length] = _source(log, each, table, length)
                 start += length
             log.create_virtual_dataset(table, layout)
             log[table].attrs["rows"] = sum(lengths)
+
+
+def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.VirtualSource:
+    """Where a virtual data set finds rows of one file.
+
+    What a killed attempt left is copied into the log: HDF5 takes such a file for one that is being written, and a reader would have
+    to know (SWMR).
+    """
+    if was_left_open(rows.path):
+        name = f"attempts/{rows.path.stem}/{table}"
+        log.create_dataset(name, data=rows.rows(table))
+        return h5py.VirtualSource(".", name, shape=(length,), dtype=schema.TABLES[table])
+    return h5py.VirtualSource(rows.path.name, table, shape=(length,), dtype=schema.TABLES[table])
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

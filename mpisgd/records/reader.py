@@ -243,7 +243,7 @@ def _attempt_of(path: Path) -> str:
 def _open(path: Path) -> h5py.File:
     """For minutes and more, HDF5's SWMR mode retries to read what a damaged file lacks; so it is for files left open."""
     try:
-        swmr = _left_open(path)
+        swmr = was_left_open(path)
         file = h5py.File(path, "r", libver="latest", swmr=swmr, locking=False)
     except OSError as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
@@ -254,7 +254,7 @@ def _open(path: Path) -> h5py.File:
     return file
 
 
-def _left_open(path: Path) -> bool:
+def was_left_open(path: Path) -> bool:
     """Whether a writer has the file open, or was killed: a flag in HDF5's superblock (version 3, which SWMR implies).
 
     Raises DataError where the file is shorter than its superblock says.

@@ -8,8 +8,9 @@ barrier of the run, on the clock of the rank that writes; where a run was contin
 
 A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
 continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
-of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the checkpoint,
-was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number.
+of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
+checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number. `log.h5` has a
+copy of the rows of attempts that were killed, in the group `attempts`.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ def checkpoints(run: Path, update: SliceUpdate, shard: int = 0, shards: int = 1,
 def take(writer: Checkpoints, clock: int, **special: Any) -> None:
     account = {"now_s": clock / 10, "received": 2 * clock, "applied_seq": [clock - 1] * 2, "next_seq": [clock] * 2}
     account |= {"rows": [2 * clock, clock, 0, 1], "snapshots": [(0, 0, 0.0)], "diverged": False, **special}
+    writer.due(clock)
+    writer.wait()
     writer.take(clock=clock, **account)  # type: ignore[arg-type]
     writer.wait()
 
@@ -248,6 +250,8 @@ def test_the_copy_is_of_its_moment(tmp_path: Path) -> None:
     update = make_update(size=2_000_000)
     writer = checkpoints(tmp_path, update)
     before = update.weights.clone()
+    writer.due(10)
+    writer.wait()
     writer.take(clock=10, now_s=1.0, received=1, applied_seq=[0], next_seq=[1], rows=[0] * 4, snapshots=[], diverged=False)
     update.weights.fill_(-1.0)
     writer.wait()
