@@ -279,7 +279,7 @@ class Shard:
                 self._answer_waiting()
             self._answer_snapshot()
             if self.checkpoints is not None and not self.finished and self.checkpoints.due(self.clock):
-                self._write_checkpoint(self.checkpoints)
+                self.write_checkpoint(self.checkpoints)
 
     def _tell_the_late(self) -> None:
         """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
@@ -369,8 +369,11 @@ class Shard:
         self.snapshots.take(self.update, self.clock, now_s)
         self.log.event(Event.SNAPSHOT, self.clock, now_s)
 
-    def _write_checkpoint(self, checkpoints: Checkpoints) -> None:
-        """Begin to write a checkpoint, just after an update: no sum is in the making, and learners have their answers."""
+    def write_checkpoint(self, checkpoints: Checkpoints) -> None:
+        """Begin to write a checkpoint, just after an update: no sum is in the making, and learners have their answers.
+
+        It is complete when all shards have done so at this clock (`Checkpoints.also_at`); `checkpoints.wait()` waits for this one.
+        """
         start_s = self.channel.now_s()
         if self._unchecked:
             self._check_sum()

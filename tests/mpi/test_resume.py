@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -57,6 +58,16 @@ def newest(path: Path) -> int:
     return max((int(each.name[6:]) for each in disk.directories(path) if (each / disk.MANIFEST).is_file()), default=0)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
 def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str, int]) -> None:
     """Run all jobs at once, and kill all their ranks when each has a newer checkpoint than `least`."""
     listing = directory / "together.json"
@@ -69,8 +80,14 @@ def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str,
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.01)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        ranks = children(process.pid)
+        for pid in (*ranks, process.pid):  # the launcher alone would leave its ranks a moment to go on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
+    gone_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < gone_s:
+        time.sleep(0.01)
     assert all(newest(directory / name) > clock for name, clock in least.items()), "checkpoints come"
     assert not any((directory / name / schema.DONE).exists() for name in least), "killed in the middle"
 

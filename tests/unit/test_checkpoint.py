@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, Optimi
 from mpisgd.errors import CheckpointError, ConfigError
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
-from mpisgd.records.checkpoints import Checkpoints
+from mpisgd.records.checkpoints import Checkpoints, remove
 from mpisgd.records.lock import Lock
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.update import SliceUpdate
@@ -312,3 +314,30 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_folder_of_the_users_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / schema.CHECKPOINTS / "clock-mine").mkdir(parents=True)
     assert disk.directories(tmp_path) == []
+
+
+def write_on(run: Path, first: int) -> None:
+    """Both shards of a job, until it is killed."""
+    writers = [checkpoints(run, make_update(size=20_000), shard, 2) for shard in (0, 1)]
+    for clock in range(first, first + 10_000):
+        for writer in writers:
+            take(writer, clock)
+
+
+def test_whenever_it_is_killed_the_newest_that_is_complete_loads(tmp_path: Path) -> None:
+    generator, newest = random.Random(2), 0
+    for _ in range(8):
+        job = multiprocessing.get_context("fork").Process(target=write_on, args=(tmp_path, newest + 1))
+        job.start()
+        deadline_s = time.monotonic() + 20
+        while max(clocks(tmp_path), default=0) <= newest + 1 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.03))
+        job.kill()
+        job.join()
+        before, newest = newest, disk.newest(tmp_path).clock
+        assert newest > before
+        assert newest >= max(clocks(tmp_path)) - 1, "all but the one that was being written"
+        for path in disk.directories(tmp_path):  # as the run that goes on does
+            if int(path.name.removeprefix("clock-")) > newest:
+                remove(path)
