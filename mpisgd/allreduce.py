@@ -22,12 +22,15 @@ from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
 
 
-def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays) -> None:
-    """Train until enough samples have been applied, then say goodbye (law 8); the evaluator may still ask for snapshots."""
+def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays, first_seq: int = 0) -> None:
+    """Train from mini-batch `first_seq` until enough samples have been applied, then say goodbye (law 8).
+
+    The evaluator may still ask for snapshots.
+    """
     learners = sorted(shard.present)
     shard.begin()
     channel.start_answers(learners, shard.update.served, shard.clock, {})
-    seq = 0
+    seq = first_seq
     while not shard.finished:
         gradient.prepare(seq)
         clock = channel.pull()
@@ -46,5 +49,5 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
             shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last one makes the update, and begins the all-gather
         seq += 1
-    for goodbye in channel.goodbyes(pushed=seq):
+    for goodbye in channel.goodbyes(pushed=seq - first_seq):
         shard.handle(goodbye)

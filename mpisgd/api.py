@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpisgd import config_file
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,6 +22,7 @@ def train(
     data: Any = None,
     config: str | Path | Mapping[str, Any] | Config | None = None,
     comm: MPI.Intracomm | None = None,
+    resume: str | Path | None = None,
 ) -> Outcome:
     """Train; every rank of the job calls this with the same arguments.
 
@@ -32,6 +33,9 @@ def train(
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set.
             Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`.
+        resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.resume`). `config`
+            is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
+            ended is returned.
         comm: an mpi4py communicator; default: all ranks.
 
     Returns:
@@ -41,14 +45,27 @@ def train(
         AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
     Any later failure on one rank ends the whole job, loudly (law 9).
     """
-    if config is None:
+    path = None if resume is None else Path(resume)
+    if config is None and path is not None:
+        from mpisgd.resume import configuration
+
+        config = configuration(path)
+    elif config is None:
         config = Config()
     elif isinstance(config, Mapping):
         config = config_file.from_mapping(config)
     elif not isinstance(config, Config):
         config = config_file.read(config)
+    if path is not None:
+        from mpisgd.resume import check_changes, finished
+
+        config = replace(config, out=str(path), overwrite=False)
+        check_changes(path, config)
+        outcome = finished(path)
+        if outcome is not None:
+            return outcome
     from mpisgd.mpi import MPI
     from mpisgd.parts import Brought
     from mpisgd.run import run
 
-    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data))
+    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data), resumed=path is not None)

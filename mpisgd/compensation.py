@@ -62,6 +62,10 @@ class Compensation:
         """How many are kept now."""
         return len(self._copies)
 
+    def state(self) -> dict[str, Tensor]:
+        """What outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied."""
+        return {} if self._mean_square is None else {"compensation": self._mean_square}
+
     def compensate(self, gradient: Tensor, timestamp: int) -> None:
         """Correct a gradient, (slice,) float32, in place, that was computed at the weights of `timestamp`."""
         term = torch.sub(self._weights, self._copies[timestamp], out=self._term).mul_(gradient).mul_(gradient)

@@ -591,6 +591,19 @@ class LogOptions:
         at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
 
 
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """What a run writes down to be continued from (`mpisgd train --resume`); real ranks only."""
+
+    every_updates: int = 0
+    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = never."""
+    keep: int = 2
+    """Complete checkpoints that are kept, besides those that the run was continued from."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "checkpoint.", every_updates=0, keep=1)
+
+
 # ----------------------------------------------------------------------------------------------------------- the whole
 
 
@@ -614,6 +627,8 @@ class Config:
     """Evaluation of snapshots."""
     log: LogOptions = field(default_factory=LogOptions)
     """Run log and progress."""
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    """Checkpoints."""
     virtual: VirtualOptions = field(default_factory=VirtualOptions)
     """simulate: the virtual cluster."""
     compute: ComputeOptions = field(default_factory=ConstantComputeOptions)

@@ -46,13 +46,13 @@ class Evaluator:
         self._splits = (False, True) if train else (False,)
         self._train_samples = train_samples
 
-    def evaluate_all(self, weights_file: Path) -> None:
-        """Every snapshot until the run is over, then the last weights, which are also saved.
+    def evaluate_all(self, weights_file: Path, first: int = 0) -> None:
+        """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
 
         `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
         `torch.load(..., weights_only=True)` reads.
         """
-        number = 0
+        number = first
         while (snapshot := self._channel.pull(number)) is not None:
             self._evaluate(snapshot)
             number += 1

@@ -71,7 +71,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     """
     if logged:
         log = Run(outcome.path)
-        directory.join(outcome.path, log.shards)
+        directory.join(outcome.path, log.shards, log.attempt)
         check_books(log, outcome)
         outcome = dataclasses.replace(outcome, diverged=outcome.diverged or learned_nothing(log))
     contents = {

@@ -7,7 +7,9 @@ elements of a convolution's weight lie there in the order (out, height, width, i
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 import operator
 from collections.abc import Sequence
@@ -92,6 +94,13 @@ class FlatModel:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
         size = sum(parameter.numel() for _, parameter in parameters)
         self.move_to(host_vector(size).to(device), host_vector(size).to(device))
+
+    @property
+    def fingerprint(self) -> str:
+        """Their number, and a hash of names, shapes and order in memory: what a flat vector of this model means."""
+        layout = [[name, list(parameter.shape)] for name, parameter in self._parameters]
+        digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
+        return f"{self.size:,} ({digest})"
 
     def move_to(self, weights: Tensor, gradients: Tensor) -> None:
         """Let the parameters, with the values that they have, be views into `weights`, their gradients views into `gradients`,

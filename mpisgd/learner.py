@@ -17,13 +17,15 @@ from mpisgd.protocols.base import Protocol
 from mpisgd.straggler import Delays
 
 
-def learn(channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf) -> None:
-    """Train until a shard stops the run, or `share` mini-batches are done; then say goodbye to every shard (law 8)."""
+def learn(
+    channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
+) -> None:
+    """Train from mini-batch `first_seq` until a shard stops the run, or `share` are done; then say goodbye to all (law 8)."""
     consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
         gradient.interrupt_by(channel.check)
-    seq, begun, push_ns = 0, 0, 0
+    seq, begun, push_ns = first_seq, first_seq, 0
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while seq < share and not answers.stop:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.errors import CheckpointError
+from mpisgd.flat import host_vector
 
 CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
@@ -33,6 +35,29 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+
+
+#: The tensors that each optimiser of torch keeps for a parameter.
+_SLOTS = {
+    torch.optim.SGD: {"momentum_buffer"},
+    torch.optim.Adagrad: {"step", "sum"},
+    torch.optim.RMSprop: {"step", "square_avg", "momentum_buffer"},
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+}
+
+
+def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
+    """Give an optimiser the tensors that another of its kind kept for its parameter; they are copied.
+
+    Raises CheckpointError where it keeps no such tensor.
+    """
+    unknown = set(slots) - _SLOTS[type(optimizer)]
+    if unknown:
+        raise CheckpointError(f"the checkpoint has {', '.join(sorted(unknown))}, which {type(optimizer).__name__} does not keep")
+    for name, tensor in slots.items():
+        own = host_vector(tensor.numel()) if tensor.dim() else torch.zeros((), dtype=torch.float32)
+        own.copy_(tensor)
+        optimizer.state[parameter][name] = own
 
 
 def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Tensor, int], None]:

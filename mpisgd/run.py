@@ -7,23 +7,23 @@ import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd import __version__, allreduce, config_file, parts, protocols, resume
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import ConfigError
+from mpisgd.errors import ConfigError, MpisgdError
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
-from mpisgd.guard import agree, failing_fast
+from mpisgd.guard import AgreedError, agree, failing_fast
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.layerwise_gradient import LayerwiseGradient
 from mpisgd.learner import learn
@@ -32,9 +32,13 @@ from mpisgd.mpi import MPI
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
+from mpisgd.records.checkpoints import Checkpoints
+from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
+from mpisgd.records.reader import evaluated
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
+from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
@@ -43,8 +47,10 @@ from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
 
-def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT) -> Outcome:
+def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
     """Run one rank of a job to its end; every rank of `comm` calls this.
+
+    `resumed`: go on with the run that there is in `config.out`, from its newest checkpoint.
 
     Raises:
         AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
@@ -52,7 +58,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT)
     """
     role = ["starting"]
     with failing_fast(comm, lambda: role[0]):
-        rank = Rank(config, comm, brought)
+        rank = Rank(config, comm, brought, resumed)
         role[0] = rank.roles.describe(comm.Get_rank())
         return rank.run()
 
@@ -60,7 +66,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT)
 class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
-    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought) -> None:
+    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool) -> None:
         self.comm = comm
         self.brought = brought
         self.world: World = look_around(comm)
@@ -79,9 +85,19 @@ class Rank:
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
         agree(comm, self._check)
+        self.fingerprint = self.model.fingerprint
+        self.keeps_spool = config.checkpoint.every_updates > 0 or resumed
+        """Whether the run may have to be continued until it is DONE."""
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
-        agree(comm, self._claim)
+        self.lock: Lock | None = None
+        self.resumption: Resumption | None = None
+        try:
+            agree(comm, lambda: self._claim(resumed))
+            self.tensors = agree(comm, self._load)
+        except AgreedError:
+            self._unlock()
+            raise
 
     # ----------------------------------------------------------------------------------------------- before the start
 
@@ -115,20 +131,46 @@ class Rank:
         if self.learns:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 
-    def _claim(self) -> None:
-        """Rank 0 makes the directory; then every rank sees that it is there."""
-        problem: ConfigError | None = None
+    def _claim(self, resumed: bool) -> None:
+        """Rank 0 makes the directory, or finds out from where to go on in it; then every rank sees that it is there."""
+        problem: MpisgdError | None = None
         if self.rank == 0:
             try:
-                directory.claim(self.path, overwrite=self.config.overwrite)
-                directory.write_config(self.path, config_file.dumps(self.config, self._environment()))
-            except ConfigError as error:
+                if resumed:
+                    self.resumption = self._open_again()
+                else:
+                    self._open_new()
+            except MpisgdError as error:
                 problem = error
-        problem = self.comm.bcast(problem, root=0)
+        problem, self.resumption = self.comm.bcast((problem, self.resumption), root=0)
         if problem is not None:
             raise problem
         if not (self.path / schema.CONFIG).is_file():
             raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
+
+    def _open_new(self) -> None:
+        directory.claim(self.path, overwrite=self.config.overwrite)
+        self.lock = Lock(self.path)
+        directory.write_config(self.path, config_file.dumps(self.config, self._environment()))
+
+    def _open_again(self) -> Resumption:
+        self.lock = Lock(self.path)
+        found = resume.find(self.path, self.config)
+        resume.check_layout(found.checkpoint, self.roles.lambda_, self.bounds, self.model.fingerprint)
+        resume.forget_newer(self.path, found.checkpoint.clock)
+        environment = found.environment(self._environment(), self.config)
+        directory.write_config(self.path, config_file.dumps(self.config, environment))
+        return found
+
+    def _unlock(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
+
+    def _load(self) -> dict[str, np.ndarray]:
+        """A shard's tensors from the checkpoint, where the run is continued."""
+        if self.resumption is None or self.rank not in self.roles.shard_ranks:
+            return {}
+        return self.resumption.checkpoint.tensors(self.roles.index(self.rank))
 
     def _environment(self) -> dict[str, Any]:
         return environment(
@@ -151,6 +193,8 @@ class Rank:
         wire = Wire(self.comm, polite=self.world.oversubscribed)
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
+            for note in self.resumption.notes if self.resumption is not None else ():
+                self._say(f"mpisgd: {note}")
         loops = {
             Role.SHARD: self._shard,
             Role.LEARNER: self._learner,
@@ -162,13 +206,16 @@ class Rank:
         wire.meet()
         for action in self._at_the_end:
             action()
-        return self._end(said)
+        outcome = self._end(said)
+        if self.rank in self.roles.shard_ranks:
+            self._spool(self.roles.index(self.rank)).unlink(missing_ok=True)
+        return outcome
 
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
         del self.model
         with self._server(ShardChannel(wire, self.roles, self.roles.index(self.rank)), update) as server:
-            wire.start_clock()
+            self._start_clock(wire)
             server.serve()
         return _account(server)
 
@@ -185,8 +232,9 @@ class Rank:
             bounds=self.bounds,
         )
         with self._server(channel, update) as server:
-            wire.start_clock()
-            allreduce.train(channel, server, gradient, Delays(config.straggler, config.seed, learner_id))
+            self._start_clock(wire)
+            delays = Delays(config.straggler, config.seed, learner_id)
+            allreduce.train(channel, server, gradient, delays, self._first_seq(learner_id))
             if self.rank == self.roles.evaluator_rank:
                 self._evaluate(wire, server.serve_one)
             server.serve_on()
@@ -194,24 +242,37 @@ class Rank:
 
     def _update(self) -> SliceUpdate:
         start, end = self.bounds[self.roles.index(self.rank)]
-        return parts.make_update(
+        update = parts.make_update(
             self.config,
             self.model.weights[start:end],
             gradients_per_update=parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks)),
             train_samples=self.meta.train_samples,
         )
+        if self.resumption is not None:
+            account = self.resumption.checkpoint.parts[self.roles.index(self.rank)].account
+            update.restore({name: torch.from_numpy(array) for name, array in self.tensors.items()}, account.samples)
+            self.tensors.clear()
+        return update
+
+    def _start_clock(self, wire: Wire) -> None:
+        wire.start_clock(0.0 if self.resumption is None else self.resumption.checkpoint.now_s)
+
+    def _first_seq(self, learner_id: int) -> int:
+        return 0 if self.resumption is None else self.resumption.checkpoint.next_seq[learner_id]
 
     @contextmanager
     def _server(self, channel: ShardChannel, update: SliceUpdate) -> Iterator[Shard]:
         """This rank's shard, with its log and all that it writes to; closed at the end."""
-        config, shard = self.config, self.roles.index(self.rank)
+        config, shard, resumption = self.config, self.roles.index(self.rank), self.resumption
+        account = None if resumption is None else resumption.checkpoint.parts[shard].account
         snapshots = Snapshots(
-            self.path / f".snapshots-{shard:03d}",
+            self._spool(shard),
             every_epochs=config.evaluation.every_epochs,
             vectors=1 if update.averaged is None else 2,
             size=len(update.weights),
+            resumed=() if account is None else account.snapshots,
         )
-        file = self._table_file(schema.shard_file(shard), shard)
+        file = self._table_file("shard", shard, [] if account is None else account.rows)
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         server = Shard(
             channel,
@@ -224,13 +285,43 @@ class Rank:
             snapshots=snapshots,
             log=ShardLog(file, shard),
             progress=progress,
+            checkpoints=self._checkpoints(update, shard, [] if account is None else account.rows),
         )
+        if resumption is not None and account is not None:
+            server.restore(account, resumption.checkpoint.next_seq)
         try:
             yield server
+            if server.checkpoints is not None:
+                server.checkpoints.wait()
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
-            snapshots.close()
+            snapshots.close(keep=self.keeps_spool)
+
+    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints | None:
+        """What writes this shard's checkpoints, after these rows of the log; None where there are to be none."""
+        config, resumption = self.config, self.resumption
+        if config.checkpoint.every_updates == 0:
+            return None
+        attempt = 0 if resumption is None else resumption.attempt
+        log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
+        return Checkpoints(
+            self.path,
+            config.checkpoint,
+            update,
+            shard,
+            bounds=self.bounds[shard],
+            shards=config.shards,
+            learners=self.roles.lambda_,
+            model=self.fingerprint,
+            attempt=attempt,
+            continues=rows,
+            pinned=() if resumption is None else resumption.pinned,
+            beside=[*log, self._spool(shard)],
+        )
+
+    def _spool(self, shard: int) -> Path:
+        return self.path / f".snapshots-{shard:03d}"
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -240,9 +331,9 @@ class Rank:
         gradient: Computes = own
         if isinstance(channel, PipelinedChannel):
             gradient = LayerwiseGradient(own, self.model, self.bounds, channel)
-        wire.start_clock()
+        self._start_clock(wire)
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
-        learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share)
+        learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share, self._first_seq(learner_id))
         if leader is not None:
             leader.stop()
         if self.rank == self.roles.evaluator_rank:
@@ -253,7 +344,7 @@ class Rank:
 
     def _member(self, wire: Wire) -> np.ndarray:
         member = self._in_team(wire)
-        wire.start_clock()
+        self._start_clock(wire)
         follow(member)
         return account()
 
@@ -266,7 +357,7 @@ class Rank:
         return member
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
-        wire.start_clock()
+        self._start_clock(wire)
         self._evaluate(wire)
         return account()
 
@@ -283,19 +374,36 @@ class Rank:
             serve_here=serve_here,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
-        log = EvaluatorLog(self._table_file(schema.evaluator_file(), -1))
+        first, before = self._evaluated(len(pulled) * (2 if options.train else 1))
+        log = EvaluatorLog(self._table_file("evaluator", -1, before))
         evaluator = Evaluator(channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples)
-        evaluator.evaluate_all(self.path / schema.WEIGHTS)
+        evaluator.evaluate_all(self.path / schema.WEIGHTS, first)
         log.close()
+
+    def _evaluated(self, rows_each: int) -> tuple[int, list[list[int]]]:
+        """The first snapshot that is to be evaluated, and the rows of the log that there are of those before."""
+        if self.resumption is None or not self.config.log.enabled:
+            return 0, []
+        accounts = [part.account for part in self.resumption.checkpoint.parts]
+        attempts = [attempt for attempt, *_ in accounts[0].rows]
+        return evaluated(self.path, attempts, min(len(account.snapshots) for account in accounts), rows_each)
 
     def _gradient(self) -> Gradient:
         assert self.data is not None
         return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, self.roles.number(self.rank))
 
-    def _table_file(self, name: str, shard: int) -> TableFile:
-        log = self.config.log
-        path = self.path / name if log.enabled else None
-        return TableFile(path, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
+    def _table_file(self, kind: Literal["shard", "evaluator"], shard: int, before: list[list[int]]) -> TableFile:
+        """The log file of this rank and attempt, which continues the rows before."""
+        log, resumption = self.config.log, self.resumption
+        attempt = 0 if resumption is None else resumption.attempt
+        name = schema.shard_file(shard, attempt) if kind == "shard" else schema.evaluator_file(attempt)
+        return TableFile(
+            self.path / name if log.enabled else None,
+            shard=shard,
+            flush_rows=log.flush_rows,
+            flush_s=log.flush_s,
+            attributes={} if resumption is None else resumption.attributes(before),
+        )
 
     # --------------------------------------------------------------------------------------------------------- the end
 
@@ -306,6 +414,7 @@ class Rank:
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
+            self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
         return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
 
@@ -315,7 +424,17 @@ class Rank:
             f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
             f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
+            f"{self._going_on()}"
         )
+
+    def _going_on(self) -> str:
+        if self.resumption is None:
+            return ""
+        clock, attempt = self.resumption.checkpoint.clock, self.resumption.attempt
+        bits = (
+            "to the bits of a run without interruption" if self.protocol.consistent and self.protocol.ordered else "asynchronously"
+        )
+        return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
 
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":

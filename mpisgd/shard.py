@@ -16,6 +16,8 @@ from mpisgd.flat import host_view
 from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
+from mpisgd.records.checkpoint import Account
+from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.progress import Progress
 from mpisgd.records.schema import Event
 from mpisgd.records.snapshots import Snapshots
@@ -37,6 +39,7 @@ class Shard:
         snapshots: where copies of the weights for evaluation go.
         log, progress: are told; never asked.
         timeout_s: the protocol is told when an update has been in the making for so long.
+        checkpoints: where copies of the slice go, from which the run can be continued; None = nowhere.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Shard:
         log: ShardLog,
         progress: Progress,
         timeout_s: float = math.inf,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.channel = channel
         self.protocol = protocol
@@ -62,7 +66,9 @@ class Shard:
         self.snapshots = snapshots
         self.log = log
         self.progress = progress
+        self.checkpoints = checkpoints
         self.clock = 0
+        self.resumed = False
         self.finished = False
         self.diverged = False
         self.present = set(range(lambda_))
@@ -70,6 +76,9 @@ class Shard:
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
         self.applied_seq = [-1] * lambda_
+        self._dropped_seq = [-1] * lambda_
+        self._carried = 0
+        """Pushes that were received before the checkpoint that this run continues from."""
         self._parked: dict[int, Push] = {}
         self._computing: dict[int, int] = {}
         self._pulls: dict[int, int] = {}
@@ -93,16 +102,36 @@ class Shard:
         self.serve_on()
 
     def begin(self) -> None:
-        """The first words of the log, and the first snapshot."""
-        self.log.event(Event.STARTED, self.clock, self.channel.now_s())
-        self._take_snapshot()
-        self._over_s = self.timeout_s
+        """The first words of the log, and the first snapshot, unless the run is continued."""
+        now_s = self.channel.now_s()
+        if self.resumed:
+            self.updated_s = now_s
+            self.log.event(Event.RESUMED, self.clock, now_s)
+        else:
+            self.log.event(Event.STARTED, self.clock, now_s)
+            self._take_snapshot()
+        self._over_s = self.updated_s + self.timeout_s
+
+    def restore(self, account: Account, next_seq: list[int]) -> None:
+        """Before `begin`: go on from a checkpoint, to whose tensors `update` has been restored.
+
+        Learner l goes on with mini-batch `next_seq[l]`: the first that any shard wants, so that another may have applied it.
+        """
+        self.resumed = True
+        self.clock = account.clock
+        self._carried = account.received
+        self.applied_seq = list(account.applied_seq)
+        self._dropped_seq = [seq - 1 for seq in account.next_seq]
+        self.diverged = account.diverged
+        self.protocol.on_resume(list(next_seq))
+        self.progress.resume(account.clock, account.now_s)
 
     def serve_on(self) -> None:
         """Serve what is left to be served, then say the last words."""
         while self.present or self.evaluating:
             self.serve_one()
-        self.log.summary(self.clock, self.update.samples, sum(self.received), sum(self.pushed), self.diverged)
+        received, pushed = self._carried + sum(self.received), self._carried + sum(self.pushed)
+        self.log.summary(self.clock, self.update.samples, received, pushed, self.diverged)
 
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
@@ -177,10 +206,13 @@ class Shard:
             self._losses += push.loss * push.gradients
             if self._followed:
                 self.progress.staleness(self.clock - push.timestamp)
+        elif verdict.kind is not Kind.REJECT:
+            self._dropped_seq[push.learner_id] = push.seq
         self._update_if_due()
 
     def _judge(self, push: Push) -> Verdict:
-        if push.seq == self.applied_seq[push.learner_id]:  # another shard rejected it: it was computed again
+        if push.seq <= self.applied_seq[push.learner_id]:  # computed again: another shard rejected it, or had not had it before the
+            # checkpoint that the run was continued from
             self.protocol.on_discard(push.learner_id, push.timestamp, self.clock)
             return DROP_REPEATED
         if self.finished:
@@ -246,6 +278,8 @@ class Shard:
             if self._pulls:
                 self._answer_waiting()
             self._answer_snapshot()
+            if self.checkpoints is not None and not self.finished and self.checkpoints.due(self.clock):
+                self.write_checkpoint(self.checkpoints)
 
     def _tell_the_late(self) -> None:
         """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
@@ -334,6 +368,30 @@ class Shard:
         now_s = self.channel.now_s()
         self.snapshots.take(self.update, self.clock, now_s)
         self.log.event(Event.SNAPSHOT, self.clock, now_s)
+
+    def write_checkpoint(self, checkpoints: Checkpoints) -> None:
+        """Begin to write a checkpoint, just after an update: no sum is in the making, and learners have their answers.
+
+        It is complete when all shards have done so at this clock (`Checkpoints.also_at`); `checkpoints.wait()` waits for this one.
+        """
+        start_s = self.channel.now_s()
+        if self._unchecked:
+            self._check_sum()
+        if checkpoints.busy():
+            self.log.event(Event.SKIPPED, self.clock, start_s)
+            return
+        checkpoints.take(
+            clock=self.clock,
+            now_s=start_s,
+            received=self._carried + sum(self.received) - len(self._parked),
+            applied_seq=self.applied_seq,
+            next_seq=[1 + max(seqs) for seqs in zip(self.applied_seq, self._dropped_seq, strict=True)],
+            rows=self.log.flush(),
+            snapshots=self.snapshots.taken,
+            diverged=self.diverged,
+        )
+        now_s = self.channel.now_s()
+        self.log.event(Event.CHECKPOINT, self.clock, now_s, value=now_s - start_s)
 
     def _answer_snapshot(self) -> None:
         """Answer the evaluator, if it waits and what it waits for is there or will never be."""

@@ -9,6 +9,7 @@ the protocol. What an update was made of is measured on the way (`norms.py`); no
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +19,10 @@ from torch import Tensor
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Updates
 from mpisgd.config import OptimizerOptions
+from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
 from mpisgd.norms import Norms
-from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, stepper
+from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, restore_slots, stepper
 from mpisgd.schedule import Schedule
 
 PARKED_NBYTES = 2**30
@@ -180,6 +182,44 @@ class SliceUpdate(Updates):
         self.gradients = self._pending_samples = 0
         self._set_learning_rate()
         return step
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next updates depend on, besides `samples` and the sum in the making: a name for each tensor, not copied.
+
+        `weights`, `averaged` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`; each (slice,)
+        float32, but for counts of steps, which are scalars.
+        """
+        state = {"weights": self.weights}
+        if self.averaged is not None:
+            state["averaged"] = self.averaged
+        if self.compensation is not None:
+            state |= self.compensation.state()
+        return state | {
+            f"optimizer.{name}": value
+            for name, value in self._optimizer.state[self._parameter].items()
+            if isinstance(value, Tensor)  # SGD without momentum has a buffer that is None
+        }
+
+    def restore(self, state: Mapping[str, Tensor], samples: int) -> None:
+        """Go on from what `state` gave when so many samples had been applied; nothing may have been summed yet. It is copied.
+
+        Raises CheckpointError where a tensor is missing, not known, or of another shape: it is another optimiser's.
+        """
+        own = {name: tensor for name, tensor in self.state().items() if not name.startswith("optimizer.")}
+        given = {name for name in state if not name.startswith("optimizer.")}
+        if given != set(own):
+            raise CheckpointError(f"the checkpoint has {', '.join(sorted(given))}: expected {', '.join(sorted(own))}")
+        for name, tensor in state.items():
+            if tensor.shape not in (self.weights.shape, ()) or (name in own and tensor.shape != own[name].shape):
+                raise CheckpointError(
+                    f"the checkpoint's {name} has shape {tuple(tensor.shape)}, expected {tuple(self.weights.shape)}"
+                )
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        slots = {name.removeprefix("optimizer."): tensor for name, tensor in state.items() if name.startswith("optimizer.")}
+        restore_slots(self._optimizer, self._parameter, slots)
+        self.samples = samples
+        self._set_learning_rate()
 
     def _set_learning_rate(self) -> None:
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)

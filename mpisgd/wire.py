@@ -14,6 +14,7 @@ working one (TRAPS 3, 4). Only the wait for a message to *begin* is polite; a tr
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -82,10 +83,10 @@ class Wire:
 
     # ------------------------------------------------------------------------------------------------------- seconds
 
-    def start_clock(self) -> None:
-        """All ranks meet; seconds count from here."""
+    def start_clock(self, already_s: float = 0.0) -> None:
+        """All ranks meet; seconds count from here, where so many have passed already."""
         self.meet()
-        self._zero_ns = time.perf_counter_ns()
+        self._zero_ns = time.perf_counter_ns() - math.ceil(already_s * 1e9)
 
     def now_ns(self) -> int:
         """Nanoseconds since `start_clock`."""

@@ -17,24 +17,24 @@ from mpisgd.guard import launched_rank
 _DESCRIPTION = """Train a model with shards and learners on MPI ranks: mpirun -n RANKS mpisgd train [job.toml] [options].
 
 The first word may be a TOML file; options on the command line override it. --print-config prints the result and stops.
+--resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
 
 Components come in kinds; choose one and its own options appear below (--protocol softsync --help):
 {kinds}
 --model and --data also take the user's own package.module:factory."""
 
 
-def parse(words: list[str], prog: str) -> tuple[Config, bool]:
-    """The configuration that a command line means, and whether `--print-config` was there.
+def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Config, bool]:
+    """The configuration that a command line means, where it overrides `base`, and whether `--print-config` was there.
 
     Raises ConfigError; exits with status 2 (tyro) on an unknown or ill-typed option, naming the nearest valid one.
     """
     words = list(words)
-    base = Config()
-    if words and not words[0].startswith("-"):
+    if base is None and words and not words[0].startswith("-"):
         base = config_file.read(Path(words.pop(0)))
     print_config = "--print-config" in words
     words = [word for word in words if word != "--print-config"]
-    base, words = _choose_kinds(base, words)
+    base, words = _choose_kinds(base or Config(), words)
     _refuse_other_kinds(base, words)
     kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
     first = launched_rank() == 0

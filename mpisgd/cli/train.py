@@ -1,21 +1,51 @@
-"""`mpirun -n RANKS mpisgd train [job.toml] [options]`: one rank of a run."""
+"""`mpirun -n RANKS mpisgd train [job.toml] [options]`, or `... train --resume RUN [options]`: one rank of a run."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 from mpisgd import config_file
 from mpisgd.cli.options import parse
-from mpisgd.errors import EXIT_OK
+from mpisgd.config import Config, replace
+from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
 
 
 def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
-    config, print_config = parse(argv, "mpisgd train")
+    run, words = taken_out(argv)
+    config, print_config = parse(words, "mpisgd train", None if run is None else of_run(run))
     if print_config:
         if launched_rank() == 0:
             print(config_file.dumps(config), end="")
         return EXIT_OK
+    if run is not None and (run / "DONE").is_file():
+        if launched_rank() == 0:
+            print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)
+        return EXIT_OK
     from mpisgd.api import train
 
-    train(config=config)
+    train(config=config, resume=run)
     return EXIT_OK
+
+
+def taken_out(words: list[str]) -> tuple[Path | None, list[str]]:
+    """The directory that `--resume` names, if it is there, and the other words. Raises ConfigError where it names none."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--resume":
+            rest = words[at + 1 :]
+            if not equals:
+                if not rest or rest[0].startswith("-"):
+                    raise ConfigError("--resume: expected the directory of a run after it")
+                value, *rest = rest
+            return Path(value), [*words[:at], *rest]
+    return None, words
+
+
+def of_run(run: Path) -> Config:
+    """The configuration of a run that is to be continued. Raises ConfigError where there is none."""
+    if not (run / "config.toml").is_file():
+        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no config.toml")
+    return replace(config_file.read(run / "config.toml"), out=str(run), overwrite=False)

@@ -9,7 +9,7 @@ The shard asks, in this order:
 
 `on_timeout()` says that the time for an update is over, where the protocol's options give it one; the shard then asks 3 again.
 `on_departure()` tells it that a learner leaves for good while the others go on; the shard then asks 3 and 4 again, so that nobody
-waits for ever. The learner asks `next_clock()`.
+waits for ever. `on_resume()` may come first of all, where a run that was interrupted goes on. The learner asks `next_clock()`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,10 @@ class Protocol(ABC):
     def on_departure(self, learner_id: int) -> None:
         """The learner will push and pull no more."""
         self.present.discard(learner_id)
+
+    def on_resume(self, next_seq: list[int]) -> None:  # noqa: B027 - most only know of the update in the making
+        """Before anything else: the run goes on after an interruption, learner l with its mini-batch `next_seq[l]`; whoever is
+        present does, and no update is in the making."""
 
     def may_pull(self, learner_id: int, clock: int) -> bool:
         """Whether a learner may be given the weights of `clock` now."""

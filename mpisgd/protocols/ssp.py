@@ -62,5 +62,11 @@ class Ssp(AsyncOpt):
         self._leave(self.pushed[learner_id])
         self._find_least()
 
+    def on_resume(self, next_seq: list[int]) -> None:
+        """Each mini-batch is a push: who goes on with the p-th has pushed p."""
+        self.pushed = list(next_seq)
+        self._present_at = Counter(next_seq)
+        self.least = min(next_seq)
+
     def may_pull(self, learner_id: int, clock: int) -> bool:
         return self.pushed[learner_id] - self.least <= self.slack

@@ -11,8 +11,8 @@ from typing import Any
 import h5py
 
 from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import schema
-from mpisgd.records.reader import Run, read_table
+from mpisgd.records import lock, schema
+from mpisgd.records.reader import Rows, Run, continued, was_left_open
 
 
 def claim(path: Path, *, overwrite: bool) -> None:
@@ -26,6 +26,7 @@ def claim(path: Path, *, overwrite: bool) -> None:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
             if not _is_run(path):
                 raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
+            lock.check(path)
             shutil.rmtree(path)
         path.mkdir(parents=True)
     except OSError as error:
@@ -42,34 +43,50 @@ def _is_run(path: Path) -> bool:
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write config.toml. Raises ConfigError where the directory cannot be written."""
+    """Write config.toml, whole or not at all. Raises ConfigError where the directory cannot be written."""
+    aside = path / f".{schema.CONFIG}.{os.getpid()}"
     try:
-        (path / schema.CONFIG).write_text(text)
+        aside.write_text(text)
+        aside.rename(path / schema.CONFIG)
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {error}") from error
 
 
-def join(path: Path, shards: int) -> None:
-    """Make `log.h5`: each table one virtual data set over the files of all ranks.
+def join(path: Path, shards: int, attempt: int = 0) -> None:
+    """Make `log.h5`: each table one virtual data set over the files of all ranks, and of attempts that are continued.
 
     Raises DataError where a file is missing: HDF5 itself would show it as empty (TRAPS 8).
     """
-    names = [*(schema.shard_file(shard) for shard in range(shards)), schema.evaluator_file()]
+    names = [*(schema.shard_file(shard, attempt) for shard in range(shards)), schema.evaluator_file(attempt)]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
+    whole = [each for name in names for each in continued(path / name)]
     with h5py.File(path / schema.LOG, "w", libver="latest") as log:
         log.attrs["schema_version"] = schema.SCHEMA_VERSION
         for table, dtype in schema.TABLES.items():
-            lengths = [len(read_table(path / name, table)) for name in names]
+            lengths = [each.length(table) for each in whole]
             layout = h5py.VirtualLayout(shape=(sum(lengths),), dtype=dtype)
             start = 0
-            for name, length in zip(names, lengths, strict=True):
+            for each, length in zip(whole, lengths, strict=True):
                 if length:
-                    layout[start : start + length] = h5py.VirtualSource(name, table, shape=(length,), dtype=dtype)
+                    layout[start : start + length] = _source(log, each, table, length)
                 start += length
             log.create_virtual_dataset(table, layout)
             log[table].attrs["rows"] = sum(lengths)
+
+
+def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.VirtualSource:
+    """Where a virtual data set finds rows of one file.
+
+    What a killed attempt left is copied into the log: HDF5 takes such a file for one that is being written, and a reader would have
+    to know (SWMR).
+    """
+    if was_left_open(rows.path):
+        name = f"attempts/{rows.path.stem}/{table}"
+        log.create_dataset(name, data=rows.rows(table))
+        return h5py.VirtualSource(".", name, shape=(length,), dtype=schema.TABLES[table])
+    return h5py.VirtualSource(rows.path.name, table, shape=(length,), dtype=schema.TABLES[table])
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

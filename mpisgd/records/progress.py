@@ -51,6 +51,10 @@ class Progress:
         self._staleness = 0
         self._pushes = 0
 
+    def resume(self, clock: int, now_s: float) -> None:
+        """The run goes on from here: rates count from now."""
+        self._told_s, self._told_clock = now_s, clock
+
     def staleness(self, staleness: int) -> None:
         self._staleness += staleness
         self._pushes += 1

@@ -56,7 +56,7 @@ class Run:
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
-        self._files = sorted(path for path in self.path.glob("*.h5") if _FILE.match(path.name))
+        self._files = self._newest_files()
         self._tables: dict[str, np.ndarray] = {}
         self._summaries: np.ndarray | None = None
 
@@ -82,6 +82,19 @@ class Run:
     def shards(self) -> int:
         return int(self.config["shards"])
 
+    def _newest_files(self) -> list[Path]:
+        """Those of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
+        found: dict[int, list[Path]] = {}
+        for path in self.path.glob("*.h5"):
+            match = _FILE.match(path.name)
+            if match:
+                found.setdefault(int(match[3]), []).append(path)
+        whole = [at for at, paths in found.items() if sum(path.name.startswith("shard-") for path in paths) == self.shards]
+        self.attempt = max(whole, default=0)
+        shards = sorted(path for path in found.get(self.attempt, []) if path.name.startswith("shard-"))
+        evaluators = [self.path / schema.evaluator_file(at) for at in range(self.attempt, -1, -1)]
+        return [*shards, *[path for path in evaluators if path.is_file()][:1]]
+
     @property
     def done(self) -> dict[str, Any] | None:
         """What DONE says, or None while the run is under way or where it did not finish."""
@@ -95,7 +108,7 @@ class Run:
     def table(self, name: str) -> np.ndarray:
         """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
         if name not in self._tables:
-            parts = [read_table(path, name) for path in self._files]
+            parts = [each.rows(name) for path in self._files for each in continued(path)]
             self._check_files()
             self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
         return self._tables[name]
@@ -154,15 +167,83 @@ class Run:
 
     def _check_files(self) -> None:
         present = {path.name for path in self._files}
-        expected = {schema.shard_file(shard) for shard in range(self.shards)}
+        expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
         if expected - present:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one rank's file that belong to the run.
+
+    `first` counts those of each table, by name; None: all that are committed.
+    """
+
+    path: Path
+    first: dict[str, int] | None = None
+
+    def rows(self, table: str) -> np.ndarray:
+        """Raises DataError where they cannot be read, or there are fewer."""
+        rows = read_table(self.path, table)
+        if self.first is not None and len(rows) < self.first[table]:
+            raise DataError(f"{self.path}: table {table} has {len(rows)} rows: another attempt continues after {self.first[table]}")
+        return rows if self.first is None else rows[: self.first[table]]
+
+    def length(self, table: str) -> int:
+        return len(self.rows(table))
+
+
+def continued(path: Path) -> list[Rows]:
+    """The rows of one rank: those of earlier attempts that this file continues, then its own.
+
+    Raises DataError where it does not say so as `schema` has it.
+    """
+    name = path.name.partition(".")[0]
+    return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
+
+
+def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
+    """What a file says that it continues: attempts, with the number of rows of each table."""
+    with _open(path) as file:
+        parts = np.asarray(file.attrs.get("continues", np.empty((0, 1 + len(schema.TABLES)), np.int64)))
+    if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
+        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
+    return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
+
+
+def evaluated(run: Path, attempts: list[int], snapshots: int, rows_each: int) -> tuple[int, list[list[int]]]:
+    """What the evaluator of a run that is continued need not do again.
+
+    Args:
+        attempts: those that the run continues, in their order.
+        snapshots: how many had been taken at the checkpoint.
+        rows_each: of one snapshot.
+
+    Returns the first snapshot to evaluate, and which rows come before (`schema`, `continues`).
+    """
+    files = [run / schema.evaluator_file(attempt) for attempt in reversed(attempts)]
+    path = next((path for path in files if path.is_file()), None)
+    if path is None:
+        return 0, []
+    parts = [(int(_attempt_of(each.path)), each.rows("evaluations")) for each in continued(path)]
+    done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
+    left, before = done * rows_each, []
+    for attempt, rows in parts:
+        before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])
+        left -= min(left, len(rows))
+    return done, before
+
+
+def _attempt_of(path: Path) -> str:
+    match = _FILE.match(path.name)
+    assert match
+    return match[3]
 
 
 def _open(path: Path) -> h5py.File:
     """For minutes and more, HDF5's SWMR mode retries to read what a damaged file lacks; so it is for files left open."""
     try:
-        swmr = _left_open(path)
+        swmr = was_left_open(path)
         file = h5py.File(path, "r", libver="latest", swmr=swmr, locking=False)
     except OSError as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
@@ -173,7 +254,7 @@ def _open(path: Path) -> h5py.File:
     return file
 
 
-def _left_open(path: Path) -> bool:
+def was_left_open(path: Path) -> bool:
     """Whether a writer has the file open, or was killed: a flag in HDF5's superblock (version 3, which SWMR implies).
 
     Raises DataError where the file is shorter than its superblock says.

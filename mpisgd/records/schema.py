@@ -4,7 +4,13 @@ Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the eval
 lays virtual data sets over them. A file holds the tables below as one-dimensional compound data sets, the data set
 `committed` (int64, one entry per table in the order of `TABLES`: rows that are safely there; later rows may be torn), and the
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
-barrier of the run, on the clock of the rank that writes.
+barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
+
+A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
+continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
+of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
+checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number. `log.h5` has a
+copy of the rows of attempts that were killed, in the group `attempts`.
 """
 
 from __future__ import annotations
@@ -32,6 +38,9 @@ class Event(enum.IntEnum):
     DIVERGED = 5
     TIMEOUT = 6  # an update was made, or may be, with fewer gradients than wanted
     GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
+    CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
+    SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
+    RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -124,6 +133,10 @@ LOG = "log.h5"
 CONFIG = "config.toml"
 DONE = "DONE"
 WEIGHTS = "weights.pt"
+
+
+LOCK = "LOCK"
+CHECKPOINTS = "checkpoint"
 
 
 def shard_file(shard: int, attempt: int = 0) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,22 +29,32 @@ class Snapshots:
 
     Args:
         path: scratch file, made here; removed by `close`.
+        resumed: clock, samples and seconds of the snapshots that the file holds already, of the run that is continued.
         every_epochs: epochs from one snapshot to the next; 0 = only initial and last weights.
         vectors: 1, or 2 where weights are averaged.
         size: elements of the slice.
     """
 
-    def __init__(self, path: Path, *, every_epochs: float, vectors: int, size: int) -> None:
+    def __init__(
+        self, path: Path, *, every_epochs: float, vectors: int, size: int, resumed: Sequence[tuple[int, int, float]] = ()
+    ) -> None:
         self._path = path
-        self._file: BinaryIO = path.open("w+b")
+        self._file: BinaryIO = path.open("r+b" if resumed else "w+b")
         self._every_epochs = every_epochs
         self._vectors = vectors
         self._size = size
-        self._taken: list[tuple[int, int, float]] = []
+        self._taken: list[tuple[int, int, float]] = [*resumed]
+        self._file.truncate(self.count * vectors * size * 4)
 
     @property
     def count(self) -> int:
         return len(self._taken)
+
+    @property
+    def taken(self) -> list[tuple[int, int, float]]:
+        """Of each, its clock, samples and seconds; what it holds has been handed to the kernel."""
+        self._file.flush()
+        return list(self._taken)
 
     def due(self, epochs_before: float, epochs: float) -> bool:
         """Whether a multiple of `every_epochs` was passed."""
@@ -69,9 +80,11 @@ class Snapshots:
         """As many empty vectors as a snapshot has: there is none."""
         return [np.empty(0, np.float32)] * self._vectors
 
-    def close(self) -> None:
+    def close(self, keep: bool = False) -> None:
+        """Remove the file, or keep it for a run that continues this one."""
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        if not keep:
+            self._path.unlink(missing_ok=True)
 
 
 class Nowhere(Snapshots):
@@ -87,5 +100,5 @@ class Nowhere(Snapshots):
     def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Nothing is copied."""
 
-    def close(self) -> None:
+    def close(self, keep: bool = False) -> None:
         """Nothing is held."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -28,9 +30,12 @@ class TableFile:
     Args:
         path: must not exist yet; None = keep nothing.
         shard: the shard's number, -1 for the evaluator.
+        attributes: more of the file, as `schema` says what an attempt that continues another has.
     """
 
-    def __init__(self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float) -> None:
+    def __init__(
+        self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float, attributes: Mapping[str, Any] | None = None
+    ) -> None:
         self.kept = path is not None
         self._file = None if path is None else h5py.File(path, "w-", libver="latest", locking="best-effort")
         self._flush_rows = flush_rows
@@ -43,6 +48,8 @@ class TableFile:
         if self._file is not None:
             self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
             self._file.attrs["shard"] = shard
+            for name, value in (attributes or {}).items():
+                self._file.attrs[name] = value
             for name, dtype in schema.TABLES.items():
                 self._file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
             self._file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
@@ -71,10 +78,10 @@ class TableFile:
         else:
             self._amendments[name].append((number, field, value))
 
-    def flush(self) -> None:
-        """Write what is in memory; the count of committed rows is written after the rows."""
+    def flush(self) -> list[int]:
+        """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned."""
         if self._file is None:
-            return
+            return [0] * len(schema.TABLES)
         for index, name in enumerate(schema.TABLES):
             self._amend_file(name)
             filled = self._filled[name]
@@ -88,6 +95,7 @@ class TableFile:
                 self._file["committed"][index] = start + filled
         self._file["committed"].flush()
         self._flushed_at_s = time.monotonic()
+        return list(self._committed.values())
 
     def _amend_file(self, name: str) -> None:
         """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
@@ -179,6 +187,10 @@ class ShardLog:
 
     def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
         self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
+
+    def flush(self) -> list[int]:
+        """Write what is in memory; rows of each table that are safely there."""
+        return self._file.flush()
 
     def summary(self, final_clock: int, samples: int, received: int, pushed: int, diverged: bool) -> None:
         """The last words of a shard that leaves in order; closes the file."""

@@ -58,7 +58,7 @@ class _Order:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.moved = True
-        self.clocks = [0 for _ in record.shards]
+        self.clocks = [shard.start.clock for shard in record.shards]
         self.rows = [0 for _ in record.shards]
         self.taken = [[0] * record.lambda_ for _ in record.shards]
         self.computed = [-1] * record.lambda_

@@ -48,6 +48,7 @@ class Proof:
             `nothing_to_compare`.
         waypoints: the weights at the clock that was asked for.
         notes: what may explain a difference.
+        seams: how attempts of the run go on from each other.
     """
 
     path: Path
@@ -66,6 +67,7 @@ class Proof:
     nothing_to_compare: str = ""
     waypoints: list[Waypoint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    seams: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
@@ -87,6 +89,7 @@ class Proof:
             lines.append(
                 f"replayed: {self.gradients:,} gradients, {clocks} updates, {self.seconds:.1f} s with {self.threads} thread(s)"
             )
+        lines += self.seams
         lines += [str(waypoint) for waypoint in self.waypoints]
         if self.why_tolerant:
             lines.append(f"within a tolerance of {self.tolerance:g} only: {self.why_tolerant}")

@@ -11,13 +11,14 @@ import torch
 from mpisgd.errors import ConfigError
 from mpisgd.finish import headline
 from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.finding import Untrue, refuse
 from mpisgd.replay.learners import compare_shards
 from mpisgd.replay.order import serial_order
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import Recompute, Told
+from mpisgd.replay.recompute import Told
 from mpisgd.replay.record import Record, read
-from mpisgd.replay.serial import Serial, as_in_the_run, load_data
+from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.walk import walk
 
 FOREIGN_TOLERANCE = 0.05
@@ -58,7 +59,8 @@ def replay(
     if until is not None and not 0 <= until <= last:
         raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")
     try:
-        check_log(record)
+        for attempt in (*record.earlier, record):
+            check_log(attempt)
     except Untrue as untrue:
         proof.finding = untrue.finding
         return proof
@@ -69,8 +71,7 @@ def replay(
     data, meta = load_data(record, brought)
     started_s = time.monotonic()
     with as_in_the_run(proof.threads):
-        serial = Serial(record, brought, data, meta)
-        Recompute(record, serial, proof, told).run(until=until, at_first=at_first)
+        through_attempts(record, brought, data, meta, proof, told, until=until, at_first=at_first)
     proof.seconds = time.monotonic() - started_s
     return proof
 
@@ -86,6 +87,7 @@ def check(path: str | Path, brought: Brought = NOTHING_BROUGHT) -> str:
 def check_log(record: Record) -> None:
     """All that can be seen without computing. Raises Untrue at the first place that cannot be."""
     for shard in record.shards:
+        check_start(record, shard)
         walk(record, shard)
     compare_shards(record)
     for _ in serial_order(record):

@@ -6,6 +6,8 @@ import math
 import zlib
 from collections.abc import Callable
 
+import numpy as np
+
 from mpisgd.flat import host_view
 from mpisgd.protocols.verdict import Kind
 from mpisgd.records import schema
@@ -28,14 +30,20 @@ Told = Callable[[int, Row, float], None]
 
 
 class Recompute:
-    """Writes into `proof` what it finds."""
+    """Writes into `proof` what it finds.
 
-    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told) -> None:
+    `seam`: the clock at which another attempt goes on; this one is gone through until all shards have come there.
+    """
+
+    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told, seam: int | None = None) -> None:
         self.record = record
         self.serial = serial
         self.proof = proof
         self.told = told
-        self.clocks = [0 for _ in record.shards]
+        self.clocks = [shard.start.clock for shard in record.shards]
+        self.seam = seam
+        self.at_seam: dict[int, dict[str, np.ndarray]] = {}
+        """What each shard had when it came to the clock at which the next attempt begins."""
         self._losses = [0.0 for _ in record.shards]
         self._gradients = [0 for _ in record.shards]
         proof.parameters = serial.model.size
@@ -50,7 +58,11 @@ class Recompute:
                 self._do(action, until)
                 if len(proof.waypoints) == len(self.clocks) or (at_first and proof.finding):
                     break
+                if until is None and len(self.at_seam) == len(self.clocks):
+                    break
         proof.clocks = tuple(self.clocks)
+        if self.seam is not None and until is None:
+            return
         proof.waypoints.sort()
         if until is not None:
             there = "stopped at" if len(proof.waypoints) == len(self.clocks) else "the logs end before all shards come to"
@@ -95,9 +107,12 @@ class Recompute:
     def _update(self, action: Update, until: int | None) -> None:
         """Make it, and compare what it was made of; the norms, where both have them, say that the sums are the same."""
         shard, clock = action
-        recorded = self.record.shards[shard].updates[clock - 1]
+        recorded = self.record.shards[shard].update(clock)
         step = self.serial.update(action)
         self.clocks[shard] = clock
+        if clock == self.seam:
+            self.at_seam[shard] = {name: host_view(each).copy() for name, each in self.serial.shards[shard].state().items()}
+        row = clock - 1 - self.record.shards[shard].start.clock
         for name, value in step._asdict().items():
             said = recorded[name].item()
             if name.endswith("_sq"):
@@ -106,7 +121,7 @@ class Recompute:
             else:
                 agree = said == value
             if not agree:
-                self._find(Finding(f"{name} {said!r}, recomputed {value!r}", shard, "updates", row=clock - 1, clock=clock))
+                self._find(Finding(f"{name} {said!r}, recomputed {value!r}", shard, "updates", row=row, clock=clock))
         gradients, losses = self._gradients[shard], self._losses[shard]
         self._gradients[shard], self._losses[shard] = 0, 0.0
         self._pass(shard, until, losses / gradients if gradients else math.nan, recorded["mean_loss"].item())

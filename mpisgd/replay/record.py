@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +16,8 @@ from mpisgd.config import Config
 from mpisgd.errors import DataError
 from mpisgd.protocols import Protocol, make
 from mpisgd.records import schema
-from mpisgd.records.reader import Run, read_table
-from mpisgd.records.schema import Event
+from mpisgd.records.reader import Run, continued, read_continues, read_summary, read_table
+from mpisgd.records.schema import Event, Verdict
 
 _CHUNK_ROWS = 4096
 
@@ -57,8 +58,32 @@ class TimeOut(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Start:
+    """Where a shard's log begins: at clock 0, or, where an attempt continues another, after the rows that come before.
+
+    Attributes:
+        time_s: when it began.
+        received: pushes before.
+        applied_seq: per learner, the last mini-batch that was applied before; -1 = none.
+        next_seq: per learner, the one after the last that this shard has not rejected.
+    """
+
+    clock: int
+    samples: int
+    time_s: float
+    received: int
+    applied_seq: list[int]
+    next_seq: list[int]
+
+    @classmethod
+    def of_run(cls, lambda_: int) -> Start:
+        """At clock 0."""
+        return cls(0, 0, 0.0, 0, [-1] * lambda_, [0] * lambda_)
+
+
+@dataclass(frozen=True)
 class ShardRecord:
-    """The log of one shard.
+    """The log of one shard, of one attempt.
 
     Attributes:
         pushes: dtype `schema.PUSHES`, in the order of summation; of a shard that did not leave in order, as far as it says
@@ -74,6 +99,7 @@ class ShardRecord:
     departures: list[Departure]
     timeouts: list[TimeOut]
     summary: np.void
+    start: Start
 
     @property
     def finished(self) -> bool:
@@ -82,7 +108,12 @@ class ShardRecord:
 
     @property
     def final_clock(self) -> int:
-        return len(self.updates)
+        return self.start.clock + len(self.updates)
+
+    def update(self, clock: int) -> np.void:
+        """The row of the update that made this clock."""
+        row: np.void = self.updates[clock - 1 - self.start.clock]
+        return row
 
     def rows(self) -> Iterator[Row]:
         """All rows as plain Python numbers, a chunk in memory at a time."""
@@ -111,7 +142,10 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Record:
-    """The log of a run and the configuration that it had.
+    """The log of a run and the configuration that it had; where it was continued, of one attempt.
+
+    `earlier` are those attempts that this one continues, one after the other, each to the clock at which the next begins, and as
+    far beyond as its files go: what shards did there after the checkpoint may have come into the slices of others before theirs.
 
     A learner pushes each gradient to all shards, and shards keep the order of one learner's pushes: so a gradient is named by
     (learner_id, number), and the number of a row is the same on all shards. `seq` is no such name: a mini-batch that was
@@ -123,6 +157,8 @@ class Record:
     shards: list[ShardRecord]
     done: dict[str, Any] | None
     """What DONE says; None = the run did not finish."""
+    attempt: int = 0
+    earlier: tuple[Record, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -146,6 +182,16 @@ class Record:
             expected = f"the ranks of {self.lambda_} learners, each once"
             raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
         return [[ranks.index(rank) for rank in team] for team in teams]
+
+    @property
+    def next_seq(self) -> list[int]:
+        """Per learner, its first mini-batch here: the first that any shard wants."""
+        return [min(wanted) for wanted in zip(*(shard.start.next_seq for shard in self.shards), strict=True)]
+
+    @property
+    def start_clock(self) -> int:
+        """At which all shards begin."""
+        return self.shards[0].start.clock
 
     @property
     def ranks(self) -> int:
@@ -176,7 +222,10 @@ class Record:
 
     def protocol(self) -> Protocol:
         """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
-        return make(self.config.protocol, self.lambda_)
+        protocol = make(self.config.protocol, self.lambda_)
+        if self.attempt:
+            protocol.on_resume(self.next_seq)
+        return protocol
 
     def has_gradient(self, learner_id: int, number: int) -> bool:
         """Whether all shards' logs have this push."""
@@ -184,26 +233,62 @@ class Record:
 
 
 def read(path: str | Path) -> Record:
-    """Raises DataError where there is no run or no log of it that can be read, ConfigError where its configuration cannot."""
+    """The last attempt, with those that it continues.
+
+    Raises DataError where there is no run or no log of it that can be read, ConfigError where its configuration cannot.
+    """
     run = Run(path)
     done = run.done
-    summaries = {int(summary["shard"]): summary for summary in run.summaries}
+    chain = [attempt for attempt, _ in read_continues(run.path / schema.shard_file(0, run.attempt))] if run.summaries.size else []
+    earlier = tuple(_attempt(run, attempt, None) for attempt in chain)
+    return dataclasses.replace(_attempt(run, run.attempt, done), earlier=earlier)
+
+
+def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     config = config_file.from_mapping(run.config)
-    shards = [_shard(run, shard, summaries.get(shard)) for shard in range(run.shards)]
-    return Record(run, config, shards, done)
+    told: dict[str, Any] = next((each for each in run.environment.get("attempts", []) if each["attempt"] == attempt), {})
+    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs))
+    summaries = {}
+    for shard in range(run.shards):
+        for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
+            summaries[int(summary["shard"])] = summary
+    shards = [_shard(run, shard, attempt, summaries.get(shard)) for shard in range(run.shards)]
+    return Record(run, config, shards, done, attempt)
 
 
-def _shard(run: Run, shard: int, summary: np.void | None) -> ShardRecord:
+def _shard(run: Run, shard: int, attempt: int, summary: np.void | None) -> ShardRecord:
     """By file, not by the column `shard`, which is one of those in doubt."""
-    path = run.path / schema.shard_file(shard)
+    path = run.path / schema.shard_file(shard, attempt)
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
     pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
+    start = _start(path, run.lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
-        pushes = pushes[pushes["clock"] <= len(updates)]
+        pushes = pushes[pushes["clock"] <= start.clock + len(updates)]
     departed = events[events["kind"] == Event.DEPARTED]
     departures = [Departure(*row) for row in departed[["clock", "time_s", "learner_id"]].tolist()]
     over = events[events["kind"] == Event.TIMEOUT]
     timeouts = [TimeOut(*row) for row in over[["clock", "time_s"]].tolist()]
-    return ShardRecord(shard, run.lambda_, pushes, updates, departures, timeouts, summary)
+    return ShardRecord(shard, run.lambda_, pushes, updates, departures, timeouts, summary, start)
+
+
+def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
+    """From the rows before, not from the checkpoint: so that the log alone says how the run went on."""
+    before = continued(path)[:-1]
+    pushes = np.concatenate([np.empty(0, schema.PUSHES), *(each.rows("pushes") for each in before)])
+    updates = np.concatenate([np.empty(0, schema.UPDATES), *(each.rows("updates") for each in before)])
+    resumed_s = events["time_s"][events["kind"] == Event.RESUMED]
+    return Start(
+        clock=len(updates),
+        samples=int(updates["samples"][-1]) if len(updates) else 0,
+        time_s=float(resumed_s[0]) if len(resumed_s) else 0.0,
+        received=len(pushes),
+        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], lambda_),
+        next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], lambda_)],
+    )
+
+
+def _last_seq(pushes: np.ndarray, lambda_: int) -> list[int]:
+    """Per learner the largest seq, or -1."""
+    return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=-1)) for learner_id in range(lambda_)]

@@ -7,7 +7,7 @@ had under way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,12 +41,16 @@ class _Gradient:
 class Serial:
     """All learners and all shards, one after the other, on the CPU.
 
+    `begun`: where the record does not begin at clock 0, what each shard begins with (`SliceUpdate.state`).
+
     `model` is the network; its flat weights are those of the gradient that was computed last.
 
     Raises ConfigError or DataError where the parts cannot be made, or are not of the sizes that the run had.
     """
 
-    def __init__(self, record: Record, brought: Brought, data: DataSet, meta: Meta) -> None:
+    def __init__(
+        self, record: Record, brought: Brought, data: DataSet, meta: Meta, begun: Sequence[Mapping[str, np.ndarray]] = ()
+    ) -> None:
         config = record.config
         self.record = record
         self.config = config
@@ -75,8 +79,11 @@ class Serial:
         self._slices: list[dict[int, Tensor]] = [{} for _ in self.shards]
         self._under_way: dict[tuple[int, int], _Gradient] = {}
         self._loaded = [-1 for _ in self.shards]
-        for shard in range(len(self.shards)):
-            self._keep(shard, 0)
+        for shard, log in enumerate(record.shards):
+            if log.start.clock:
+                update = self.shards[shard]
+                update.restore({name: torch.from_numpy(array) for name, array in begun[shard].items()}, log.start.samples)
+            self._keep(shard, log.start.clock)
 
     def compute(self, action: Compute) -> tuple[float, int]:
         """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples.
@@ -84,13 +91,13 @@ class Serial:
         Of a team, the sum of its ranks' gradients, in their order.
         """
         learner_id, number = action
-        pulled = number % self._pushes_per_pull == 0
+        seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
+        pulled = number == 0 or seq % self._pushes_per_pull == 0
         for shard, log in enumerate(self.record.shards):
             row = log.rows_of[learner_id][number]
             self._load(learner_id, shard, int(log.pushes["timestamp"][row]), pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
-        seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
         losses, samples, summed = [], 0, torch.empty(0)
         for rank in self.record.members[learner_id]:
             gradient = self._gradient(rank)
@@ -99,7 +106,7 @@ class Serial:
             samples += gradient.samples
             summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
         loss = team_loss(losses, host_view(summed) if self.config.nonfinite == "drop" else None)
-        if (number + 1) % self._pushes_per_pull:
+        if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
         if isinstance(gradient, LocalSteps):

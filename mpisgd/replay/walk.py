@@ -61,18 +61,20 @@ class _Walk:
         self.departures = list(shard.departures)
         self.timeouts = list(shard.timeouts)
         self.timeout_s = timeout_s(self.config)
-        self.updated_s: list[float] = shard.updates["time_s"].tolist()
+        start = shard.start
+        self.first_seq = record.next_seq
+        self.updated_s: list[float] = [start.time_s] * start.clock + shard.updates["time_s"].tolist()
         answers = shard.pushes["answer_s"]
-        self.least = np.searchsorted(shard.updates["time_s"], answers, side="left").tolist()
-        self.most = np.searchsorted(shard.updates["time_s"], answers, side="right").tolist()
+        self.least = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="left")).tolist()
+        self.most = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="right")).tolist()
         self.last: dict[int, tuple[int, Row]] = {}
-        self.applied_seq = [-1] * record.lambda_
+        self.applied_seq = list(start.applied_seq)
         self.place = {"row": -1}
         self.arrival_s = 0.0
-        self.clock = 0
+        self.clock = start.clock
         self.finished = False
-        self.samples = 0
-        self.rate = self.rate_at(0)
+        self.samples = start.samples
+        self.rate = self.rate_at(self.samples)
         self._begin_sum()
 
     def _begin_sum(self) -> None:
@@ -143,8 +145,9 @@ class _Walk:
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
         if last is None:
-            if row.seq != 0:
-                self._refuse("it is the first push of this learner: expected mini-batch 0")
+            first = self.first_seq[row.learner_id]
+            if row.seq != first:
+                self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
             return
         again = self.rejects and row.seq == last.seq
         if row.seq != last.seq + 1 and not again:
@@ -185,7 +188,7 @@ class _Walk:
 
     def _judge(self, row: Row) -> Verdict:
         """As `Shard._judge`; where gradients that are not finite are dropped, learners give them the loss NaN."""
-        if row.seq == self.applied_seq[row.learner_id]:
+        if row.seq <= self.applied_seq[row.learner_id]:
             self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
             return DROP_REPEATED
         if self.finished:
@@ -204,12 +207,12 @@ class _Walk:
 
     def _update_while_due(self) -> None:
         while not self.finished and self.protocol.update_due():
-            if self.clock == len(self.shard.updates):
+            if self.clock == self.shard.final_clock:
                 if self.shard.finished:
-                    place = {"row": self.clock, "clock": self.clock + 1}
+                    place = {"row": len(self.shard.updates), "clock": self.clock + 1}
                     refuse(f"it is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place)
                 return
-            self._check_update(self.shard.updates[self.clock])
+            self._check_update(self.shard.update(self.clock + 1))
             self.clock += 1
             self.samples += self.pending_samples
             self.rate = self.rate_at(self.samples)
@@ -229,7 +232,7 @@ class _Walk:
         for name, value in expected.items():
             if not same(update[name].item(), value):
                 why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
-                refuse(why, self.shard.shard, "updates", row=self.clock, clock=self.clock + 1)
+                refuse(why, self.shard.shard, "updates", row=self.clock - self.shard.start.clock, clock=self.clock + 1)
 
     # --------------------------------------------------------------------------------------------------------- departures
 
@@ -286,12 +289,12 @@ class _Walk:
             self._time_out()
         while self.departures and (self.departures[0].clock <= self.clock or self.shard.finished):
             self._depart()
-        shard, updates = self.shard, len(self.shard.updates)
-        if self.clock < updates:
+        shard = self.shard
+        if self.clock < shard.final_clock:
             why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
-            refuse(why, shard.shard, "updates", row=self.clock, clock=self.clock + 1)
+            refuse(why, shard.shard, "updates", row=self.clock - shard.start.clock, clock=self.clock + 1)
         if shard.finished:
-            received = len(shard.pushes)
+            received = shard.start.received + len(shard.pushes)
             expected = {"final_clock": self.clock, "samples": self.samples, "received": received, "pushed": received}
             for name, value in expected.items():
                 if shard.summary[name] != value:

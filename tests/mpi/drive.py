@@ -2,6 +2,7 @@
 
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
 there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
+{"ranks": n, "resume": directory} goes on with a run. `drive.py jobs.json together` runs all at once, each on ranks of its own.
 """
 
 from __future__ import annotations
@@ -53,15 +54,36 @@ def say_size(ranks: int) -> None:
             os.environ[name] = str(ranks)
 
 
+def together(jobs: list[dict]) -> None:
+    """Each job has its own ranks, in their order."""
+    world = MPI.COMM_WORLD
+    mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
+    comm = world.Split(mine, world.rank)
+    job = jobs[mine]
+    with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
+        if "resume" in job:
+            mpisgd.train(comm=comm, resume=job["resume"])
+        else:
+            mpisgd.train(config=from_mapping(job["config"]), comm=comm)
+        wait_politely(world)
+
+
 def main() -> None:
     world = MPI.COMM_WORLD
+    if sys.argv[2:] == ["together"]:
+        together(json.loads(Path(sys.argv[1]).read_text()))
+        return
     doing = [""]
     with failing_fast(world, lambda: doing[0]):
         for job in json.loads(Path(sys.argv[1]).read_text()):
-            doing[0] = job["config"]["out"]
+            doing[0] = job.get("resume") or job["config"]["out"]
             comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
+            if comm != MPI.COMM_NULL and "resume" in job:
+                mpisgd.train(comm=comm, resume=job["resume"])
+                comm.Free()
+            elif comm != MPI.COMM_NULL:
                 config = from_mapping(job["config"])
                 seen: list[np.ndarray] = []
                 brought = recording(config, seen) if job.get("record") else (None, None)

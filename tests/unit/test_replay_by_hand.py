@@ -18,7 +18,7 @@ from mpisgd.records.schema import Verdict
 from mpisgd.replay.difference import difference
 from mpisgd.replay.finding import Untrue
 from mpisgd.replay.order import Compute, Take, Update, serial_order
-from mpisgd.replay.record import Departure, Record, ShardRecord
+from mpisgd.replay.record import Departure, Record, ShardRecord, Start
 from mpisgd.replay.walk import walk
 from tests.unit.fabricate import row, rows
 
@@ -65,7 +65,7 @@ def log(
     summary["shard"], summary["final_clock"] = shard, len(made) if finished else -1
     summary["received"] = summary["pushed"] = len(table)
     summary["samples"] = made["samples"][-1] if len(made) else 0
-    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary)
+    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary, Start.of_run(lambda_))
 
 
 def record(protocol: ProtocolOptions, *shards: ShardRecord, train_samples: int = 10**6) -> Record:

@@ -20,12 +20,14 @@ from mpisgd.config import (
     ProtocolOptions,
     SgdOptions,
     SoftsyncOptions,
+    SspOptions,
     TimeoutOptions,
     VersionedOptions,
 )
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, SnapshotPull
 from mpisgd.records import schema
+from mpisgd.records.checkpoint import Account
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
@@ -510,3 +512,76 @@ def test_a_mini_batch_that_was_applied_here_is_counted_but_not_applied_again(log
     assert rows[3] == (0, 1, 1, Verdict.DROP, Reason.REPEATED)
     assert done.rows("updates", "clock", "gradients", "samples") == [(1, 2, 4), (2, 1, 6)]
     assert done.weights == [-3.0 - 8.0]
+
+
+# ------------------------------------------------------------------------------------------------------------ checkpoints
+
+
+class Noted:
+    """Checkpoints that are noted, not written."""
+
+    def __init__(self, every: int, slow_at: int = -1) -> None:
+        self.every = every
+        self.slow_at = slow_at
+        self.taken: list[dict[str, Any]] = []
+        self.asked = 0
+
+    def due(self, clock: int) -> bool:
+        return clock % self.every == 0
+
+    def busy(self) -> bool:
+        self.asked += 1
+        return self.asked == self.slow_at
+
+    def take(self, **account: Any) -> None:
+        self.taken.append({key: list(value) if isinstance(value, list) else value for key, value in account.items()})
+
+
+def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
+    crew = Crew(3, lambda timestamp: timestamp, lambda learner_id, seq: 1.0)
+    shard, snapshots = make(log, crew, SoftsyncOptions(n=2), 3, budget=18, every_epochs=1.0)
+    shard.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
+    shard.evaluating = False
+    shard.serve()
+    snapshots.close()
+    pushes, events = read_table(log, "pushes"), read_table(log, "events")
+    assert [each["clock"] for each in noted.taken] == [2, 4, 8], "not at 6, and not at the end"
+    assert events["clock"][events["kind"] == Event.SKIPPED].tolist() == [6]
+    assert events["clock"][events["kind"] == Event.CHECKPOINT].tolist() == [2, 4, 8]
+    for each in noted.taken:
+        before = pushes[: each["rows"][0]]
+        assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
+        assert each["next_seq"] == [1 + before["seq"][before["learner_id"] == who].max(initial=-1) for who in EVERYBODY]
+        assert [clock for clock, _, _ in each["snapshots"]] == [*range(0, each["clock"] + 1, 2)]
+
+
+def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
+    """Learner 1 is asked for mini-batches 3 and 4 again, of which this shard has applied the first and dropped the other."""
+    account = Account(
+        shard=0, bounds=(0, 1), clock=7, samples=14, now_s=5.0, received=9, applied_seq=[3, 3], next_seq=[4, 5],
+        rows=[[0, 9, 7, 0, 1]], snapshots=[],
+    )  # fmt: skip
+    script = [
+        *pulls(0, 1), (push(1, 7, seq=3), 100.0), (push(1, 7, seq=4), 1.0), (push(0, 7, seq=4), 1.0),
+        *pulls(0, 1), *byes({0: 1, 1: 2}),
+    ]  # fmt: skip
+    channel = ScriptedChannel(script)
+    shard, snapshots = make(log, channel, SoftsyncOptions(n=2, modulation="none"), 2, budget=18)
+    shard.update.samples = account.samples
+    shard.restore(account, [4, 3])
+    shard.serve()
+    snapshots.close()
+    rows = read_table(log, "pushes")[["learner_id", "seq", "clock", "verdict", "reason"]].tolist()
+    applied, repeated = (Verdict.APPLY, Reason.NONE), (Verdict.DROP, Reason.REPEATED)
+    assert rows == [(1, 3, 7, *repeated), (1, 4, 7, *applied), (0, 4, 8, *applied)]
+    assert read_table(log, "events")["kind"].tolist() == [Event.RESUMED, Event.STOPPED]
+    assert shard.update.weights.tolist() == [-2.0]
+    assert tuple(read_summary(log)[0]) == (0, 9, 18, 12, 12, 0), "those before count"
+
+
+def test_ssp_goes_on_from_where_learners_are() -> None:
+    protocol = protocols.make(SspOptions(slack=1), 3)
+    protocol.on_resume([7, 5, 6])
+    assert [protocol.may_pull(learner_id, 0) for learner_id in EVERYBODY] == [False, True, True]
+    protocol.on_push(1, 0, 0)
+    assert [protocol.may_pull(learner_id, 0) for learner_id in EVERYBODY] == [True, True, True]

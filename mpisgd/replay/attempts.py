@@ -1,0 +1,91 @@
+"""A run that was interrupted and continued: one attempt after the other is computed again, through the seams between them.
+
+At a seam each shard has the tensors of the checkpoint, which must be those that its log gives. Where shards are asynchronous they
+may lack the other half of gradients that some of them had taken before it, when the job was killed before that came into a file:
+then no log gives the slices of that clock, and the checkpoint's are taken as they are, which is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mpisgd.data import DataSet
+from mpisgd.errors import CheckpointError, DataError
+from mpisgd.parts import Brought, Meta
+from mpisgd.records import checkpoint as disk
+from mpisgd.replay.finding import Finding, refuse
+from mpisgd.replay.proof import Proof
+from mpisgd.replay.recompute import Recompute, Told
+from mpisgd.replay.record import Record, ShardRecord
+from mpisgd.replay.serial import Serial
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def through_attempts(
+    record: Record,
+    brought: Brought,
+    data: DataSet,
+    meta: Meta,
+    proof: Proof,
+    told: Told,
+    *,
+    until: int | None,
+    at_first: bool,
+) -> None:
+    """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`."""
+    begun: list[Tensors] = []
+    attempts: list[Record] = [*record.earlier, record]
+    for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
+        serial = Serial(attempt, brought, data, meta, begun)
+        seam = None if following is None else following.start_clock
+        here = until if until is not None and (seam is None or until < seam) else None
+        recompute = Recompute(attempt, serial, proof, told, seam)
+        recompute.run(until=here, at_first=at_first)
+        if following is None or here is not None or (at_first and proof.finding is not None):
+            return
+        begun = [_begun(record, following, shard, recompute.at_seam.get(shard), proof) for shard in range(len(record.shards))]
+
+
+def check_start(record: Record, shard: ShardRecord) -> None:
+    """Raises Untrue where the rows that an attempt continues are not those of one clock."""
+    start = shard.start
+    if start.clock != record.start_clock:
+        why = f"it continues clock {start.clock}, shard {record.shards[0].shard} continues clock {record.start_clock}"
+        refuse(why, shard.shard, "updates")
+
+
+def _begun(record: Record, following: Record, shard: int, computed: Tensors | None, proof: Proof) -> Tensors:
+    """What a shard begins an attempt with.
+
+    Raises DataError where its log does not give it, and its checkpoint is not there any more.
+    """
+    clock = following.start_clock
+    try:
+        kept = disk.read(disk.directory_of(record.path, clock)).tensors(shard)
+    except CheckpointError as error:
+        if computed is None:
+            raise DataError(
+                f"the log of shard {shard} does not lead to clock {clock}, and without its checkpoint: {error}"
+            ) from error
+        proof.seams.append(f"attempt {following.attempt}, shard {shard}: goes on at clock {clock}; {error}")
+        return computed
+    if computed is None:
+        proof.seams.append(
+            f"attempt {following.attempt}, shard {shard}: goes on at clock {clock} with the slice of the checkpoint: the logs of"
+            " the attempt before were cut off too early to give it"
+        )
+        return kept
+    other = [name for name in sorted({*kept, *computed}) if not _same(kept.get(name), computed.get(name))]
+    if other and proof.finding is None and not proof.tolerance:
+        why = f"attempt {following.attempt} begins with {', '.join(other)} of the checkpoint, which are not what its log gives"
+        proof.finding = Finding(why, shard, "updates", clock=clock)
+    proof.seams.append(f"attempt {following.attempt}, shard {shard}: goes on at clock {clock}")
+    return kept
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """The same bits."""
+    return one is not None and other is not None and one.tobytes() == other.tobytes()

@@ -1,0 +1,217 @@
+"""Real ranks, killed twice in mid-run, and continued each time (DESIGN 4, laws 4, 6; DESIGN 6)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.launch import environment, mpirun
+from mpisgd.records import checkpoint as disk
+from mpisgd.records import schema
+from mpisgd.records.lock import Lock
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event
+
+from .conftest import DRIVE, Launched, drive, execute
+
+EVERY = 8
+COMMON: dict[str, Any] = {
+    "epochs": 4.0,
+    "threads": 1,
+    "log": {"progress": "off"},
+    "straggler": {"delay": "constant", "delay_mean_s": 0.005},
+    "checkpoint": {"every_updates": EVERY, "keep": 2},
+}
+#: name -> (ranks, what differs from COMMON)
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}),
+    "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}),
+    "backup": (3, {"protocol": {"name": "backup", "b": 0}, "model": "softmax", "optimizer": "adagrad"}),
+    "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
+    "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
+    "ssp-S2": (4, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": "softmax"}),
+}
+SYNCHRONOUS = ("hardsync-S2", "allreduce", "backup")
+"""Of which a run has the same bits each time; backup, because it waits for both of two learners."""
+
+
+def config(name: str, out: Path) -> dict[str, Any]:
+    return {**COMMON, **JOBS[name][1], "out": str(out)}
+
+
+def newest(path: Path) -> int:
+    """The clock of the newest checkpoint that has a manifest."""
+    return max((int(each.name[6:]) for each in disk.directories(path) if (each / disk.MANIFEST).is_file()), default=0)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str, int]) -> None:
+    """Run all jobs at once, and kill all their ranks when each has a newer checkpoint than `least`."""
+    listing = directory / "together.json"
+    listing.write_text(json.dumps(jobs))
+    command = [*mpirun(sum(job["ranks"] for job in jobs)), sys.executable, str(DRIVE), str(listing), "together"]
+    process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 240
+    try:
+        while time.monotonic() < deadline_s and not all(newest(directory / name) > clock for name, clock in least.items()):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.01)
+    finally:
+        ranks = children(process.pid)
+        for pid in (*ranks, process.pid):  # the launcher alone would leave its ranks a moment to go on
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    gone_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < gone_s:
+        time.sleep(0.01)
+    assert all(newest(directory / name) > clock for name, clock in least.items()), "checkpoints come"
+    assert not any((directory / name / schema.DONE).exists() for name in least), "killed in the middle"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("resume")
+    begun = [{"ranks": ranks, "config": config(name, directory / name)} for name, (ranks, _) in JOBS.items()]
+    resumed = [{"ranks": ranks, "resume": str(directory / name)} for name, (ranks, _) in JOBS.items()]
+    together_until(directory, begun, dict.fromkeys(JOBS, 0))
+    for name in JOBS:
+        shutil.copytree(directory / name, directory / "killed" / name)
+    together_until(directory, resumed, {name: newest(directory / name) for name in JOBS})
+    whole = [{"ranks": JOBS[name][0], "config": config(name, directory / "whole" / name)} for name in SYNCHRONOUS]
+    drive(directory, [*resumed, *whole], ranks=4)
+    return directory
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_one_log_without_a_seam(runs: Path, name: str) -> None:
+    run = Run(runs / name)
+    assert run.attempt == 2
+    assert run.done is not None
+    assert all(books.balanced for books in run.books())
+    for shard, summary in enumerate(run.summaries):
+        updates = run.updates[run.updates["shard"] == shard]
+        assert updates["clock"].tolist() == list(range(1, summary["final_clock"] + 1)), "no row lost, none doubled"
+        assert (np.diff(updates["time_s"]) >= 0).all(), "seconds go on"
+        pushes = run.pushes[run.pushes["shard"] == shard]
+        assert len(pushes) == summary["received"] == summary["pushed"]
+        for learner_id in range(run.lambda_):
+            seqs = pushes["seq"][(pushes["learner_id"] == learner_id) & (pushes["reason"] != schema.Reason.REPEATED)]
+            assert seqs.tolist() == list(range(len(seqs)))
+        events = run.events[run.events["shard"] == shard]
+        resumed = events[events["kind"] == Event.RESUMED]
+        assert len(resumed) == 2
+        assert np.count_nonzero(events["kind"] == Event.STARTED) == 1
+        assert resumed["clock"].tolist() == [each["clock"] for each in run.environment["attempts"][1:]]
+    with h5py.File(runs / name / schema.LOG) as joined:
+        for table in schema.TABLES:
+            assert len(joined[table]) == len(run.table(table))
+        assert joined["updates"]["clock"].tolist() == run.updates["clock"].tolist()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
+    proof = replay.replay(runs / name)
+    assert proof.reason == ""
+    assert proof.lines()[-1].startswith("identical")
+    assert len(proof.seams) == 2 * Run(runs / name).shards
+    if name in SYNCHRONOUS or "S2" not in name:
+        assert not [line for line in proof.seams if "slice of the checkpoint" in line], "the log alone gives all of it"
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_the_bits_of_a_run_without_interruption(runs: Path, name: str) -> None:
+    cut, whole = (torch.load(path / name / schema.WEIGHTS, weights_only=True) for path in (runs, runs / "whole"))
+    assert cut.keys() == whole.keys() == ({"theta", "thetabar"} if "averaging" in JOBS[name][1] else {"theta"})
+    assert all(torch.equal(cut[kind][key], whole[kind][key]) for kind in cut for key in cut[kind])
+    ours, theirs = Run(runs / name), Run(runs / "whole" / name)
+    same = ["snapshot", "clock_min", "clock_max", "samples", "averaged", "train", "loss", "error"]
+    assert ours.evaluations[same].tolist() == theirs.evaluations[same].tolist()
+    same = ["shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"]
+    assert ours.updates[same].tolist() == theirs.updates[same].tolist()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_evaluations_go_on(runs: Path, name: str) -> None:
+    rows = Run(runs / name).evaluations
+    kinds = 1 + ("averaging" in JOBS[name][1])
+    assert rows["snapshot"].tolist() == sorted([*range(len(rows) // kinds)] * kinds)
+    assert len(rows) == 5 * kinds
+    assert not list((runs / name).glob(".*")), "no scratch is left"
+    assert len(list((runs / name / schema.CHECKPOINTS).iterdir())) <= COMMON["checkpoint"]["keep"] + 2
+
+
+def test_a_killed_run_reads_well_in_between(runs: Path) -> None:
+    for name in JOBS:
+        run = Run(runs / "killed" / name)
+        assert run.done is None
+        assert all(books.balanced for books in run.books())
+        assert replay.check(runs / "killed" / name) == ""
+
+
+@pytest.fixture(scope="module")
+def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launched]:
+    directory = tmp_path_factory.mktemp("refused")
+    for name in ("layout", "bare", "other", "held", "model", "newest"):
+        shutil.copytree(runs / "killed" / "backup", directory / name)
+        (directory / name / schema.LOCK).unlink()
+    shutil.rmtree(directory / "bare" / schema.CHECKPOINTS)
+    Lock(directory / "held")
+    config_toml = directory / "model" / schema.CONFIG
+    config_toml.write_text(config_toml.read_text().replace('name = "softmax"', 'name = "mlp"\nhidden = [7]'))
+    clock = newest(directory / "newest")
+    os.truncate(disk.directory_of(directory / "newest", clock) / disk.part_file(0), 99)
+    done = str(runs / "backup")
+    commands = {
+        "done": (3, ("--resume", done)),
+        "layout": (4, ("--resume", "layout")),
+        "bare": (3, ("--resume", "bare")),
+        "other": (3, ("--resume=other", "--alpha0", "0.7")),
+        "held": (3, ("--resume", "held")),
+        "model": (3, ("--resume", "model")),
+        "nowhere": (3, ("--resume", "nowhere")),
+        "nothing": (3, ("--resume",)),
+    }
+    ended = execute(directory, [(n, directory, ("train", *words)) for n, words in commands.values()], ranks=4)
+    return dict(zip(commands, ended, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("done", 0, "backup is done: there is nothing to continue"),
+        ("layout", 2, "was written by 2 learners and 1 shard(s), here are 3 and 1: start as many ranks as before"),
+        ("bare", 2, "CheckpointError: bare has no checkpoint that is complete"),
+        ("other", 2, "alpha0 = 0.7: the run that is to be continued has 0.05; what may change is epochs"),
+        ("held", 2, "held is being written by another job, process"),
+        ("model", 2, "is of another model: its parameters are 650 ("),
+        ("nowhere", 2, "--resume nowhere: it is no run directory of mpisgd, it has no config.toml"),
+        ("nothing", 2, "--resume: expected the directory of a run after it"),
+    ],
+)
+def test_what_cannot_be_continued_says_why(refused: dict[str, Launched], name: str, status: int, said: str) -> None:
+    assert said in refused[name].text
+    assert refused[name].status == status

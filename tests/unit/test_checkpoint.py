@@ -1,0 +1,343 @@
+"""Checkpoints: what is written is loaded, bit for bit, or refused; never something else (DESIGN 6)."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from mpisgd.compensation import Compensation
+from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.errors import CheckpointError, ConfigError
+from mpisgd.records import checkpoint as disk
+from mpisgd.records import schema
+from mpisgd.records.checkpoints import Checkpoints, remove
+from mpisgd.records.lock import Lock
+from mpisgd.records.snapshots import Snapshots
+from mpisgd.update import SliceUpdate
+
+SIZE = 50
+OPTIMIZERS = {
+    "sgd": SgdOptions(momentum=0.0),
+    "momentum": SgdOptions(momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adagrad": AdagradOptions(),
+    "rmsprop": RmspropOptions(momentum=0.5),
+    "adam": AdamOptions(),
+}
+
+
+def make_update(options: OptimizerOptions | None = None, size: int = SIZE, averaging: float = 0.9, dc: float = 0.0) -> SliceUpdate:
+    weights = torch.arange(size, dtype=torch.float32)
+    return SliceUpdate(
+        weights,
+        options or SgdOptions(),
+        learning_rate=0.1,
+        schedule=lambda epochs: 1 / (1 + epochs),
+        train_samples=8,
+        averaging=averaging,
+        compensation=Compensation(weights, dc, 0.5) if dc else None,
+    )
+
+
+def go_on(update: SliceUpdate, first: int, updates: int) -> None:
+    for number in range(first, first + updates):
+        update.scratch[:] = np.random.default_rng(number).normal(size=len(update.scratch))
+        if update.compensation is not None:
+            update.compensation.given(0, number)
+        update.accumulate(1.0, 4, number)
+        update.step()
+
+
+def checkpoints(run: Path, update: SliceUpdate, shard: int = 0, shards: int = 1, **special: Any) -> Checkpoints:
+    size = len(update.weights)
+    given = {"bounds": (size * shard, size * (shard + 1)), "shards": shards, "learners": 2, "model": "3 (abc)", **special}
+    return Checkpoints(run, CheckpointOptions(every_updates=10, keep=2), update, shard, **given)
+
+
+def take(writer: Checkpoints, clock: int, **special: Any) -> None:
+    account = {"now_s": clock / 10, "received": 2 * clock, "applied_seq": [clock - 1] * 2, "next_seq": [clock] * 2}
+    account |= {"rows": [2 * clock, clock, 0, 1], "snapshots": [(0, 0, 0.0)], "diverged": False, **special}
+    writer.due(clock)
+    writer.wait()
+    writer.take(clock=clock, **account)  # type: ignore[arg-type]
+    writer.wait()
+
+
+def clocks(run: Path) -> list[int]:
+    return [int(path.name.removeprefix("clock-")) for path in disk.directories(run)]
+
+
+# ----------------------------------------------------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dc", [0.0, 0.5])
+def test_a_run_goes_on_with_the_same_bits(name: str, dc: float, tmp_path: Path) -> None:
+    whole, cut = make_update(OPTIMIZERS[name], dc=dc), make_update(OPTIMIZERS[name], dc=dc)
+    for update in (whole, cut):
+        go_on(update, 0, 7)
+    take(checkpoints(tmp_path, cut), 10)
+    go_on(cut, 100, 3)  # what comes after is lost
+    found = disk.newest(tmp_path)
+    again = make_update(OPTIMIZERS[name], dc=dc)
+    again.restore({key: torch.from_numpy(value) for key, value in found.tensors(0).items()}, found.parts[0].account.samples)
+    assert (again.samples, again.learning_rate) == (whole.samples, whole.learning_rate)
+    for update in (whole, again):
+        go_on(update, 7, 5)
+    assert whole.state().keys() == again.state().keys()
+    for key, value in whole.state().items():
+        assert torch.equal(value, again.state()[key]), key
+    assert len(whole.state()) >= 2 + (name != "sgd") + (dc > 0)
+
+
+def test_what_the_account_says_comes_back(tmp_path: Path) -> None:
+    update = make_update()
+    writer = checkpoints(tmp_path, update, attempt=3, continues=[[0, 5, 2, 0, 1]])
+    take(writer, 10, applied_seq=[4, 7], next_seq=[5, 9], snapshots=[(0, 0, 0.1), (8, 32, 1 / 3)], diverged=True)
+    found = disk.newest(tmp_path)
+    account = found.parts[0].account
+    assert (found.clock, found.attempt, found.learners, found.model) == (10, 3, 2, "3 (abc)")
+    assert (account.bounds, account.applied_seq, account.next_seq, account.diverged) == ((0, SIZE), [4, 7], [5, 9], True)
+    assert account.rows == [[0, 5, 2, 0, 1], [3, 20, 10, 0, 1]]
+    assert account.snapshots == [[0, 0, 0.1], [8, 32, 1 / 3]]
+    with h5py.File(found.path / disk.part_file(0)) as file:  # as anybody may read it
+        assert dict(file.attrs) == {"clock": 10, "shard": 0, "attempt": 3}
+        np.testing.assert_array_equal(file["weights"][:], update.weights)
+
+
+def test_learners_go_on_with_what_any_shard_lacks(tmp_path: Path) -> None:
+    for shard, wanted in enumerate(([5, 9, 2], [6, 7, 2])):
+        take(checkpoints(tmp_path, make_update(), shard, 2), 10, next_seq=wanted, now_s=1.0 + shard)
+    found = disk.newest(tmp_path)
+    assert (found.next_seq, found.now_s) == ([5, 7, 2], 2.0)
+
+
+def test_another_optimiser_is_refused() -> None:
+    adam, momentum = make_update(AdamOptions()), make_update()
+    go_on(adam, 0, 1)
+    with pytest.raises(CheckpointError, match="exp_avg, exp_avg_sq, step, which SGD does not keep"):
+        momentum.restore(adam.state(), 4)
+    with pytest.raises(CheckpointError, match="has averaged, weights: expected weights"):
+        make_update(averaging=0.0).restore(momentum.state(), 4)
+    with pytest.raises(CheckpointError, match=r"weights has shape \(50,\), expected \(49,\)"):
+        make_update(size=49).restore(momentum.state(), 4)
+
+
+# --------------------------------------------------------------------------------------------------- which one is loaded
+
+
+def test_the_newest_that_is_complete_and_the_rest_is_pruned(tmp_path: Path) -> None:
+    writers = [checkpoints(tmp_path, make_update(), shard, 2, pinned={10}) for shard in (0, 1)]
+    for clock in (10, 20, 30, 40):
+        for writer in writers:
+            take(writer, clock)
+    assert clocks(tmp_path) == [40, 30, 10], "two are kept, and that which the run was continued from"
+    take(writers[1], 50)
+    assert disk.newest(tmp_path).clock == 40, "shard 0 did not come so far"
+    assert clocks(tmp_path) == [50, 40, 30, 10]
+    take(writers[0], 50)
+    assert disk.newest(tmp_path).clock == 50
+    take(writers[0], 60)
+    for writer in writers:
+        take(writer, 70)
+    assert clocks(tmp_path) == [70, 60, 50, 10], "one that stayed incomplete is no better than none"
+    assert [path.name for path in tmp_path.rglob(".*")] == [], "nothing is left aside"
+
+
+def test_parts_of_two_attempts_make_no_checkpoint(tmp_path: Path) -> None:
+    take(checkpoints(tmp_path, make_update(), 0, 2), 10)
+    take(checkpoints(tmp_path, make_update(), 1, 2, attempt=1), 10)
+    with pytest.raises(CheckpointError, match="has no checkpoint that is complete: it cannot be continued"):
+        disk.newest(tmp_path)
+
+
+def test_an_extra_one_may_be_asked_for(tmp_path: Path) -> None:
+    writer = checkpoints(tmp_path, make_update())
+    writer.also_at(7)
+    assert [clock for clock in range(1, 25) if writer.due(clock)] == [7, 10, 20]
+
+
+DAMAGE = {
+    "manifest.json is missing": lambda path: (path / disk.MANIFEST).unlink(),
+    "manifest.json is torn": lambda path: os.truncate(path / disk.MANIFEST, 100),
+    "shard-001.h5 cannot be read": lambda path: (path / disk.part_file(1)).unlink(),
+    "shard-001.h5 is torn: 1000 bytes": lambda path: os.truncate(path / disk.part_file(1), 1000),
+    "shard-000.h5 is torn": lambda path: (path / disk.part_file(0)).write_bytes((path / disk.part_file(1)).read_bytes()),
+}
+
+
+@pytest.mark.parametrize("why", DAMAGE)
+def test_one_that_is_torn_is_passed_over(why: str, tmp_path: Path) -> None:
+    updates = [make_update(), make_update()]
+    go_on(updates[1], 0, 1)
+    for clock in (10, 20):
+        for shard, update in enumerate(updates):
+            take(checkpoints(tmp_path, update, shard, 2), clock)
+    DAMAGE[why](disk.directory_of(tmp_path, 20))
+    said: list[str] = []
+    assert disk.newest(tmp_path, said.append).clock == 10
+    assert len(said) == 1
+    assert said[0].startswith("clock-000020 is passed over: ")
+    assert why in said[0]
+
+
+@pytest.mark.parametrize("name", ["shard-000.h5", "manifest.json"])
+def test_no_flipped_bit_goes_unseen(name: str, tmp_path: Path) -> None:
+    update = make_update(AdamOptions())
+    go_on(update, 0, 2)
+    take(checkpoints(tmp_path, update), 10)
+    path = disk.directory_of(tmp_path, 10) / name
+    whole = path.read_bytes()
+    disk.newest(tmp_path)
+    generator = random.Random(1)
+    for place in generator.sample(range(len(whole)), 200):
+        spoilt = bytearray(whole)
+        spoilt[place] ^= 1 << generator.randrange(8)
+        path.write_bytes(spoilt)
+        with pytest.raises(CheckpointError):
+            disk.newest(tmp_path)
+    for length in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError):
+            disk.newest(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["text", "link", "outside"])
+def test_only_numbers_are_read(what: str, tmp_path: Path) -> None:
+    """A part that somebody else made, with sums that fit: no objects, no links, nothing that is executed."""
+    take(checkpoints(tmp_path, make_update()), 10)
+    path = disk.directory_of(tmp_path, 10)
+    with h5py.File(path / disk.part_file(0), "a") as file:
+        if what == "text":
+            file.create_dataset("optimizer.step", data=np.array([b"cos\nsystem\n(S'false'\ntR."]))
+        elif what == "link":
+            file["optimizer.step"] = h5py.ExternalLink("/elsewhere.h5", "/weights")
+        else:
+            file.create_dataset("optimizer.step", (3,), np.float32, external=[("/elsewhere", 0, 12)])
+    content = (path / disk.part_file(0)).read_bytes()
+    table = disk.read_json(path / disk.MANIFEST)
+    table["parts"][0] |= {"nbytes": len(content), "crc32": disk.zlib.crc32(content)}
+    disk.write_json(path / disk.MANIFEST, table)
+    with pytest.raises(CheckpointError, match=r"optimizer\.step is no data set of float32"):
+        disk.read(path).tensors(0)
+
+
+def test_a_manifest_of_another_time(tmp_path: Path) -> None:
+    take(checkpoints(tmp_path, make_update()), 10)
+    path = disk.directory_of(tmp_path, 10) / disk.MANIFEST
+    table = disk.read_json(path)
+    disk.write_json(path, {**table, "schema_version": 99})
+    with pytest.raises(CheckpointError, match=f"schema version 99, this mpisgd reads {schema.SCHEMA_VERSION}"):
+        disk.read(path.parent)
+    del table["learners"]
+    disk.write_json(path, table)
+    with pytest.raises(CheckpointError, match="is no manifest: KeyError: 'learners'"):
+        disk.read(path.parent)
+
+
+# -------------------------------------------------------------------------------------------------- writing beside the loop
+
+
+def test_the_copy_is_of_its_moment(tmp_path: Path) -> None:
+    """The shard goes on while the thread writes."""
+    update = make_update(size=2_000_000)
+    writer = checkpoints(tmp_path, update)
+    before = update.weights.clone()
+    writer.due(10)
+    writer.wait()
+    writer.take(clock=10, now_s=1.0, received=1, applied_seq=[0], next_seq=[1], rows=[0] * 4, snapshots=[], diverged=False)
+    update.weights.fill_(-1.0)
+    writer.wait()
+    np.testing.assert_array_equal(disk.newest(tmp_path).tensors(0)["weights"], before)
+
+
+def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
+    writer = checkpoints(tmp_path, make_update(), beside=[tmp_path / "nowhere.h5"])
+    with pytest.raises(CheckpointError, match=r"a checkpoint of shard 0 could not be written: .*nowhere\.h5"):
+        take(writer, 10)
+    assert not writer.busy(), "it is told once"
+
+
+# ------------------------------------------------------------------------------------------------- snapshots, and the lock
+
+
+def test_snapshots_go_on_where_they_were(tmp_path: Path) -> None:
+    update = make_update(averaging=0.0)
+    first = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE)
+    for clock in range(3):
+        update.weights.fill_(clock)
+        first.take(update, clock, 0.5 * clock)
+    taken = first.taken
+    first.close(keep=True)
+    again = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE, resumed=taken[:2])
+    update.weights.fill_(7.0)
+    again.take(update, 5, 9.0)
+    assert [again.get(number).vectors[0][0] for number in range(3)] == [0.0, 1.0, 7.0]
+    assert [again.get(number).clock for number in range(3)] == [0, 1, 5]
+    again.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    with pytest.raises(ConfigError, match=rf"is being written by another job, process {os.getpid()} on .*remove .*LOCK"):
+        Lock(tmp_path)
+    holder = json.loads(path.read_text())
+
+    path.write_text(json.dumps({**holder, "host": "elsewhere", "job": "77"}))
+    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\), since 20"):
+        Lock(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    lock = Lock(tmp_path)  # the same job, requeued on another host
+
+    path.write_text(json.dumps({**holder, "begun": "1"}))
+    lock = Lock(tmp_path)  # another process has the number by now
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Lock(tmp_path)
+    path.unlink()
+    lock = Lock(tmp_path)
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_the_users_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / schema.CHECKPOINTS / "clock-mine").mkdir(parents=True)
+    assert disk.directories(tmp_path) == []
+
+
+def write_on(run: Path, first: int) -> None:
+    """Both shards of a job, until it is killed."""
+    writers = [checkpoints(run, make_update(size=20_000), shard, 2) for shard in (0, 1)]
+    for clock in range(first, first + 10_000):
+        for writer in writers:
+            take(writer, clock)
+
+
+def test_whenever_it_is_killed_the_newest_that_is_complete_loads(tmp_path: Path) -> None:
+    generator, newest = random.Random(2), 0
+    for _ in range(8):
+        job = multiprocessing.get_context("fork").Process(target=write_on, args=(tmp_path, newest + 1))
+        job.start()
+        deadline_s = time.monotonic() + 20
+        while max(clocks(tmp_path), default=0) <= newest + 1 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.03))
+        job.kill()
+        job.join()
+        before, newest = newest, disk.newest(tmp_path).clock
+        assert newest > before
+        assert newest >= max(clocks(tmp_path)) - 1, "all but the one that was being written"
+        for path in disk.directories(tmp_path):  # as the run that goes on does
+            if int(path.name.removeprefix("clock-")) > newest:
+                remove(path)
