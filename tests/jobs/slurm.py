@@ -60,10 +60,15 @@ def missing() -> str:
     absent = [name for name in PROGRAMS if shutil.which(name, path=_SBIN) is None]
     if absent:
         return f"no SLURM on this machine: {', '.join(absent)} not found (Debian: apt-get install slurm-wlm munge)"
-    if os.geteuid() != 0:
-        return "SLURM is installed, but only root may start nodes with host names of their own"
-    apart = subprocess.run(["unshare", "--uts", "hostname", "n1"], capture_output=True, text=True, check=False)
-    return "" if apart.returncode == 0 else f"SLURM is installed, but there are no UTS namespaces here: {apart.stderr.strip()}"
+    return no_hosts()
+
+
+def no_hosts() -> str:
+    """Why no process can have a host name of its own here; empty where one can."""
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return "processes with host names of their own, as of several hosts, need unshare (util-linux), and root"
+    apart = subprocess.run(["unshare", "--uts", "--mount", "hostname", "n1"], capture_output=True, text=True, check=False)
+    return "" if apart.returncode == 0 else f"there are no namespaces here: {apart.stderr.strip()}"
 
 
 def free_ports(count: int) -> list[int]:
