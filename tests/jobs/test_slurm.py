@@ -69,7 +69,7 @@ def test_the_shipped_script_trains_on_four_nodes_with_a_shard_on_each(checkout: 
     checkout.configure('epochs = 1\nplacement = "spread"')
     checkout.edit("slurm-cpu.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-cpu.sbatch")
-    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=60)
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
     said = checkout.output(job)
     assert state == "COMPLETED", said
     assert f"done; look at it with: mpisgd report results/mpisgd-{job}" in said
@@ -107,7 +107,7 @@ def start_endless(checkout: Submitting) -> str:
     checkout.configure('epochs = 1000000\nplacement = "spread"')
     checkout.edit("slurm-cpu.sbatch", **FOUR_NODES | {"ntasks": 4, "ntasks_per_node": 1, "SHARDS": 2})
     job = checkout.submit("slurm-cpu.sbatch")
-    slurm.wait_for(lambda: list(checkout.run(job).glob("shard-001*.h5")), 60, "training", lambda: checkout.output(job))
+    slurm.wait_for(lambda: list(checkout.run(job).glob("shard-001*.h5")), 120, "training", lambda: checkout.output(job))
     return job
 
 
