@@ -1,12 +1,12 @@
 """LSF's script for CPU nodes with real ranks on two hosts: its environment as LSF documents it, and a stand-in for `blaunch`.
 
-The hosts are UTS namespaces of this machine, with names in a mount namespace. A real LSF cannot be had: what it makes of the
-directives is not tested.
+The hosts are namespaces of this machine. A real LSF cannot be had: what it makes of the directives is not tested.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -20,12 +20,12 @@ REASON = slurm.no_hosts()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "there can be hosts")
 
 #: `blaunch [options] host command`: runs the command there. Notes down what it was asked for.
-BLAUNCH = """\
+BLAUNCH = f"""\
 while [[ $1 == -* ]]; do shift; done
 host=$1
 shift
 echo "$host" >>blaunched
-exec unshare --uts bash -c "hostname $host && $*"
+exec {shlex.join(slurm.apart("HOST")).replace("HOST", "'$host'")} "$*"
 """
 
 ENVIRONMENT = {
@@ -48,7 +48,7 @@ def test_a_run_on_two_hosts(tmp_path: Path, mpi: str) -> None:
     env = environment() | ENVIRONMENT | {"LSB_DJOB_HOSTFILE": str(hosts), "LSB_HOSTS": "hostA hostA hostB hostB"}
     env |= {"LSF_BINDIR": str(checkout.programs), "PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
     done = subprocess.run(
-        ["unshare", "--uts", "--mount", "bash", "-c", "mount --bind names /etc/hosts && hostname hostA && bash jobs/lsf-cpu.bsub"],
+        [*slurm.apart("hostA"), "mount --bind names /etc/hosts && bash jobs/lsf-cpu.bsub"],
         cwd=tmp_path,
         env=env,
         capture_output=True,
