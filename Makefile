@@ -49,11 +49,14 @@ lint: $(READY)  ## ruff: rules and format
 types: $(READY)  ## mypy, strict
 	$(IN_VENV) mypy
 
+# Batch scripts with real ranks; the rest of tests/jobs has fakes.
+REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
+
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
-	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi --ignore=tests/jobs/test_slurm.py $(ARGS)
+	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi $(REAL_JOBS:%=--ignore=%) $(ARGS)
 
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), and those of a real SLURM, where there is one
-	$(IN_VENV) python -m pytest tests/mpi tests/jobs/test_slurm.py $(ARGS)
+	$(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS) $(ARGS)
 
 compiled: $(READY)  ## the virtual cluster compiled in place, about three times as fast; again after each edit (needs a C compiler)
 	$(IN_VENV) python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy 'setuptools>=70'

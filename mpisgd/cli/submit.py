@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpisgd.checks import require
+from mpisgd.checks import at_least, require
 from mpisgd.config import Config, kind_of, replace
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.submit.layout import Layout, Wishes, fit
@@ -88,6 +88,7 @@ def main(argv: list[str]) -> int:
 
 def make(options: Options, argv: list[str]) -> Script:
     """The script that the options mean; raises ConfigError."""
+    at_least(options, "", links=1)
     return Script(
         system=options.system,
         layout=_layout(options),

@@ -1,8 +1,8 @@
 """A real SLURM on this machine, for as long as the tests last: one controller and virtual nodes, started from Debian's packages.
 
-Each node is a slurmd in a UTS namespace of its own, so that its ranks see a host name of their own, and so that all of a node's
-processes can be found, and killed at once, as a power cut would. Nothing is installed here, nothing outside the directory is
-written, and SLURM_CONF names this cluster, so that one which the machine may have is left alone.
+Each node is a slurmd in namespaces of its own, so that its ranks see a host name and shared memory of their own, and so that all
+of a node's processes can be found, and killed at once, as a power cut would. Nothing is installed here, nothing outside the
+directory is written, and SLURM_CONF names this cluster, so that one which the machine may have is left alone.
 """
 
 from __future__ import annotations
@@ -60,10 +60,24 @@ def missing() -> str:
     absent = [name for name in PROGRAMS if shutil.which(name, path=_SBIN) is None]
     if absent:
         return f"no SLURM on this machine: {', '.join(absent)} not found (Debian: apt-get install slurm-wlm munge)"
-    if os.geteuid() != 0:
-        return "SLURM is installed, but only root may start nodes with host names of their own"
-    apart = subprocess.run(["unshare", "--uts", "hostname", "n1"], capture_output=True, text=True, check=False)
-    return "" if apart.returncode == 0 else f"SLURM is installed, but there are no UTS namespaces here: {apart.stderr.strip()}"
+    return no_hosts()
+
+
+def apart(host: str) -> list[str]:
+    """What runs a shell command as on another host: with a name of its own, and shared memory of its own.
+
+    (MPICH calls its segments after the job: two nodes with one /dev/shm take each other's.)
+    """
+    setup = f'mount -t tmpfs none /dev/shm && hostname {host} && eval "$0"'
+    return ["unshare", "--uts", "--mount", "bash", "-c", setup]
+
+
+def no_hosts() -> str:
+    """Why no process can have a host name of its own here; empty where one can."""
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        return "processes with host names of their own, as of several hosts, need unshare (util-linux), and root"
+    tried = subprocess.run([*apart("n1"), "true"], capture_output=True, text=True, check=False)
+    return "" if tried.returncode == 0 else f"there can be no namespaces here: {tried.stderr.strip()}"
 
 
 def free_ports(count: int) -> list[int]:
@@ -132,7 +146,7 @@ class Slurm:
         wait_for(lambda: self.states() == {"idle"}, 30, "nodes that are idle", self.told)
 
     def power_on(self, node: str) -> None:
-        self._daemon(node, ["unshare", "--uts", "sh", "-c", f"hostname {node} && exec slurmd -D -N {node}"])
+        self._daemon(node, [*apart(node), f"exec slurmd -D -N {node}"])
 
     def power_off(self, node: str) -> None:
         """Kill every process of a node at once."""

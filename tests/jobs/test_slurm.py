@@ -6,19 +6,16 @@ MPICH's by srun. Starting ranks is what takes long, so only what needs a real tr
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mpisgd import config_file, roles
-from mpisgd.errors import ConfigError
-from mpisgd.launch import environment, mpirun
+from mpisgd.launch import environment
 from tests.jobs import slurm
+from tests.jobs.checkout import Checkout, hosts_of
 from tests.jobs.golden import JOBS
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -28,61 +25,21 @@ pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "a SLURM is here"
 
 
 @pytest.fixture(scope="module")
-def mpi() -> str:
-    try:
-        launcher = mpirun(1)[0]
-    except ConfigError as error:
-        pytest.skip(str(error))
-    told = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
-    return "openmpi" if "Open MPI" in told else "mpich"
-
-
-@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
     with slurm.cluster(tmp_path_factory.mktemp("slurm"), NODES) as running:
         yield running
 
 
-class Checkout:
-    """A copy of jobs/ beside an environment in which there is an `mpisgd`, and the cluster that it is submitted to."""
+class Submitting(Checkout):
+    """A checkout whose scripts are submitted to the cluster."""
 
     def __init__(self, directory: Path, cluster: slurm.Slurm, mpi: str) -> None:
-        self.directory, self.cluster, self.mpi = directory, cluster, mpi
-        shutil.copytree(JOBS, directory / "jobs")
-        programs = directory / ".venv" / "bin"
-        programs.mkdir(parents=True)
-        path = f"{programs}:{Path(sys.executable).parent}"
-        (programs / "activate").write_text(f'export PATH="{path}:$PATH" PYTHONPATH="{JOBS.parent}"\n')
-        self.programs = programs
-        self.install(f'exec "{sys.executable}" -m mpisgd "$@"\n')
-
-    def install(self, mpisgd: str) -> None:
-        """What the ranks run."""
-        (self.programs / "mpisgd").write_text(f"#!/bin/bash\n{mpisgd}")
-        (self.programs / "mpisgd").chmod(0o755)
-
-    def configure(self, more: str) -> None:
-        """Keys before those of jobs/job.toml."""
-        file = self.directory / "jobs" / "job.toml"
-        lines = [line for line in file.read_text().splitlines() if not line.startswith("epochs")]
-        file.write_text("\n".join([more, *lines, ""]))
+        super().__init__(directory, mpi)
+        self.cluster = cluster
 
     @property
     def environment(self) -> dict[str, str]:
         return environment() | self.cluster.environment
-
-    def edit(self, script: str, **settings: object) -> None:
-        """Edit a script's block, as a user would: directives by their names with `_` for `-`, settings by theirs."""
-        file = self.directory / "jobs" / script
-        text = file.read_text()
-        for name, value in ({"MPI": self.mpi} | settings).items():
-            before = f"#SBATCH --{name.replace('_', '-')}=" if name.islower() else f"{name}="
-            lines = text.splitlines(keepends=True)
-            found = [at for at, line in enumerate(lines) if line.startswith(before)]
-            assert len(found) == 1, f"{script}: {before}"
-            lines[found[0]] = f"{before}{value}\n"
-            text = "".join(lines)
-        file.write_text(text)
 
     def submit(self, script: str) -> str:
         """`sbatch`; the job's number."""
@@ -95,33 +52,24 @@ class Checkout:
         file = self.directory / f"mpisgd-{job}.out"
         return file.read_text() if file.exists() else ""
 
-    def run(self, job: str) -> Path:
-        return self.directory / "results" / f"mpisgd-{job}"
-
 
 @pytest.fixture
-def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Checkout]:
+def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Submitting]:
     """And, whatever became of the test, an idle cluster for the next."""
-    yield Checkout(tmp_path, cluster, mpi)
+    yield Submitting(tmp_path, cluster, mpi)
     cluster.call("scancel", "--user=root")
     slurm.wait_for(lambda: cluster.states() == {"idle"}, 30, "nodes that are idle", cluster.told)
-
-
-def hosts_of(run: Path) -> tuple[tuple[str, ...], roles.Roles]:
-    """The host of each rank, and the roles, as the run wrote them down."""
-    hosts = tomllib.loads((run / "config.toml").read_text())["environment"]["hosts"]
-    return tuple(hosts), roles.of_job(config_file.read(run / "config.toml"), hosts)
 
 
 FOUR_NODES = {"nodes": 4, "ntasks": 8, "ntasks_per_node": 2, "SHARDS": 4, "EVALUATOR": 0}
 HOSTS = ("n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4")
 
 
-def test_the_shipped_script_trains_on_four_nodes_with_a_shard_on_each(checkout: Checkout) -> None:
+def test_the_shipped_script_trains_on_four_nodes_with_a_shard_on_each(checkout: Submitting) -> None:
     checkout.configure('epochs = 1\nplacement = "spread"')
     checkout.edit("slurm-cpu.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-cpu.sbatch")
-    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=60)
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
     said = checkout.output(job)
     assert state == "COMPLETED", said
     assert f"done; look at it with: mpisgd report results/mpisgd-{job}" in said
@@ -132,7 +80,7 @@ def test_the_shipped_script_trains_on_four_nodes_with_a_shard_on_each(checkout: 
     assert [hosts[rank] for rank in assigned.shard_ranks] == list(NODES)
 
 
-def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Checkout) -> None:
+def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submitting) -> None:
     # Each ends when both have begun.
     checkout.install(
         'mkdir -p "$4"; echo "$@" >"$4/words"; until (($(ls results | wc -l) == 2)); do sleep 0.1; done; touch "$4/DONE"'
@@ -154,16 +102,16 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Check
 # ------------------------------------------------------------------------------------------------ jobs that do not end well
 
 
-def start_endless(checkout: Checkout) -> str:
+def start_endless(checkout: Submitting) -> str:
     """A run that would take for ever, on four nodes, as soon as it trains; its number."""
     checkout.configure('epochs = 1000000\nplacement = "spread"')
     checkout.edit("slurm-cpu.sbatch", **FOUR_NODES | {"ntasks": 4, "ntasks_per_node": 1, "SHARDS": 2})
     job = checkout.submit("slurm-cpu.sbatch")
-    slurm.wait_for(lambda: list(checkout.run(job).glob("shard-001*.h5")), 60, "training", lambda: checkout.output(job))
+    slurm.wait_for(lambda: list(checkout.run(job).glob("shard-001*.h5")), 120, "training", lambda: checkout.output(job))
     return job
 
 
-def ranks(checkout: Checkout) -> list[str]:
+def ranks(checkout: Submitting) -> list[str]:
     """The commands of all ranks on all nodes that are up."""
     found = []
     for pid in [
@@ -178,7 +126,7 @@ def ranks(checkout: Checkout) -> list[str]:
     return found
 
 
-def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Checkout) -> None:
+def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Submitting) -> None:
     job = start_endless(checkout)
     assert ranks(checkout)
     checkout.cluster.call("scancel", job)
@@ -188,7 +136,7 @@ def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Checkout) -> None
     assert "done; look" not in checkout.output(job)
 
 
-def test_a_job_that_loses_a_node_fails_and_ends(checkout: Checkout) -> None:
+def test_a_job_that_loses_a_node_fails_and_ends(checkout: Submitting) -> None:
     """Open MPI's mpirun sees it first, and says 0: SLURM alone would have said COMPLETED. srun waits for SLURM to see it."""
     job = start_endless(checkout)
     try:
@@ -222,7 +170,7 @@ for ((i = 0; i < 600; i++)); do sleep 0.1; done
 """
 
 
-def wait_for_link(checkout: Checkout, job: str, link: int) -> None:
+def wait_for_link(checkout: Submitting, job: str, link: int) -> None:
     """Until its ranks run, on all nodes."""
     running = f"running.{link}.*"
     slurm.wait_for(
@@ -230,7 +178,7 @@ def wait_for_link(checkout: Checkout, job: str, link: int) -> None:
     )
 
 
-def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(checkout: Checkout) -> None:
+def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(checkout: Submitting) -> None:
     checkout.install(THREE_LINKS)
     checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
     job = checkout.submit("slurm-chain.sbatch")
@@ -254,7 +202,7 @@ def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(chec
     assert words["1"] == words["2"] == f"train --resume results/mpisgd-{job}\n"
 
 
-def test_a_cancelled_chain_does_not_come_back(checkout: Checkout) -> None:
+def test_a_cancelled_chain_does_not_come_back(checkout: Submitting) -> None:
     """Although it has saved, and scontrol would queue a cancelled job again."""
     checkout.install(THREE_LINKS.replace("link=${SLURM_RESTART_COUNT:-0}", "link=1"))
     checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
