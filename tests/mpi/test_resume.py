@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from mpisgd import replay
+from mpisgd.analysis import about
 from mpisgd.launch import environment, mpirun
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
@@ -165,6 +166,13 @@ def test_evaluations_go_on(runs: Path, name: str) -> None:
     assert not list((runs / name).glob(".*")), "no scratch is left"
     complete = [path for path in disk.directories(runs / name) if (path / disk.MANIFEST).is_file()]
     assert len(complete) <= COMMON["checkpoint"]["keep"] + 2, "with those that it was continued from"
+
+
+def test_the_report_tells(runs: Path) -> None:
+    run = Run(runs / "async")
+    clocks = ", ".join(str(each["clock"]) for each in run.environment["attempts"][1:])
+    lines = dict(about.header(run, about.status(run), "").rows)
+    assert lines["continued"] == f"from the checkpoints of clock {clocks}"
 
 
 def test_a_killed_run_reads_well_in_between(runs: Path) -> None:
