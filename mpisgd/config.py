@@ -593,7 +593,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What a run writes down to be continued from (`mpisgd train --resume`); real ranks only."""
+    """What a run writes down to be continued from (`mpisgd train --resume`); virtual jobs pass over it: they are done again."""
 
     every_updates: int = 0
     """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = never."""

@@ -46,6 +46,11 @@ _SLOTS = {
 }
 
 
+def slots_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The tensors that an optimiser keeps for a parameter by now, not copied; None, SGD's buffer without momentum, is none."""
+    return {name: value for name, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+
+
 def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Mapping[str, Tensor]) -> None:
     """Give an optimiser the tensors that another of its kind kept for its parameter; they are copied.
 

@@ -22,7 +22,7 @@ from mpisgd.config import OptimizerOptions
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
 from mpisgd.norms import Norms
-from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, restore_slots, stepper
+from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, restore_slots, slots_of, stepper
 from mpisgd.schedule import Schedule
 
 PARKED_NBYTES = 2**30
@@ -194,11 +194,8 @@ class SliceUpdate(Updates):
             state["averaged"] = self.averaged
         if self.compensation is not None:
             state |= self.compensation.state()
-        return state | {
-            f"optimizer.{name}": value
-            for name, value in self._optimizer.state[self._parameter].items()
-            if isinstance(value, Tensor)  # SGD without momentum has a buffer that is None
-        }
+        slots = slots_of(self._optimizer, self._parameter)
+        return state | {f"optimizer.{name}": tensor for name, tensor in slots.items()}
 
     def restore(self, state: Mapping[str, Tensor], samples: int) -> None:
         """Go on from what `state` gave when so many samples had been applied; nothing may have been summed yet. It is copied.

@@ -113,6 +113,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
+        *_attempts(run),
         *_compensation(run),
         *_virtual(run),
         ("hosts", hosts(run)),
@@ -123,6 +124,15 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
+
+
+def _attempts(run: Run) -> list[tuple[str, str]]:
+    """At which clocks the run went on after interruptions, where there were any."""
+    events = run.events[(run.events["kind"] == schema.Event.RESUMED) & (run.events["shard"] == 0)]
+    if not len(events):
+        return []
+    clocks = ", ".join(f"{clock:,}" for clock in events["clock"].tolist())
+    return [("continued", f"from the checkpoint{'s' * (len(events) > 1)} of clock {clocks}")]
 
 
 def _compensation(run: Run) -> list[tuple[str, str]]:

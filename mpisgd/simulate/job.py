@@ -17,7 +17,6 @@ import torch
 from mpisgd import __version__, allreduce, config_file, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel, TeamChannel
-from mpisgd.checks import require
 from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
@@ -55,8 +54,6 @@ class Job:
         if config.device != "cpu":
             raise ConfigError(f"device = {config.device!r}: virtual learners compute on 'cpu'")
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        every = config.checkpoint.every_updates
-        require(every == 0, "checkpoint.every_updates", every, "0: a virtual job is done again, not continued")
         options = config.virtual
         nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
         self.hosts = [f"node-{node}" for node in nodes]

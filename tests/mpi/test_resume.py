@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 import torch
 
 from mpisgd import replay
+from mpisgd.analysis import about
 from mpisgd.launch import environment, mpirun
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
@@ -161,7 +164,15 @@ def test_evaluations_go_on(runs: Path, name: str) -> None:
     assert rows["snapshot"].tolist() == sorted([*range(len(rows) // kinds)] * kinds)
     assert len(rows) == 5 * kinds
     assert not list((runs / name).glob(".*")), "no scratch is left"
-    assert len(list((runs / name / schema.CHECKPOINTS).iterdir())) <= COMMON["checkpoint"]["keep"] + 2
+    complete = [path for path in disk.directories(runs / name) if (path / disk.MANIFEST).is_file()]
+    assert len(complete) <= COMMON["checkpoint"]["keep"] + 2, "with those that it was continued from"
+
+
+def test_the_report_tells(runs: Path) -> None:
+    run = Run(runs / "async")
+    clocks = ", ".join(str(each["clock"]) for each in run.environment["attempts"][1:])
+    lines = dict(about.header(run, about.status(run), "").rows)
+    assert lines["continued"] == f"from the checkpoints of clock {clocks}"
 
 
 def test_a_killed_run_reads_well_in_between(runs: Path) -> None:
@@ -170,6 +181,38 @@ def test_a_killed_run_reads_well_in_between(runs: Path) -> None:
         assert run.done is None
         assert all(books.balanced for books in run.books())
         assert replay.check(runs / "killed" / name) == ""
+
+
+def spoil_tensor(path: Path) -> None:
+    """One weight of the checkpoint that attempt 1 began with, and all sums made to fit."""
+    there = disk.directory_of(path, Run(path).environment["attempts"][1]["clock"])
+    with h5py.File(there / disk.part_file(0), "r+") as file:
+        file["weights"][7] += np.float32(1e-6)
+    content = (there / disk.part_file(0)).read_bytes()
+    table = disk.read_json(there / disk.MANIFEST)
+    table["parts"][0]["crc32"] = zlib.crc32(content)
+    disk.write_json(there / disk.MANIFEST, table)
+
+
+def spoil_rows(path: Path) -> None:
+    """Attempt 2 says that fewer pushes came before it."""
+    with h5py.File(path / schema.shard_file(0, 2), "r+") as file:
+        rows = file.attrs["continues"]
+        rows[-1, 1] -= 1
+        file.attrs["continues"] = rows
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (spoil_tensor, "attempt 1 begins with weights of the checkpoint, which are not what its log gives"),
+        (spoil_rows, "it is the first push of this learner: expected mini-batch"),
+    ],
+)
+def test_a_seam_that_is_not_true(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], why: str) -> None:
+    shutil.copytree(runs / "async", tmp_path / "run")
+    spoil(tmp_path / "run")
+    assert why in replay.check(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")

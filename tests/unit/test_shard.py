@@ -556,14 +556,14 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
 
 
 def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
-    """Learner 1 is asked for mini-batches 3 and 4 again, of which this shard has applied the first and dropped the other."""
+    """Learner 1 is asked for mini-batches 3 to 5 again, of which this shard has applied the first two and dropped the last."""
     account = Account(
-        shard=0, bounds=(0, 1), clock=7, samples=14, now_s=5.0, received=9, applied_seq=[3, 3], next_seq=[4, 5],
+        shard=0, bounds=(0, 1), clock=7, samples=14, now_s=5.0, received=9, applied_seq=[3, 4], next_seq=[4, 6],
         rows=[[0, 9, 7, 0, 1]], snapshots=[],
     )  # fmt: skip
     script = [
-        *pulls(0, 1), (push(1, 7, seq=3), 100.0), (push(1, 7, seq=4), 1.0), (push(0, 7, seq=4), 1.0),
-        *pulls(0, 1), *byes({0: 1, 1: 2}),
+        *pulls(0, 1), (push(1, 7, seq=3), 100.0), (push(1, 7, seq=4), 100.0), (push(1, 7, seq=5), 1.0), (push(0, 7, seq=4), 1.0),
+        *pulls(0, 1), *byes({0: 1, 1: 3}),
     ]  # fmt: skip
     channel = ScriptedChannel(script)
     shard, snapshots = make(log, channel, SoftsyncOptions(n=2, modulation="none"), 2, budget=18)
@@ -573,10 +573,10 @@ def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
     snapshots.close()
     rows = read_table(log, "pushes")[["learner_id", "seq", "clock", "verdict", "reason"]].tolist()
     applied, repeated = (Verdict.APPLY, Reason.NONE), (Verdict.DROP, Reason.REPEATED)
-    assert rows == [(1, 3, 7, *repeated), (1, 4, 7, *applied), (0, 4, 8, *applied)]
+    assert rows == [(1, 3, 7, *repeated), (1, 4, 7, *repeated), (1, 5, 7, *applied), (0, 4, 8, *applied)]
     assert read_table(log, "events")["kind"].tolist() == [Event.RESUMED, Event.STOPPED]
     assert shard.update.weights.tolist() == [-2.0]
-    assert tuple(read_summary(log)[0]) == (0, 9, 18, 12, 12, 0), "those before count"
+    assert tuple(read_summary(log)[0]) == (0, 9, 18, 13, 13, 0), "those before count"
 
 
 def test_ssp_goes_on_from_where_learners_are() -> None:
