@@ -61,14 +61,17 @@ def newest(path: Path) -> int:
     return max((int(each.name[6:]) for each in disk.directories(path) if (each / disk.MANIFEST).is_file()), default=0)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that this one started."""
-    found = []
+def descendants(pid: int) -> list[int]:
+    """The processes that this one started, and those that they did: MPICH has a proxy between the launcher and its ranks."""
+    children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found[1:]
 
 
 def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str, int]) -> None:
@@ -83,8 +86,8 @@ def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str,
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.01)
     finally:
-        ranks = children(process.pid)
-        for pid in (*ranks, process.pid):  # the launcher alone would leave its ranks a moment to go on
+        ranks = descendants(process.pid)
+        for pid in (*reversed(ranks), process.pid):  # the launcher alone would leave its ranks a moment to go on
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
