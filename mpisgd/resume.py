@@ -7,7 +7,7 @@ applied again: learner l goes on with the first mini-batch that any shard has no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,13 @@ def check_layout(checkpoint: Checkpoint, lambda_: int, bounds: list[tuple[int, i
         )
     if [part.account.bounds for part in checkpoint.parts] != bounds:
         raise CheckpointError(f"{checkpoint.path} has slices that are cut elsewhere than here")
+
+
+def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
+    """Raises CheckpointError where learners were teams of other numbers of ranks: their data and divisors would change."""
+    before, now = [len(team) for team in Run(run).teams], [len(team) for team in teams]
+    if before and before != now:
+        raise CheckpointError(f"{run} had teams of {before} ranks, here they are {now}: start as many ranks on each node as before")
 
 
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:

@@ -157,6 +157,7 @@ class Rank:
         self.lock = Lock(self.path)
         found = resume.find(self.path, self.config)
         resume.check_layout(found.checkpoint, self.roles.lambda_, self.bounds, self.model.fingerprint)
+        resume.check_teams(self.path, self.roles.teams)
         resume.forget_newer(self.path, found.checkpoint.clock)
         environment = found.environment(self._environment(), self.config)
         directory.write_config(self.path, config_file.dumps(self.config, environment))

@@ -47,8 +47,10 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
     "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
     "ssp-S2": (4, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": "softmax"}),
+    "layers-S2": (4, {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01}),
+    "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
-SYNCHRONOUS = ("hardsync-S2", "allreduce", "backup")
+SYNCHRONOUS = ("hardsync-S2", "allreduce", "backup", "teams")
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 
@@ -108,7 +110,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(directory / name, directory / "killed" / name)
     together_until(directory, resumed, {name: newest(directory / name) for name in JOBS})
     whole = [{"ranks": JOBS[name][0], "config": config(name, directory / "whole" / name)} for name in SYNCHRONOUS]
-    drive(directory, [*resumed, *whole], ranks=4)
+    drive(directory, [*resumed, *whole], ranks=max(ranks for ranks, _ in JOBS.values()))
     return directory
 
 

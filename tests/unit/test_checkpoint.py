@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from mpisgd import resume
 from mpisgd.compensation import Compensation
 from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.errors import CheckpointError, ConfigError
@@ -341,3 +343,11 @@ def test_whenever_it_is_killed_the_newest_that_is_complete_loads(tmp_path: Path)
         for path in disk.directories(tmp_path):  # as the run that goes on does
             if int(path.name.removeprefix("clock-")) > newest:
                 remove(path)
+
+
+def test_teams_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many learners as before, but one of them with a rank less."""
+    monkeypatch.setattr(resume, "Run", lambda path: types.SimpleNamespace(teams=[[1, 2], [3, 4]]))
+    resume.check_teams(Path("run"), [(1, 2), (3, 4)])
+    with pytest.raises(CheckpointError, match=r"run had teams of \[2, 2\] ranks, here they are \[2, 1\]"):
+        resume.check_teams(Path("run"), [(1, 2), (3,)])
