@@ -24,7 +24,7 @@ import numpy as np
 
 from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Lost, Message, Pull, Push, SnapshotPull, Stuck, Tag, Torn
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
@@ -87,6 +87,10 @@ class ShardChannel:
             source, tag, fields = taken
         sender: int = fields[0]
         if self._learner_of_rank[source] != sender and tag != Tag.SNAPSHOT_PULL:
+            if tag == Tag.LOST:
+                return Lost(source, self._learner_of_rank[source])
+            if tag == Tag.STUCK:
+                return Stuck(source, self._learner_of_rank[source])
             raise PeerError(f"rank {source} says it is learner {sender}: it is not")
         if tag == _PULL:
             pull: tuple[int, int] = fields
@@ -97,8 +101,7 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}")
-            wire.take_body(gradient)
-            return push
+            return push if wire.take_body(gradient) else Torn(push)
         if tag == Tag.GOODBYE:
             _, pushed, finished = fields  # on a real wire all are numbers
             return Goodbye(sender, pushed, bool(finished))
@@ -107,9 +110,13 @@ class ShardChannel:
             return GaveUp(sender, seq)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
-                raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
+                self._succeeds(source)
             return SnapshotPull(*fields)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL")
+
+    def _succeeds(self, rank: int) -> None:
+        """Another rank asks for snapshots than did before. Raises PeerError."""
+        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may")
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)
@@ -231,6 +238,8 @@ class LearnerChannel:
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
         self._rejected = False
+        self._asks = False
+        self._duty: Any = None
 
     @property
     def pushed(self) -> list[int]:
@@ -370,8 +379,22 @@ class LearnerChannel:
         """Tell every shard that nothing more comes, and how many pushes it must have received."""
         wire, fields = self._wire, (self._learner_id, self._pushes, finished)
         self._interruptible = False
-        for rank in self._ranks:
+        ranks = self._ranks
+        if self._asks:
+            self._duty = wire.ask(ranks[0], Tag.GOODBYE, fields, Tag.DUTY)
+            ranks = ranks[1:]
+        for rank in ranks:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))
+
+    def ask_for_duty(self) -> None:
+        """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
+        self._asks = True
+
+    def duty(self) -> bool:
+        """After the goodbye: wait until shard 0 says whether this learner is to evaluate."""
+        fields: tuple[int] = self._wire.header(self._duty)
+        self._wire.finish(self._duty)
+        return bool(fields[0])
 
 
 # ------------------------------------------------------------------------------------------- where learners double as shards
@@ -485,6 +508,7 @@ class EvaluatorChannel:
         averaged: the same for thetabar, or None where the run keeps none.
         bounds: the slice of each shard.
         serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
+        to_first: say goodbye to shard 0 alone, which passes it on.
     """
 
     def __init__(
@@ -496,9 +520,11 @@ class EvaluatorChannel:
         averaged: np.ndarray | None,
         bounds: list[tuple[int, int]],
         serve_here: Callable[[], None] | None = None,
+        to_first: bool = False,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
+        self._parting = self._ranks[:1] if to_first else self._ranks
         self._serve_here = serve_here
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
@@ -537,7 +563,7 @@ class EvaluatorChannel:
 
     def goodbye(self) -> None:
         wire = self._wire
-        for rank in self._ranks:
+        for rank in self._parting:
             sent = wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,))
             self._let_serve(rank)
             wire.finish(sent)

@@ -69,8 +69,14 @@ class Communicator(Protocol):
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same, but None where no such message has come by that nanosecond."""
 
-    def take_body(self, *bodies: Any) -> None:
-        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another."""
+    def take_body(self, *bodies: Any) -> bool:
+        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
+
+        False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
+        """
+
+    def give_up(self, rank: int) -> None:
+        """Nobody will wait for this rank any more, not even at the end."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

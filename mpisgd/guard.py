@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from mpisgd.errors import EXIT_FAILED, MpisgdError
+from mpisgd import ulfm
+from mpisgd.errors import EXIT_FAILED, MpisgdError, PeerError
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
@@ -78,8 +79,10 @@ def _ranges(ranks: list[int]) -> str:
 
 
 @contextmanager
-def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
+def failing_fast(comm: MPI.Intracomm, who: Callable[[], str], expendable: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """End the whole job in seconds when this rank fails, with rank, host and cause on the last lines.
+
+    `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
 
     An AgreedError is raised on all ranks alike and passes through. `MPISGD_HANG_S=60` dumps the stack of every rank that is
     still busy after so many seconds, again and again.
@@ -92,13 +95,32 @@ def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
     except AgreedError:
         raise
     except BaseException as error:
-        where = "" if isinstance(error, MpisgdError) else traceback.format_exc()
-        text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, the job is ended"
-        sys.stdout.flush()
-        print(f"{where}\n{text}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # in one write
-        time.sleep(FORWARD_S)
-        comm.Abort(error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED)
+        status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
+        alone = ulfm.enabled() and expendable() and not is_of_others(error)
+        if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why
+            where = "" if isinstance(error, MpisgdError) or ulfm.is_failure(error) else traceback.format_exc()
+            what = "the others go on without it" if alone else "the job is ended"
+            text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
+            sys.stdout.flush()
+            print(f"{where}\n{text}\n{_cause(comm, error)}", file=sys.stderr, flush=True)  # in one write
+            time.sleep(FORWARD_S)
+        if alone:
+            ulfm.die_alone()
+        if ulfm.enabled():
+            ulfm.end_job(comm, status)
+        comm.Abort(status)
         raise
     finally:
         if hang_s > 0:
             faulthandler.cancel_dump_traceback_later()
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether a rank fails because of what another sent, or did not."""
+    return isinstance(error, PeerError) or ulfm.is_failure(error) or ulfm.is_revoked(error)
+
+
+def _cause(comm: MPI.Intracomm, error: BaseException) -> str:
+    if ulfm.enabled() and ulfm.is_failure(error):
+        return f"PeerError: rank {', '.join(map(str, ulfm.failed(comm)))} is lost, and this run goes on only with all ranks"
+    return f"{type(error).__name__}: {error}"

@@ -26,11 +26,19 @@ class Tag(enum.IntEnum):
     SNAPSHOT_WEIGHTS = 9
     NOTICE = 10
     GAVE_UP = 11
+    LOST = 20
+    STUCK = 21
+    HERE = 22
+    MET = 23
+    DUTY = 24
 
 
 MAGIC = 0x6D70697367640003  # "mpisgd", version 3 of the messages
 
 Fields = tuple[Any, ...]
+
+NOBODY = -2
+"""What stands in the place of a learner_id where a communicator says that a rank is lost, or stuck: no rank has sent that."""
 
 
 class Layout:
@@ -71,6 +79,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GOODBYE: Layout("learner_id", "pushed", "finished", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),
+    Tag.DUTY: Layout("evaluate"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -139,10 +148,30 @@ class GaveUp(NamedTuple):
     seq: int
 
 
+class Torn(NamedTuple):
+    """A gradient of which only a part has come, because its learner was lost or hangs; what is in the buffer must not be used."""
+
+    push: Push
+
+
+class Lost(NamedTuple):
+    """A rank is dead; it is learner `learner_id`, or -1."""
+
+    rank: int
+    learner_id: int
+
+
+class Stuck(NamedTuple):
+    """A rank has held up a transfer for too long, and that was given up: if it was an answer, what it got is worth nothing."""
+
+    rank: int
+    learner_id: int
+
+
 class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
 
     number: int
 
 
-Message = Push | Pull | Goodbye | GaveUp | SnapshotPull
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | SnapshotPull

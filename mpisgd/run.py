@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols, resume
+from mpisgd import __version__, allreduce, config_file, parts, protocols, resume, tolerance
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
@@ -42,6 +42,10 @@ from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
+from mpisgd.succession import Succession
+from mpisgd.tolerant import TolerantWire
+from mpisgd.tolerant_channel import TolerantShardChannel
+from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.update import SliceUpdate
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
@@ -56,11 +60,11 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
     Any other failure ends the job (`guard.failing_fast`).
     """
-    role = ["starting"]
-    with failing_fast(comm, lambda: role[0]):
-        rank = Rank(config, comm, brought, resumed)
-        role[0] = rank.roles.describe(comm.Get_rank())
-        return rank.run()
+    ranks: list[Rank] = []
+    who, expendable = lambda: ranks[0].describe if ranks else "starting", lambda: bool(ranks) and ranks[0].expendable
+    with failing_fast(comm, who, expendable):
+        ranks.append(Rank(config, comm, brought, resumed))
+        return ranks[0].run()
 
 
 class Rank:
@@ -88,6 +92,9 @@ class Rank:
         self.fingerprint = self.model.fingerprint
         self.keeps_spool = config.checkpoint.every_updates > 0 or resumed
         """Whether the run may have to be continued until it is DONE."""
+        self.describe = self.roles.describe(self.rank)
+        self.expendable = False
+        """Whether the others can go on without this rank, now."""
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
         self.lock: Lock | None = None
@@ -104,6 +111,7 @@ class Rank:
     def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
         parts.check_exchange(config)
+        self.tolerant = tolerance.of(config)
         return of_job(config, self.world.hosts)
 
     def _load_data(self) -> DataSet | None:
@@ -191,7 +199,7 @@ class Rank:
 
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
-        wire = Wire(self.comm, polite=self.world.oversubscribed)
+        wire = self._wire()
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.resumption.notes if self.resumption is not None else ():
@@ -207,15 +215,27 @@ class Rank:
         wire.meet()
         for action in self._at_the_end:
             action()
-        outcome = self._end(said)
+        outcome = self._end(wire, said)
         if self.rank in self.roles.shard_ranks:
             self._spool(self.roles.index(self.rank)).unlink(missing_ok=True)
         return outcome
 
+    def _wire(self) -> Wire:
+        if not self.tolerant:
+            return Wire(self.comm, polite=self.world.oversubscribed)
+        return TolerantWire(
+            self.comm,
+            polite=self.world.oversubscribed,
+            vital=self.roles.shard_ranks,
+            describe=self.roles.describe,
+            patience_s=self.config.faults.patience_s,
+        )
+
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
         del self.model
-        with self._server(ShardChannel(wire, self.roles, self.roles.index(self.rank)), update) as server:
+        kind = TolerantShardChannel if self.tolerant else ShardChannel
+        with self._server(kind(wire, self.roles, self.roles.index(self.rank)), update) as server:
             self._start_clock(wire)
             server.serve()
         return _account(server)
@@ -275,7 +295,7 @@ class Rank:
         )
         file = self._table_file("shard", shard, [] if account is None else account.rows)
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
-        server = Shard(
+        server = (TolerantShard if self.tolerant else Shard)(
             channel,
             self.protocol,
             update,
@@ -288,6 +308,9 @@ class Rank:
             progress=progress,
             checkpoints=self._checkpoints(update, shard, [] if account is None else account.rows),
         )
+        if isinstance(server, TolerantShard):
+            succession = Succession(dedicated=self.roles.dedicated_evaluator) if shard == 0 else None
+            server.watch(config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
         if resumption is not None and account is not None:
             server.restore(account, resumption.checkpoint.next_seq)
         try:
@@ -332,12 +355,15 @@ class Rank:
         gradient: Computes = own
         if isinstance(channel, PipelinedChannel):
             gradient = LayerwiseGradient(own, self.model, self.bounds, channel)
+        if self.tolerant:
+            channel.ask_for_duty()
         self._start_clock(wire)
+        self.expendable = self.tolerant
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
         learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share, self._first_seq(learner_id))
         if leader is not None:
             leader.stop()
-        if self.rank == self.roles.evaluator_rank:
+        if channel.duty() if self.tolerant else self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
         if self.protocol.aborts:
             self._at_the_end.append(channel.withdraw)
@@ -359,6 +385,7 @@ class Rank:
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
         self._start_clock(wire)
+        self.expendable = self.tolerant
         self._evaluate(wire)
         return account()
 
@@ -373,6 +400,7 @@ class Rank:
             averaged=host_view(pulled[1]) if config.averaging > 0 else None,
             bounds=self.bounds,
             serve_here=serve_here,
+            to_first=self.tolerant,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         first, before = self._evaluated(len(pulled) * (2 if options.train else 1))
@@ -408,23 +436,27 @@ class Rank:
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def _end(self, said: np.ndarray) -> Outcome:
+    def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
-        accounts = np.zeros((self.world.size, len(said)), np.int64)
-        self.comm.Allgather(said, accounts)
-        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
+        self.expendable = False
+        outcome = outcome_of(self.path, wire.gather(said)[list(self.roles.shard_ranks)])
+        told = np.zeros(1 + self.world.size, np.int64)
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
             self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
-        return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
+            told[0] = outcome.diverged
+            told[[1 + rank for rank in wire.given_up()]] = 1
+        diverged, *given_up = wire.gather(told)[0].tolist()
+        self.world.end(rank for rank, given in enumerate(given_up) if given)
+        return dataclasses.replace(outcome, diverged=bool(diverged))
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
         return (
             f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
-            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
+            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; {tolerance.said(self.config, self.tolerant)}; log in {self.path}"
             f"{self._going_on()}"
         )
 

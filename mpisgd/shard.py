@@ -13,7 +13,7 @@ from mpisgd.channel import ShardChannel
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push
+from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, SnapshotPull
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.checkpoint import Account
@@ -152,9 +152,11 @@ class Shard:
             self._part(message)
         elif isinstance(message, GaveUp):
             self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
-        else:
+        elif isinstance(message, SnapshotPull):
             self._snapshot_pull = message.number
             self._answer_snapshot()
+        else:
+            raise ProtocolError(f"{type(message).__name__}: only a fault-tolerant shard is told")
 
     def _expected(self) -> int | None:
         """Whose message must be next: where an order is wanted, and there is no memory to keep what comes before its turn."""
@@ -178,12 +180,15 @@ class Shard:
             self._computing.pop(push.learner_id, None)
         if not self._ordered:
             self._sum(push)
-        elif self._turn() in (None, push.learner_id):
+        elif self._is_turn_of(push.learner_id):
             self._sum(push)
             self._sum_parked()
         else:
             self.update.park(push.learner_id)
             self._parked[push.learner_id] = push
+
+    def _is_turn_of(self, learner_id: int) -> bool:
+        return self._turn() in (None, learner_id)
 
     def _sum_parked(self) -> None:
         """Sum the pushes that were kept and whose turn has come."""
@@ -344,23 +349,32 @@ class Shard:
                 f" which received {self.received[learner_id]}"
             )
         self.pushed[learner_id] = goodbye.pushed
-        self.present.discard(learner_id)
-        self._computing.pop(learner_id, None)
-        if self._compensation is not None:
-            self._compensation.gone(learner_id)
-        if not goodbye.finished:
+        if not goodbye.finished and learner_id in self.present:
             self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
-            if learner_id in self._parked:
-                self.update.unpark(learner_id)
-                self._sum(self._parked.pop(learner_id))
-            self.protocol.on_departure(learner_id)
-            self._sum_parked()
-            self._update_if_due()
-            self._answer_waiting()
+            self._go_on_without(learner_id)
+        self._forget(learner_id)
         if not self.present:
             self.finished = True
             self._over_s = math.inf
             self._answer_snapshot()
+
+    def _forget(self, learner_id: int) -> None:
+        """Nothing more comes from this learner."""
+        self.present.discard(learner_id)
+        self._computing.pop(learner_id, None)
+        if self._compensation is not None:
+            self._compensation.gone(learner_id)
+
+    def _go_on_without(self, learner_id: int) -> None:
+        """A learner leaves while others go on; what it has pushed, whole, counts."""
+        self._forget(learner_id)
+        if learner_id in self._parked:
+            self.update.unpark(learner_id)
+            self._sum(self._parked.pop(learner_id))
+        self.protocol.on_departure(learner_id)
+        self._sum_parked()
+        self._update_if_due()
+        self._answer_waiting()
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 

@@ -124,6 +124,10 @@ class SliceUpdate(Updates):
         """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
         self._receive_into(self._room[place])
 
+    def renew_scratch(self) -> None:
+        """The next gradient is received into memory of its own."""
+        self._receive_into(host_vector(len(self.weights)))
+
     def _receive_into(self, vector: Tensor) -> None:
         self._scratch = vector
         self.scratch = host_view(vector)

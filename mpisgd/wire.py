@@ -182,12 +182,13 @@ class Wire:
         self._taken = (source, layout)
         return source, tag, layout.unpack(buffer, source)
 
-    def take_body(self, *bodies: np.ndarray) -> None:
+    def take_body(self, *bodies: np.ndarray) -> bool:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
             _, tag, nbytes, message = self._probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
+        return True
 
     def _probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
         """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
@@ -223,11 +224,16 @@ class Wire:
         return wanted
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
-        """Receive a probed message. Raises PeerError for another size: a longer one would overwrite memory (TRAPS 9)."""
+        """Receive a probed message."""
+        self.check_size(source, tag, nbytes, expected)
+        message.Recv(into)
+
+    @staticmethod
+    def check_size(source: int, tag: int, nbytes: int, expected: int) -> None:
+        """Raises PeerError for another size: a longer message would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
             name = Tag(tag).name if tag in _TAGS else f"tag {tag}"
             raise PeerError(f"{name} from rank {source}: {nbytes} bytes, expected {expected}")
-        message.Recv(into)
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
@@ -244,6 +250,19 @@ class Wire:
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
         self.wait(self._comm.Ibarrier())
+
+    def gather(self, said: np.ndarray) -> np.ndarray:
+        """What each rank says, (n,) int64, at all of them: (ranks, n)."""
+        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+        self.wait(self._comm.Iallgather(said, table))
+        return table
+
+    def give_up(self, rank: int) -> None:
+        """Nobody will wait for this rank: said only where that can be (`tolerant.py`)."""
+
+    def given_up(self) -> list[int]:
+        """Ranks that nobody waits for, and that are not known to be dead."""
+        return []
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
         """Some ranks that will act together; only they call this."""

@@ -59,6 +59,11 @@ class Hardsync(Protocol):
         if learner_id in self.missing:
             self.missing.remove(learner_id)
 
+    def on_return(self, learner_id: int, clock: int) -> None:
+        """The update in the making waits for it, too: it has been given the weights that it is made from."""
+        super().on_return(learner_id, clock)
+        self.missing = sorted([*self.missing, learner_id], reverse=True)
+
     @staticmethod
     def next_clock(timestamp: int) -> int:
         return timestamp + 1

@@ -268,10 +268,14 @@ class VirtualWire(VirtualRank, Communicator):
             self._known = patterns
             self._takes_anything = patterns[-1] == _ANYTHING
 
-    def take_body(self, *bodies: Any) -> None:
+    def take_body(self, *bodies: Any) -> bool:
         self._cluster.until_first(self)
         self.now = self._transfer(self._taken, bodies, self.now)
         self._ends(self._taken, self.now)
+        return True
+
+    def give_up(self, rank: int) -> None:
+        """Here nobody hangs."""
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
