@@ -17,7 +17,9 @@ class Attendance:
     def __init__(self, lambda_: int, patience_s: float) -> None:
         self.patience_s = patience_s
         self._since_s = [0.0] * lambda_
-        self._given = [False] * lambda_
+        self._owes_push = [False] * lambda_
+        self.clock_of = [-1] * lambda_
+        """Of the weights that each was given last; -1 = none."""
         self.look_s = math.inf
         """When to look again who is overdue."""
 
@@ -33,12 +35,13 @@ class Attendance:
     def pushed(self, learner_id: int, now_s: float) -> None:
         """It owes a pull."""
         self._since_s[learner_id] = now_s
-        self._given[learner_id] = False
+        self._owes_push[learner_id] = False
 
-    def given(self, learner_id: int, now_s: float) -> None:
-        """It has been given weights."""
+    def given(self, learner_id: int, clock: int, now_s: float) -> None:
+        """It has been given weights, and owes a push."""
         self._since_s[learner_id] = now_s
-        self._given[learner_id] = True
+        self._owes_push[learner_id] = True
+        self.clock_of[learner_id] = clock
 
     def waits(self, learner_id: int) -> None:
         """It has asked for weights, and waits."""
@@ -46,7 +49,7 @@ class Attendance:
 
     def owes_push(self, learner_id: int) -> bool:
         """Whether it has been given weights, and has not pushed since."""
-        return self._given[learner_id]
+        return self._owes_push[learner_id]
 
     def silent_s(self, learner_id: int, now_s: float) -> float:
         """Seconds since it was heard of, or given something."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Lost, Message, Pull, Push, SnapshotPull, Stuck, Tag, Torn
+from mpisgd.messages import NOTHING_MORE, Fields, GaveUp, Goodbye, Lost, Message, Pull, Push, SnapshotPull, Stuck, Tag, Torn
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
@@ -87,11 +87,7 @@ class ShardChannel:
             source, tag, fields = taken
         sender: int = fields[0]
         if self._learner_of_rank[source] != sender and tag != Tag.SNAPSHOT_PULL:
-            if tag == Tag.LOST:
-                return Lost(source, self._learner_of_rank[source])
-            if tag == Tag.STUCK:
-                return Stuck(source, self._learner_of_rank[source])
-            raise PeerError(f"rank {source} says it is learner {sender}: it is not")
+            return self._news(source, tag, sender)
         if tag == _PULL:
             pull: tuple[int, int] = fields
             return Pull(sender, pull[1])
@@ -102,6 +98,18 @@ class ShardChannel:
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}")
             return push if wire.take_body(gradient) else Torn(push)
+        return self._rare(source, tag, sender, fields)
+
+    def _news(self, source: int, tag: int, sender: int) -> Message:
+        """What the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent that."""
+        if tag == Tag.LOST:
+            return Lost(source, self._learner_of_rank[source])
+        if tag == Tag.STUCK:
+            return Stuck(source, self._learner_of_rank[source])
+        raise PeerError(f"rank {source} says it is learner {sender}: it is not")
+
+    def _rare(self, source: int, tag: int, sender: int, fields: Fields) -> Message:
+        """Messages that do not come with every gradient."""
         if tag == Tag.GOODBYE:
             _, pushed, finished = fields  # on a real wire all are numbers
             return Goodbye(sender, pushed, bool(finished))

@@ -609,11 +609,12 @@ class FaultOptions:
     """What becomes of a run whose learners die or hang; virtual jobs have `failures`."""
 
     mode: Literal["auto", "tolerant", "fail-fast"] = "auto"
-    """tolerant: the others go on with those who are left; it needs an MPI that tells of failures (Open MPI 5: `mpirun --with-ft ulfm`),
-    and learners that are neither shards nor in teams. fail-fast: the job ends. auto: tolerant where that can be."""
+    """tolerant: the others go on with those who are left; it needs an MPI that tells of failures (Open MPI 5:
+    `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams. fail-fast: the job ends. auto: tolerant where that
+    can be."""
     patience_s: float = 60.0
-    """tolerant: a learner that owes a shard a push or a pull for longer is missed: the others go on without it, until it is heard of
-    again. More than a mini-batch ever takes."""
+    """tolerant: a learner that owes a shard a push or a pull for longer is missed: the others go on without it, until it asks for
+    weights again. More than a mini-batch ever takes."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

@@ -13,6 +13,10 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
 
 ulfm.prepare()
 
-from mpi4py import MPI  # noqa: E402 - after what must be said before it is initialised
+import mpi4py  # noqa: E402 - after what must be said before MPI is initialised
+
+mpi4py.rc.finalize = not ulfm.enabled()
+
+from mpi4py import MPI  # noqa: E402
 
 __all__ = ["MPI"]

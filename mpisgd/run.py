@@ -456,8 +456,8 @@ class Rank:
         return (
             f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
-            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; {tolerance.said(self.config, self.tolerant)}; log in {self.path}"
-            f"{self._going_on()}"
+            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''};"
+            f" {tolerance.said(self.config, self.tolerant)}; log in {self.path}{self._going_on()}"
         )
 
     def _going_on(self) -> str:

@@ -164,8 +164,8 @@ class TolerantWire(Wire):
         return rank, tag, (NOBODY,)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
-        """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must not
-        be used again, for MPI may yet write there."""
+        """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
+        not be used again, for MPI may yet write there."""
         source, layout = self._taken
         until_s = time.perf_counter() + self._patience_s
         patterns = ((source, layout.body),)

@@ -1,11 +1,13 @@
 """A shard in a fault-tolerant run: learners may die, or hang, and the others go on (DESIGN 4, laws 2, 4).
 
 A learner that MPI says is dead is *lost*: to the protocol it has departed. One that owes a push or a pull, and of which nothing was
-heard for longer than is patient, is *missed*: to the protocol it has departed too, but when it asks for weights again, it is back.
-What it pushes meanwhile is dropped. The last learner that is present is never missed: somebody must be waited for.
+heard for longer than is patient, is *missed*: to the protocol it has departed too, but when something comes from it, it is back.
+The last learner that is present is never missed: somebody must be waited for.
 
 Each shard finds out by itself. A gradient under way when its learner died may so have come to one shard, whole, and not to another,
-or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not.
+or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not. Where one shard has gone
+on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
+that no gradient of its own clock will come (*passed*).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class TolerantShard(Shard):
         """Learners that were missed, and are not back yet."""
         self._void: set[int] = set()
         """Learners whose weights are worth nothing, as sending them had to be given up."""
-        self._ever_missed = False
+        self._disturbed = False
         self._attendance = Attendance(len(self.received), patience_s)
         self._succession = succession
         self._name = name
@@ -43,11 +45,10 @@ class TolerantShard(Shard):
         self._attendance.begin(self.channel.now_s())
 
     def serve_on(self) -> None:
-        while self.present or self.evaluating:
+        while self.present or self.evaluating or (self.absent and not self.finished):
             self.serve_one()
         for learner_id in sorted(self.absent):
-            self._note(Event.LOST, learner_id, "is lost: it has not come back before the end of the run")
-            self.pushed[learner_id] = self.received[learner_id]
+            self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
             self.channel.give_up(self.channel.rank_of(learner_id))
         super().serve_on()
 
@@ -83,26 +84,18 @@ class TolerantShard(Shard):
         """A rank is dead."""
         self._pulls.pop(learner_id, None)
         if learner_id in self.present or learner_id in self.absent:
-            self._note(Event.LOST, learner_id, "is lost")
-            self.pushed[learner_id] = self.received[learner_id]
+            self._note_lost(learner_id, "is lost")
+            self._disturbed = True
             self.absent.discard(learner_id)
             if learner_id in self.present:
                 self._go_on_without(learner_id)
-            self._see_who_is_left()
+            if not (self.present or self.absent or self.finished):
+                raise PeerError(f"no learner is left at clock {self.clock}")
         if rank == self.channel.evaluator_rank:
             self._snapshot_pull = None
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
-
-    def _see_who_is_left(self) -> None:
-        """Somebody must be waited for, if only those who were missed; else the run has come to its end, or to nothing."""
-        if self.present or self.finished:
-            return
-        if not self.absent:
-            raise PeerError(f"no learner is left at clock {self.clock}")
-        for learner_id in sorted(self.absent):
-            self._take_back(learner_id)
 
     def _look_who_is_overdue(self, whose: int | None) -> None:
         """Miss those of whom too little was heard. Where one is waited for in its turn, the others may be blocked behind it."""
@@ -116,7 +109,7 @@ class TolerantShard(Shard):
         """Go on without a learner, until it asks for weights."""
         silent_s = self._attendance.silent_s(learner_id, self.channel.now_s())
         self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
-        self._ever_missed = True
+        self._disturbed = True
         self._pulls.pop(learner_id, None)
         self.absent.add(learner_id)
         self._go_on_without(learner_id)
@@ -144,6 +137,7 @@ class TolerantShard(Shard):
     def _unstick(self, rank: int, learner_id: int) -> None:
         """A transfer to or from a rank was given up."""
         if learner_id in self.present:
+            self.log.event(Event.STUCK, self.clock, self.channel.now_s(), learner_id)
             self._void.add(learner_id)
             if len(self.present) > 1:
                 self._miss(learner_id)
@@ -153,33 +147,44 @@ class TolerantShard(Shard):
 
     # ----------------------------------------------------------------------------------------------------- what they send
 
+    def _take(self, push: Push) -> None:
+        """One that was missed is back, unless its gradient is of a clock that went on without it."""
+        if push.learner_id in self.absent and not self.finished and not self._is_past(push):
+            self._take_back(push.learner_id)
+        super()._take(push)
+
+    def _is_past(self, push: Push) -> bool:
+        return self.protocol.lockstep and push.timestamp < self.clock
+
     def _is_turn_of(self, learner_id: int) -> bool:
         """What will be dropped is not kept until its turn."""
         return learner_id in self.absent or learner_id in self._void or super()._is_turn_of(learner_id)
 
     def _judge(self, push: Push) -> Verdict:
         learner_id = push.learner_id
-        if learner_id in self.absent and not self.finished:
+        if self.finished:
+            return super()._judge(push)
+        if learner_id in self.absent:
             return DROP_MISSED
-        if learner_id in self._void and not self.finished:
+        if learner_id in self._void:
             self.protocol.on_discard(learner_id, push.timestamp, self.clock)
             return DROP_MISSED
         return super()._judge(push)
 
     def _pull(self, learner_id: int, min_clock: int) -> None:
-        """Another shard has gone on without it, and this one has given it weights that it will not push a gradient of."""
-        asks_again = min_clock > self.clock and self._attendance.owes_push(learner_id)
-        if asks_again and self.protocol.consistent and self._ever_missed and len(self.present) > 1 and learner_id in self.present:
-            self._note(Event.MISSED, learner_id, "goes on with the other shards")
-            self.absent.add(learner_id)
-            self._go_on_without(learner_id)
+        passes = self.protocol.consistent and min_clock > self.clock and self._attendance.owes_push(learner_id)
         super()._pull(learner_id, min_clock)
+        if passes and self._disturbed and learner_id in self.present and not self.finished:
+            self.log.event(Event.PASSED, self.clock, self.channel.now_s(), learner_id)
+            self.protocol.on_discard(learner_id, self.clock, self.clock)
+            self._sum_parked()
+            self._update_if_due()
 
     def _answer(self, learner_ids: list[int]) -> None:
         super()._answer(learner_ids)
         now_s = self.channel.now_s()
         for learner_id in learner_ids:
-            self._attendance.given(learner_id, now_s)
+            self._attendance.given(learner_id, self.clock, now_s)
             self._void.discard(learner_id)
             if learner_id in self.absent:
                 self._take_back(learner_id)
@@ -188,7 +193,7 @@ class TolerantShard(Shard):
         learner_id = goodbye.learner_id
         if learner_id in self.absent:
             self.absent.discard(learner_id)
-            self._note(Event.RETURNED, learner_id, "is back, and leaves")
+            self._note(Event.DEPARTED, learner_id, "is back, and leaves")
         super()._part(goodbye)
         if self._succession is not None:
             if self.evaluating:
@@ -217,6 +222,11 @@ class TolerantShard(Shard):
             for learner_id in self._succession.free:
                 self.channel.answer_goodbye(learner_id, evaluate=False)
             self._succession.free.clear()
+
+    def _note_lost(self, learner_id: int, text: str) -> None:
+        """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""
+        self.pushed[learner_id] = self.received[learner_id]
+        self._note(Event.LOST, learner_id, text, self._attendance.clock_of[learner_id])
 
     def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
         """Into the log, and for everybody to see at once."""

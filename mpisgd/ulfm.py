@@ -34,9 +34,6 @@ def prepare() -> None:
     """
     if enabled():
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send")
-        import mpi4py
-
-        mpi4py.rc.finalize = False
 
 
 def failed(comm: MPI.Intracomm) -> list[int]:

@@ -9,7 +9,8 @@ The shard asks, in this order:
 
 `on_timeout()` says that the time for an update is over, where the protocol's options give it one; the shard then asks 3 again.
 `on_departure()` tells it that a learner leaves while the others go on; the shard then asks 3 and 4 again, so that nobody waits for
-ever. `on_return()` tells it that one is back which was only missed (`tolerant_shard.py`). `on_resume()` may come first of all, where a run that was interrupted goes on. The learner asks `next_clock()`.
+ever. `on_return()` tells it that one is back which was only missed (`tolerant_shard.py`). `on_resume()` may come first of all,
+where a run that was interrupted goes on. The learner asks `next_clock()`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Protocol(ABC):
 
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
+
+    lockstep: ClassVar[bool] = False
+    """Whether no update is made without everybody, so that a stale gradient is nothing that could be judged."""
 
     aborts: bool = False
     """Whether learners that are still computing are told when an update is done, and then give up their mini-batch."""

@@ -18,6 +18,7 @@ class Hardsync(Protocol):
     consistent = True
     fresh = True
     ordered = True
+    lockstep = True
 
     def __init__(self, lambda_: int) -> None:
         super().__init__(lambda_)

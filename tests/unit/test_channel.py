@@ -521,7 +521,7 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
             1,
             Tag.GRADIENT,
             b"\0" * 24,
-            "rank 1 sent tag 2: expected one of PUSH, PULL, ANSWER, GOODBYE, NOTICE, GAVE_UP, SNAPSHOT_PULL",
+            "rank 1 sent tag 2: expected one of PUSH, PULL, ANSWER, GOODBYE, NOTICE, GAVE_UP, DUTY, SNAPSHOT_PULL",
         ),
         (1, Tag.WEIGHTS, b"\0" * 24, "rank 1 sent tag 5: expected one of"),
         (1, 77, b"\0" * 24, "rank 1 sent tag 77: expected one of"),
