@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from mpisgd.errors import EXIT_FAILED, MpisgdError
+from mpisgd.errors import EXIT_FAILED, MpisgdError, RunInterrupted
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
@@ -81,15 +81,15 @@ def _ranges(ranks: list[int]) -> str:
 def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
     """End the whole job in seconds when this rank fails, with rank, host and cause on the last lines.
 
-    An AgreedError is raised on all ranks alike and passes through. `MPISGD_HANG_S=60` dumps the stack of every rank that is
-    still busy after so many seconds, again and again.
+    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through. `MPISGD_HANG_S=60` dumps the stack of every
+    rank that is still busy after so many seconds, again and again.
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
     if hang_s > 0:
         faulthandler.dump_traceback_later(hang_s, repeat=True)
     try:
         yield
-    except AgreedError:
+    except (AgreedError, RunInterrupted):
         raise
     except BaseException as error:
         where = "" if isinstance(error, MpisgdError) else traceback.format_exc()

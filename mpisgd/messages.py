@@ -26,9 +26,22 @@ class Tag(enum.IntEnum):
     SNAPSHOT_WEIGHTS = 9
     NOTICE = 10
     GAVE_UP = 11
+    INTERRUPT = 12
+    ROUND = 13
 
 
-MAGIC = 0x6D70697367640003  # "mpisgd", version 3 of the messages
+class Ending(enum.IntEnum):
+    """How it ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
+
+    NONE = 0
+    """It goes on; in a goodbye: the learner leaves by itself, while others go on."""
+    FINISHED = 1
+    """The run is over."""
+    INTERRUPTED = 2
+    """A signal ends this attempt, and another may go on."""
+
+
+MAGIC = 0x6D70697367640004  # "mpisgd", version 4 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -67,10 +80,12 @@ PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float]
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
-    Tag.ANSWER: Layout("shard", "clock", "stop", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
-    Tag.GOODBYE: Layout("learner_id", "pushed", "finished", announced=True),
+    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
+    Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),
+    Tag.INTERRUPT: Layout("signal"),
+    Tag.ROUND: Layout("signal", *_PUSH),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -122,14 +137,11 @@ class Pull:
 
 
 class Goodbye(NamedTuple):
-    """A learner sends nothing any more; it has pushed `pushed` times to this shard.
-
-    `finished` says that a shard told it to stop; otherwise it leaves while others go on.
-    """
+    """A learner sends nothing any more; it has pushed `pushed` times to this shard. `ending`: an `Ending`."""
 
     learner_id: int
     pushed: int
-    finished: bool
+    ending: int
 
 
 class GaveUp(NamedTuple):
@@ -139,10 +151,16 @@ class GaveUp(NamedTuple):
     seq: int
 
 
+class Interrupt(NamedTuple):
+    """A signal, of this number, has told this rank or another to come to an end."""
+
+    signal: int
+
+
 class SnapshotPull(NamedTuple):
     """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
 
     number: int
 
 
-Message = Push | Pull | Goodbye | GaveUp | SnapshotPull
+Message = Push | Pull | Goodbye | GaveUp | SnapshotPull | Interrupt

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols, resume
+from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import ConfigError, MpisgdError
+from mpisgd.errors import ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view
@@ -41,6 +41,7 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
+from mpisgd.signals import Signals
 from mpisgd.straggler import Delays
 from mpisgd.update import SliceUpdate
 from mpisgd.wire import Wire
@@ -54,11 +55,12 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 
     Raises:
         AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
+        RunInterrupted: on every rank alike, where a signal has interrupted the run, and it can go on from a checkpoint.
     Any other failure ends the job (`guard.failing_fast`).
     """
     role = ["starting"]
-    with failing_fast(comm, lambda: role[0]):
-        rank = Rank(config, comm, brought, resumed)
+    with failing_fast(comm, lambda: role[0]), Signals() as signals:
+        rank = Rank(config, comm, brought, resumed, signals)
         role[0] = rank.roles.describe(comm.Get_rank())
         return rank.run()
 
@@ -66,8 +68,9 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
-    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool) -> None:
+    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool, signals: Signals) -> None:
         self.comm = comm
+        self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
         self.roles: Roles = agree(comm, lambda: self._roles(config))
@@ -192,6 +195,7 @@ class Rank:
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
         wire = Wire(self.comm, polite=self.world.oversubscribed)
+        self.signals.listen(wire.hear)
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.resumption.notes if self.resumption is not None else ():
@@ -297,13 +301,11 @@ class Rank:
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
-            snapshots.close(keep=self.keeps_spool)
+            snapshots.close(keep=self.keeps_spool or server.interrupted)
 
-    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints | None:
-        """What writes this shard's checkpoints, after these rows of the log; None where there are to be none."""
+    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints:
+        """What writes this shard's checkpoints, after these rows of the log: if nothing else, a signal asks for one."""
         config, resumption = self.config, self.resumption
-        if config.checkpoint.every_updates == 0:
-            return None
         attempt = 0 if resumption is None else resumption.attempt
         log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
         return Checkpoints(
@@ -413,11 +415,28 @@ class Rank:
         accounts = np.zeros((self.world.size, len(said)), np.int64)
         self.comm.Allgather(said, accounts)
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
+        if accounts[:, -1].any():
+            raise self._interrupted(outcome)
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
             self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
         return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
+
+    def _interrupted(self, outcome: Outcome) -> RunInterrupted:
+        """Rank 0 says how the run can go on; there is no DONE. Raises AgreedError where it cannot."""
+        signal = self.comm.allreduce(self.signals.received, op=MPI.MAX)
+
+        def farewell() -> str:
+            return interruption.farewell(self.path, signal, outcome.clocks, self.world.size) if self.rank == 0 else ""
+
+        try:
+            text = self.comm.bcast(agree(self.comm, farewell), root=0)
+        finally:
+            self._unlock()
+        if self.rank == 0:
+            print(text, file=sys.stderr, flush=True)
+        return RunInterrupted(text)
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
@@ -445,4 +464,5 @@ class Rank:
 def _account(server: Shard) -> np.ndarray:
     update = server.update
     diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-    return account(server.clock, update.samples, diverged, server.updated_s)
+    interrupted = server.interrupted and not server.finished
+    return account(server.clock, update.samples, diverged, server.updated_s, interrupted)

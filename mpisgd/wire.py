@@ -33,6 +33,8 @@ _YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
+_HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
+"""The last of patterns that a signal answers, too."""
 _PAGE = 4096
 
 
@@ -79,6 +81,9 @@ class Wire:
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
         self._check: Callable[[], None] | None = None
+        self.signal = 0
+        self.deaf = False
+        self._signal_told = False
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -151,6 +156,11 @@ class Wire:
         self.wait(posted.requests.pop(0))
         return posted.layout.unpack(posted.buffer, posted.source)
 
+    def header_or_signal(self, posted: Receiving) -> None:
+        """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
+        request = posted.requests[0]
+        _politely(lambda: self.signal > 0 or request.Test() or None)
+
     def arrived(self, posted: Receiving) -> bool:
         """Whether the header of a posted message is there."""
         return bool(posted.requests[0].Test())
@@ -166,12 +176,31 @@ class Wire:
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
-        return self._header(*self._probe(patterns))
+        if patterns[-1] not in _HEARING:
+            return self._header(*self._probe(patterns))
+        probed = None if self._hears() else self._probe_until(patterns, self._hears)
+        return self._interrupt() if probed is None else self._header(*probed)
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same; None where none has come by that nanosecond."""
-        probed = self._probe_until(patterns, lambda: self.now_ns() >= until_ns)
-        return None if probed is None else self._header(*probed)
+        hears = self._hears if patterns[-1] in _HEARING else _never
+        probed = None if hears() else self._probe_until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        if probed is None:
+            return self._interrupt() if hears() else None
+        return self._header(*probed)
+
+    def hear(self, signal: int) -> None:
+        """A signal has come: said by another thread, while this rank may be waiting."""
+        self.signal = signal
+
+    def _hears(self) -> bool:
+        """Whether a signal has come, of which nobody has been told yet."""
+        return self.signal > 0 and not (self._signal_told or self.deaf)
+
+    def _interrupt(self) -> tuple[int, int, Fields]:
+        """Tell of the signal, as of a message."""
+        self._signal_told = True
+        return self.rank, Tag.INTERRUPT, (self.signal,)
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
@@ -196,7 +225,7 @@ class Wire:
             status = self._status
             message = self._comm.Mprobe(*wanted[0], status)
             return status.source, status.tag, status.Get_count(MPI.BYTE), message
-        probed = self._probe_until(patterns, lambda: False)
+        probed = self._probe_until(patterns, _never)
         assert probed is not None
         return probed
 
@@ -353,6 +382,10 @@ class Node:
             window.Unlock_all()
             window.Free()
         self._comm.Free()
+
+
+def _never() -> bool:
+    return False
 
 
 def _politely(ready: Callable[[], Any]) -> Any:

@@ -41,6 +41,7 @@ class Event(enum.IntEnum):
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
+    INTERRUPTED = 11  # by the signal of number `value`: learners are given no more weights
 
 
 #: One row per push that a shard received, in the order in which it took them.

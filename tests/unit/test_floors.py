@@ -25,9 +25,9 @@ FLOORS = {
             "flat roles models data schedule streams imports compiled",
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
-            "messages communicator channel layerwise wire mpi world survey launch guard records virtual",
+            "messages communicator channel layerwise wire mpi world survey launch guard signals records virtual",
             "shard learner allreduce aggregate evaluator analysis",
-            "run parts simulate replay plan finish resume provenance api cli __main__ doctor bench demo submit",
+            "run parts simulate replay plan finish resume interruption provenance api cli __main__ doctor bench demo submit",
         ]
     )
     for name in names.split()
