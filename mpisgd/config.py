@@ -586,9 +586,11 @@ class LogOptions:
     """auto: a live bar on a terminal, a plain line now and then elsewhere."""
     progress_s: float = 10.0
     """Seconds between plain lines."""
+    quiet_s: float = 60.0
+    """Seconds for which a rank waits in silence; then it says for whom, and again after twice the time (`watchdog`); 0 = never."""
 
     def __post_init__(self) -> None:
-        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
+        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume
+from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
@@ -44,6 +44,7 @@ from mpisgd.shard import Shard
 from mpisgd.signals import Signals
 from mpisgd.straggler import Delays
 from mpisgd.update import SliceUpdate
+from mpisgd.watchdog import Watchdog
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
@@ -196,6 +197,7 @@ class Rank:
         """The loop of this rank's role, then the common end."""
         wire = Wire(self.comm, polite=self.world.oversubscribed)
         self.signals.listen(wire.hear)
+        self._watch(wire, lambda: wire.describe(self._name))
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.resumption.notes if self.resumption is not None else ():
@@ -216,10 +218,18 @@ class Rank:
             self._spool(self.roles.index(self.rank)).unlink(missing_ok=True)
         return outcome
 
+    def _name(self, rank: int) -> str:
+        return f"{self.roles.describe(rank)} (rank {rank} on {self.world.hosts[rank]})"
+
+    def _watch(self, wire: Wire, describe: Callable[[], str]) -> None:
+        """From now on the watchdog says this of a wait that is long."""
+        self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
+
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
         del self.model
         with self._server(ShardChannel(wire, self.roles, self.roles.index(self.rank)), update) as server:
+            self._watch(wire, lambda: wire.describe(self._name) or watchdog.of_shard(server, self.roles, self.world.hosts))
             self._start_clock(wire)
             server.serve()
         return _account(server)

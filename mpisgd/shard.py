@@ -98,6 +98,8 @@ class Shard:
         self._parked: dict[int, Push] = {}
         self._computing: dict[int, int] = {}
         self._pulls: dict[int, int] = {}
+        self.given: list[tuple[int, float]] = [(-1, 0.0)] * lambda_
+        """Per learner, the clock of the weights that it was given last, and the second."""
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
         self._ordered = protocol.ordered
@@ -111,6 +113,11 @@ class Shard:
         self._losses = 0.0
         self.updated_s = 0.0
         self._over_s = math.inf
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Learners whose pulls are not answered yet, with the clock that each asks for at least."""
+        return dict(self._pulls)
 
     def serve(self) -> None:
         """Serve until every learner and the evaluator have said goodbye."""
@@ -361,6 +368,7 @@ class Shard:
             self._check_sum()
         self.channel.finish_answers()
         for learner_id in learner_ids:
+            self.given[learner_id] = (clock, now_s)
             if self._aborts:
                 self._computing[learner_id] = clock
             if self._compensation is not None:

@@ -2,7 +2,8 @@
 
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
 there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
-{"ranks": n, "resume": directory} goes on with a run. `drive.py jobs.json together` runs all at once, each on ranks of its own.
+{"ranks": n, "resume": directory} goes on with a run. `drive.py jobs.json together` runs all at once, each on ranks of its own; the
+process of each rank is in `jobs.json.pids`, and where jobs were interrupted by signals, so is the exit status.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import mpisgd
 from mpisgd import models
 from mpisgd.config_file import from_mapping
+from mpisgd.errors import RunInterrupted
 from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
 from mpisgd.roles import of_job
@@ -60,12 +62,22 @@ def together(jobs: list[dict]) -> None:
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
     comm = world.Split(mine, world.rank)
     job = jobs[mine]
+    pids = world.gather((mine, os.getpid()))
+    if pids is not None:
+        aside = Path(sys.argv[1] + ".aside")
+        aside.write_text(json.dumps([[pid for number, pid in pids if number == each] for each in range(len(jobs))]))
+        aside.rename(sys.argv[1] + ".pids")
+    status = 0
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
-        if "resume" in job:
-            mpisgd.train(comm=comm, resume=job["resume"])
-        else:
-            mpisgd.train(config=from_mapping(job["config"]), comm=comm)
+        try:
+            if "resume" in job:
+                mpisgd.train(comm=comm, resume=job["resume"])
+            else:
+                mpisgd.train(config=from_mapping(job["config"]), comm=comm)
+        except RunInterrupted as interrupted:
+            status = interrupted.code
         wait_politely(world)
+    sys.exit(max(world.allgather(status)))
 
 
 def main() -> None:

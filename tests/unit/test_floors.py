@@ -27,7 +27,8 @@ FLOORS = {
             " gradient layerwise_gradient computing local_steps measure straggler",
             "messages communicator channel layerwise wire mpi world survey launch guard signals records virtual",
             "shard learner allreduce aggregate evaluator analysis",
-            "run parts simulate replay plan finish resume interruption provenance api cli __main__ doctor bench demo submit",
+            "run parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
+            " demo submit",
         ]
     )
     for name in names.split()

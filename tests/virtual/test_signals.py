@@ -95,7 +95,11 @@ _finish = job.finish
 
 
 def _unless_interrupted(outcome: Outcome, *, logged: bool) -> Outcome:
-    return outcome if len(Run(outcome.path).events[Run(outcome.path).events["kind"] == Event.STOPPED]) == 0 else _finish(outcome, logged=logged)
+    return (
+        outcome
+        if len(Run(outcome.path).events[Run(outcome.path).events["kind"] == Event.STOPPED]) == 0
+        else _finish(outcome, logged=logged)
+    )
 
 
 def hold(done: Signalled) -> bool:
