@@ -598,7 +598,8 @@ class CheckpointOptions:
     """What a run writes down to be continued from (`mpisgd train --resume`); virtual jobs pass over it: they are done again."""
 
     every_updates: int = 0
-    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = never."""
+    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = only where a signal
+    interrupts the run."""
     keep: int = 2
     """Complete checkpoints that are kept, besides those that the run was continued from."""
 
