@@ -21,6 +21,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from mpisgd.errors import RunInterrupted
+
 #: TERM is what everybody sends; USR1 and USR2 are what SLURM and LSF can be told to warn with, and what mpirun passes on.
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -37,6 +39,8 @@ def name_of(number: int) -> str:
 
 class Signals:
     """While this context is open, signals are heard: `listen` says by whom. What was there before is there again afterwards.
+
+    Unless RunInterrupted passes: then the process is about to end, with a status that a warning delivered late is not to spoil.
 
     Outside of the main thread, where Python allows no handlers, nothing is heard.
 
@@ -77,7 +81,8 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._before:
             for number, before in self._before.items():
-                signal.signal(number, signal.SIG_DFL if before is None else before)
+                if not (isinstance(error, RunInterrupted) and before is signal.SIG_DFL):
+                    signal.signal(number, signal.SIG_DFL if before is None else before)
             signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._writes)  # which ends the thread
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""The scripts of jobs/ on a real SLURM of four virtual nodes (slurm.py): submitted, cancelled, warned, queued again, without a node.
+"""The scripts of jobs/ on a real SLURM of four virtual nodes (slurm.py): submitted, cancelled, warned, requeued, robbed of a node.
 
 Skipped, with the reason, where there is no SLURM. The MPI is that of this environment: Open MPI's ranks are started by mpirun,
 MPICH's by srun. Starting ranks is what takes long, so only what needs a real training has one.

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from mpisgd.errors import EXIT_INTERRUPTED
 from mpisgd.signals import HEARD, Signals, name_of
 
 
@@ -50,6 +51,14 @@ def test_what_was_there_before_is_there_again() -> None:
         assert "signals" not in [thread.name for thread in threading.enumerate()]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_late_warnings_do_not_kill_who_leaves_with_a_checkpoint() -> None:
+    left = "import os, signal\nfrom mpisgd.signals import Signals\nfrom mpisgd.errors import RunInterrupted\n" + (
+        "try:\n    with Signals(): raise RunInterrupted('at clock 3')\n"
+        "finally:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", left], timeout=60, check=False).returncode == EXIT_INTERRUPTED
 
 
 def test_other_signals_are_nobodys_business() -> None:
