@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from mpisgd.records.checkpoint import newest
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event
 
-from .conftest import DRIVE, drive
+from .conftest import DRIVE
 
 COMMON: dict[str, Any] = {
     "epochs": 6.0,
@@ -78,7 +77,7 @@ def ranks_of(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 240) -> None:
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 600) -> None:
     until_s = time.monotonic() + within_s
     while not condition():
         assert process.poll() is None, process.communicate()[1]
@@ -86,44 +85,39 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], with
         time.sleep(0.05)
 
 
-def interrupt(directory: Path, jobs: list[dict[str, Any]], attempt: int, send: Callable[[int, list[list[int]]], None]) -> str:
-    """Run all jobs at once, have signals sent when each has made updates; what they said, having ended with status 85."""
-    listing = directory / f"attempt-{attempt}.json"
-    listing.write_text(json.dumps(jobs))
-    paths = [directory / name for name in JOBS]
-    with ranks_of([*mpirun(sum(job["ranks"] for job in jobs)), sys.executable, str(DRIVE), str(listing), "together"]) as process:
-        before = [len(Run(path).updates) if path.exists() else 0 for path in paths]
-        wait_for(lambda: all(updates(path, attempt) > there for path, there in zip(paths, before, strict=True)), process)
-        send(process.pid, json.loads(Path(f"{listing}.pids").read_text()))
-        _, said = process.communicate(timeout=100)
-    assert process.returncode == EXIT_INTERRUPTED, said
-    return said
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All jobs at once, in one launch: twice interrupted each, then to their end; the runs as signals left them are kept."""
     directory = tmp_path_factory.mktemp("signals")
-    begun = [{"ranks": JOBS[name][0], "config": config(name, directory / name)} for name in JOBS]
-    resumed = [{"ranks": JOBS[name][0], "resume": str(directory / name)} for name in JOBS]
-
-    def warn(launcher: int, pids: list[list[int]]) -> None:
-        os.kill(launcher, signal.SIGUSR1)
-
-    def stop_one(launcher: int, pids: list[list[int]]) -> None:
-        for each, (_, _, rank) in zip(pids, JOBS.values(), strict=True):
-            os.kill(each[rank], signal.SIGTERM)
-
-    said = interrupt(directory, begun, 0, warn)
-    (directory / "said.0").write_text(said)
-    for name in JOBS:
-        shutil.copytree(directory / name, directory / "first" / name)
-    said = interrupt(directory, resumed, 1, stop_one)
-    (directory / "said.1").write_text(said)
-    for name in JOBS:
-        shutil.copytree(directory / name, directory / "second" / name)
-    whole = [{"ranks": JOBS[name][0], "config": config(name, directory / "whole" / name)} for name in SYNCHRONOUS]
-    drive(directory, [*resumed, *whole], ranks=max(ranks for ranks, _, _ in JOBS.values()))
+    listing, kept = directory / "jobs.json", (directory / "first", directory / "second")
+    jobs = [
+        {
+            "ranks": ranks,
+            "config": config(name, directory / name),
+            "kept": [str(each / name) for each in kept],
+            "whole": str(directory / "whole" / name) if name in SYNCHRONOUS else None,
+        }
+        for name, (ranks, _, _) in JOBS.items()
+    ]
+    listing.write_text(json.dumps(jobs))
+    ranks = sum(ranks for ranks, _, _ in JOBS.values())
+    with ranks_of([*mpirun(ranks), sys.executable, str(DRIVE), str(listing), "interrupted"]) as process:
+        wait_for(lambda: all(updates(directory / name, 0) > 2 for name in JOBS), process)
+        process.send_signal(signal.SIGUSR1)  # which the launcher passes on to all ranks
+        done = {name: newest_after(kept[0] / name, process) for name in JOBS}
+        wait_for(lambda: all(updates(directory / name, 1) > done[name] for name in JOBS), process)
+        for pids, (_, _, rank) in zip(json.loads(Path(f"{listing}.pids").read_text()), JOBS.values(), strict=True):
+            os.kill(pids[rank], signal.SIGTERM)
+        _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    (directory / "said").write_text(said)
     return directory
+
+
+def newest_after(path: Path, process: subprocess.Popen[str]) -> int:
+    """The clock of the checkpoint that a signal has left, once it has."""
+    wait_for(path.exists, process)
+    return newest(path).clock
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -154,7 +148,7 @@ def test_it_says_how_to_go_on(runs: Path, name: str) -> None:
             f"mpisgd: interrupted by {what} at clock {clock}, checkpoint at clock {clock} (nothing is lost);"
             f" go on with: mpirun -n {JOBS[name][0]} mpisgd train --resume {runs / name}\n"
         )
-        assert line in (runs / f"said.{attempt}").read_text()
+        assert line in (runs / "said").read_text()
 
 
 @pytest.mark.parametrize("name", JOBS)
