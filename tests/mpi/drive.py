@@ -100,6 +100,7 @@ def interrupted(jobs: list[dict]) -> None:
                 assert end.code == EXIT_INTERRUPTED
                 if comm.rank == 0:
                     shutil.copytree(out, kept)
+                    Path(kept, "kept").touch()
                 wait_politely(comm)
             else:
                 raise AssertionError(f"{out} came to its end without a signal")

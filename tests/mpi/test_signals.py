@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
     "threads": 1,
     "model": "softmax",
     "log": {"progress": "off", "flush_s": 0.1},
-    "straggler": {"delay": "constant", "delay_mean_s": 0.01},
+    "straggler": {"delay": "constant", "delay_mean_s": 0.03},
 }
 #: name -> (ranks, what differs from COMMON, the rank that is sent SIGTERM the second time: a shard, a learner, the evaluator, ...)
 JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
@@ -46,7 +46,7 @@ JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
     ),
     "ssp-S2": (4, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2}, 2),
     "async": (4, {"protocol": "async", "evaluator": True}, 3),
-    "slow": (3, {"straggler": {"delay": "constant", "delay_mean_s": 1.5}, "epochs": 0.3}, 2),
+    "slow": (3, {"straggler": {"delay": "constant", "delay_mean_s": 1.0}, "epochs": 0.3}, 2),
 }
 SYNCHRONOUS = ("hardsync-S2", "allreduce", "backup", "teams", "slow")
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
@@ -102,22 +102,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     listing.write_text(json.dumps(jobs))
     ranks = sum(ranks for ranks, _, _ in JOBS.values())
     with ranks_of([*mpirun(ranks), sys.executable, str(DRIVE), str(listing), "interrupted"]) as process:
-        wait_for(lambda: all(updates(directory / name, 0) > 2 for name in JOBS), process)
+        wait_for(lambda: all(updates(directory / name, 0) > 1 for name in JOBS), process)
         process.send_signal(signal.SIGUSR1)  # which the launcher passes on to all ranks
-        done = {name: newest_after(kept[0] / name, process) for name in JOBS}
-        wait_for(lambda: all(updates(directory / name, 1) > done[name] for name in JOBS), process)
-        for pids, (_, _, rank) in zip(json.loads(Path(f"{listing}.pids").read_text()), JOBS.values(), strict=True):
-            os.kill(pids[rank], signal.SIGTERM)
+        pids = json.loads(Path(f"{listing}.pids").read_text())
+        left = {name: pids[number][rank] for number, (name, (_, _, rank)) in enumerate(JOBS.items())}
+
+        def stop_who_goes_on() -> bool:
+            """One rank of each job, as soon as the job has gone on for a little."""
+            for name in [each for each in left if (kept[0] / each / "kept").exists()]:
+                if updates(directory / name, 1) > newest(kept[0] / name).clock:
+                    os.kill(left.pop(name), signal.SIGTERM)
+            return not left
+
+        wait_for(stop_who_goes_on, process)
         _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     (directory / "said").write_text(said)
     return directory
-
-
-def newest_after(path: Path, process: subprocess.Popen[str]) -> int:
-    """The clock of the checkpoint that a signal has left, once it has."""
-    wait_for(path.exists, process)
-    return newest(path).clock
 
 
 @pytest.mark.parametrize("name", JOBS)
