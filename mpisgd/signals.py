@@ -90,9 +90,10 @@ class Signals:
         os.close(self._reads)
 
     def _serve(self) -> None:
+        poll = select.poll()  # not select(): the pipe's number may be beyond what that can take
+        poll.register(self._reads, select.POLLIN)
         while True:
-            readable, _, _ = select.select([self._reads], [], [], TICK_S)
-            if readable:
+            if poll.poll(1000 * TICK_S):
                 numbers = b""
                 with contextlib.suppress(BlockingIOError):
                     numbers = os.read(self._reads, 64)
