@@ -30,6 +30,10 @@ class Communicator(Protocol):
     """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
 
     rank: int
+    signal: int
+    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    deaf: bool
+    """`take` and `take_until` do not tell of it: who takes messages here hears of signals otherwise."""
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -54,6 +58,9 @@ class Communicator(Protocol):
     def header(self, posted: Any) -> Fields:
         """Wait for the header of a message whose receive was posted."""
 
+    def header_or_signal(self, posted: Any) -> None:
+        """Wait until the header of a message whose receive was posted is there, or a signal has come."""
+
     def arrived(self, posted: Any) -> bool:
         """Whether the message of a posted receive, a header without bodies, is there."""
 
@@ -64,7 +71,11 @@ class Communicator(Protocol):
         """Wait until a message is sent (`start`) or received whole (`post`)."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""
+        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields.
+
+        Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
+        had sent itself INTERRUPT.
+        """
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same, but None where no such message has come by that nanosecond."""

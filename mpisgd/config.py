@@ -586,9 +586,11 @@ class LogOptions:
     """auto: a live bar on a terminal, a plain line now and then elsewhere."""
     progress_s: float = 10.0
     """Seconds between plain lines."""
+    quiet_s: float = 60.0
+    """Seconds for which a rank waits in silence; then it says for whom, and again after twice the time (`watchdog`); 0 = never."""
 
     def __post_init__(self) -> None:
-        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
+        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
 
 
 @dataclass(frozen=True)
@@ -596,7 +598,8 @@ class CheckpointOptions:
     """What a run writes down to be continued from (`mpisgd train --resume`); virtual jobs pass over it: they are done again."""
 
     every_updates: int = 0
-    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = never."""
+    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = only where a signal
+    interrupts the run."""
     keep: int = 2
     """Complete checkpoints that are kept, besides those that the run was continued from."""
 

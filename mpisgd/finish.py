@@ -48,13 +48,15 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
     )
 
 
-def account(clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0) -> np.ndarray:
-    """What one rank has to say at the end, int64 (4,); learners and the evaluator have nothing."""
-    return np.array([clock, samples, diverged, training_s * 1e9], np.int64)
+def account(
+    clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0, interrupted: bool = False
+) -> np.ndarray:
+    """What one rank has to say at the end, int64 (5,); learners and the evaluator have nothing."""
+    return np.array([clock, samples, diverged, training_s * 1e9, interrupted], np.int64)
 
 
 def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
-    """The outcome from the accounts of all shards, int64 (shards, 4)."""
+    """The outcome from the accounts of all shards, int64 (shards, 5)."""
     return Outcome(
         path=path,
         clocks=tuple(int(clock) for clock in accounts[:, 0]),

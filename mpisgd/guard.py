@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from mpisgd import ulfm
-from mpisgd.errors import EXIT_FAILED, MpisgdError, PeerError
+from mpisgd.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
@@ -84,15 +84,15 @@ def failing_fast(comm: MPI.Intracomm, who: Callable[[], str], expendable: Callab
 
     `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
 
-    An AgreedError is raised on all ranks alike and passes through. `MPISGD_HANG_S=60` dumps the stack of every rank that is
-    still busy after so many seconds, again and again.
+    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through. `MPISGD_HANG_S=60` dumps the stack of every
+    rank that is still busy after so many seconds, again and again.
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
     if hang_s > 0:
         faulthandler.dump_traceback_later(hang_s, repeat=True)
     try:
         yield
-    except AgreedError:
+    except (AgreedError, RunInterrupted):
         raise
     except BaseException as error:
         status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED

@@ -100,7 +100,7 @@ def find(run: Path, config: Config) -> Resumption:
     attempts = environment.get("attempts") or [{**_entry(environment, config_file.read(run / schema.CONFIG)), "attempt": 0}]
     number = 1 + max(each["attempt"] for each in attempts)
     if config.checkpoint.every_updates == 0:
-        notes.append("checkpoint.every_updates = 0: no further checkpoints are written")
+        notes.append("checkpoint.every_updates = 0: a checkpoint is written only where a signal interrupts the run")
     return Resumption(number, checkpoint, attempts, notes)
 
 

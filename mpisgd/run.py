@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols, resume, tolerance
+from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import ConfigError, MpisgdError
+from mpisgd.errors import CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.flat import FlatModel, host_vector, host_view
@@ -41,12 +41,14 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
+from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
 from mpisgd.succession import Succession
 from mpisgd.tolerant import TolerantWire
 from mpisgd.tolerant_channel import TolerantShardChannel
 from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.update import SliceUpdate
+from mpisgd.watchdog import Watchdog
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
@@ -58,20 +60,22 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 
     Raises:
         AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
+        RunInterrupted: on every rank alike, where a signal has interrupted the run, and it can go on from a checkpoint.
     Any other failure ends the job (`guard.failing_fast`).
     """
     ranks: list[Rank] = []
     who, expendable = lambda: ranks[0].describe if ranks else "starting", lambda: bool(ranks) and ranks[0].expendable
-    with failing_fast(comm, who, expendable):
-        ranks.append(Rank(config, comm, brought, resumed))
+    with failing_fast(comm, who, expendable), Signals() as signals:
+        ranks.append(Rank(config, comm, brought, resumed, signals))
         return ranks[0].run()
 
 
 class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
-    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool) -> None:
+    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool, signals: Signals) -> None:
         self.comm = comm
+        self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
         self.roles: Roles = agree(comm, lambda: self._roles(config))
@@ -200,6 +204,8 @@ class Rank:
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
         wire = self._wire()
+        self.signals.listen(wire.hear)
+        self._watch(wire, lambda: wire.describe(self._name))
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.resumption.notes if self.resumption is not None else ():
@@ -231,11 +237,19 @@ class Rank:
             patience_s=self.config.faults.patience_s,
         )
 
+    def _name(self, rank: int) -> str:
+        return f"{self.roles.describe(rank)} (rank {rank} on {self.world.hosts[rank]})"
+
+    def _watch(self, wire: Wire, describe: Callable[[], str]) -> None:
+        """From now on the watchdog says this of a wait that is long."""
+        self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
+
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
         del self.model
         kind = TolerantShardChannel if self.tolerant else ShardChannel
         with self._server(kind(wire, self.roles, self.roles.index(self.rank)), update) as server:
+            self._watch(wire, lambda: wire.describe(self._name) or watchdog.of_shard(server, self.roles, self.world.hosts))
             self._start_clock(wire)
             server.serve()
         return _account(server)
@@ -320,13 +334,11 @@ class Rank:
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
-            snapshots.close(keep=self.keeps_spool)
+            snapshots.close(keep=self.keeps_spool or server.interrupted)
 
-    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints | None:
-        """What writes this shard's checkpoints, after these rows of the log; None where there are to be none."""
+    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints:
+        """What writes this shard's checkpoints, after these rows of the log: if nothing else, a signal asks for one."""
         config, resumption = self.config, self.resumption
-        if config.checkpoint.every_updates == 0:
-            return None
         attempt = 0 if resumption is None else resumption.attempt
         log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
         return Checkpoints(
@@ -439,7 +451,10 @@ class Rank:
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
         self.expendable = False
-        outcome = outcome_of(self.path, wire.gather(said)[list(self.roles.shard_ranks)])
+        accounts = wire.gather(said)
+        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
+        if accounts[:, -1].any():
+            raise self._interrupted(wire, outcome)
         told = np.zeros(1 + self.world.size, np.int64)
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
@@ -450,6 +465,20 @@ class Rank:
         diverged, *given_up = wire.gather(told)[0].tolist()
         self.world.end(rank for rank, given in enumerate(given_up) if given)
         return dataclasses.replace(outcome, diverged=bool(diverged))
+
+    def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
+        """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
+        signal = int(wire.gather(np.array([self.signals.received]))[:, 0].max())
+        text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
+        if self.rank == 0:
+            try:
+                text = interruption.farewell(self.path, signal, outcome.clocks, self.world.size)
+                print(text, file=sys.stderr, flush=True)
+            except CheckpointError as error:
+                text, status = f"{type(error).__name__}: {error}", error.exit_status
+            self._unlock()
+        status = int(wire.gather(np.array([status]))[0, 0])
+        return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
@@ -477,4 +506,5 @@ class Rank:
 def _account(server: Shard) -> np.ndarray:
     update = server.update
     diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-    return account(server.clock, update.samples, diverged, server.updated_s)
+    interrupted = server.interrupted and not server.finished
+    return account(server.clock, update.samples, diverged, server.updated_s, interrupted)

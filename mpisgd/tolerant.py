@@ -39,16 +39,6 @@ class RankLost(PeerError):
     """A rank without which there is no job has died."""
 
 
-class SendingTo(Sending):
-    """A message that is being sent, and to whom."""
-
-    __slots__ = ("dest",)
-
-    def __init__(self, dest: int, announced: bool, requests: list[MPI.Request]) -> None:
-        super().__init__(announced, requests)
-        self.dest = dest
-
-
 class TolerantWire(Wire):
     """One rank's end.
 
@@ -96,25 +86,25 @@ class TolerantWire(Wire):
 
     # -------------------------------------------------------------------------------------------------------------- send
 
-    def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> SendingTo:
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
         """The same; to a rank that is lost nothing is sent."""
-        if dest in self._lost:
-            return SendingTo(dest, False, [])
-        try:
-            sending = super().start(dest, tag, fields, *bodies)
-        except MPI.Exception as error:
-            self._learn(error)
-            return SendingTo(dest, False, [])
-        return SendingTo(dest, sending.announced, sending.requests)
+        if dest not in self._lost:
+            try:
+                return super().start(dest, tag, fields, *bodies)
+            except MPI.Exception as error:
+                self._learn(error)
+        return Sending(dest, tag, False, [])
 
     def finish(self, transfer: Sending | Receiving) -> None:
         """The same; or until its other end is lost, or has held it up for too long."""
-        peer = transfer.dest if isinstance(transfer, SendingTo) else transfer.source  # type: ignore[union-attr]
+        self.awaited = transfer
+        peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + (float("inf") if peer in self._vital else self._patience_s)
         for request in transfer.requests:
             if not self._until(request, peer, until_s):
                 self._kept.append(transfer)
-                return
+                break
+        self._goes_on()
 
     def _until(self, request: MPI.Request, peer: int, until_s: float) -> bool:
         """Wait for a request; whether it was done in time."""
@@ -141,27 +131,31 @@ class TolerantWire(Wire):
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """The same; what has happened to other ranks goes before their messages."""
-        taken = None
-        while taken is None:
-            taken = self._next(patterns, lambda: bool(self._news))
-        return taken
+        while not self._news:
+            try:
+                return super().take(patterns)
+            except MPI.Exception as error:
+                self._learn(error)
+        return self._tell()
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same."""
-        return self._next(patterns, lambda: bool(self._news) or self.now_ns() >= until_ns)
-
-    def _next(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, Fields] | None:
         while not self._news:
             try:
-                probed = self._probe_until(patterns, over)
-                if probed is not None:
-                    return self._header(*probed)
-                if not self._news:
-                    return None
+                return super().take_until(patterns, until_ns)
             except MPI.Exception as error:
                 self._learn(error)
+        return self._tell()
+
+    def _tell(self) -> tuple[int, int, Fields]:
         rank, tag = self._news.popleft()
         return rank, tag, (NOBODY,)
+
+    def header_or_signal(self, posted: Receiving) -> None:
+        try:
+            super().header_or_signal(posted)
+        except MPI.Exception as error:
+            self._learn(error)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must

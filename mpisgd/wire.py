@@ -33,15 +33,19 @@ _YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
+_HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
+"""The last of patterns that a signal answers, too."""
 _PAGE = 4096
 
 
 class Sending:
     """A message that is being sent."""
 
-    __slots__ = ("announced", "requests")
+    __slots__ = ("announced", "dest", "requests", "tag")
 
-    def __init__(self, announced: bool, requests: list[MPI.Request]) -> None:
+    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request]) -> None:
+        self.dest = dest
+        self.tag = tag
         self.announced = announced
         self.requests = requests
 
@@ -79,6 +83,13 @@ class Wire:
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
         self._check: Callable[[], None] | None = None
+        self.signal = 0
+        self.deaf = False
+        self._signal_told = False
+        self.awaited: object = None
+        """What this rank waits for: a message posted or being sent, patterns, or in words; None = it does not (`watchdog`)."""
+        self.waits = 0
+        """Waits that are over."""
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -121,7 +132,7 @@ class Wire:
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
-        return Sending(layout.announced, requests)
+        return Sending(dest, tag, layout.announced, requests)
 
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""
@@ -148,8 +159,15 @@ class Wire:
 
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
+        self.awaited = posted
         self.wait(posted.requests.pop(0))
+        self._goes_on()
         return posted.layout.unpack(posted.buffer, posted.source)
+
+    def header_or_signal(self, posted: Receiving) -> None:
+        """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
+        request = posted.requests[0]
+        _politely(lambda: self.signal > 0 or request.Test() or None)
 
     def arrived(self, posted: Receiving) -> bool:
         """Whether the header of a posted message is there."""
@@ -166,12 +184,36 @@ class Wire:
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
-        return self._header(*self._probe(patterns))
+        self.awaited = patterns
+        if patterns[-1] not in _HEARING:
+            probed: tuple[int, int, int, MPI.Message] | None = self._probe(patterns)
+        else:
+            probed = None if self._hears() else self._probe_until(patterns, self._hears)
+        self._goes_on()
+        return self._interrupt() if probed is None else self._header(*probed)
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same; None where none has come by that nanosecond."""
-        probed = self._probe_until(patterns, lambda: self.now_ns() >= until_ns)
-        return None if probed is None else self._header(*probed)
+        self.awaited = patterns
+        hears = self._hears if patterns[-1] in _HEARING else _never
+        probed = None if hears() else self._probe_until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        self._goes_on()
+        if probed is None:
+            return self._interrupt() if hears() else None
+        return self._header(*probed)
+
+    def hear(self, signal: int) -> None:
+        """A signal has come: said by another thread, while this rank may be waiting."""
+        self.signal = signal
+
+    def _hears(self) -> bool:
+        """Whether a signal has come, of which nobody has been told yet."""
+        return self.signal > 0 and not (self._signal_told or self.deaf)
+
+    def _interrupt(self) -> tuple[int, int, Fields]:
+        """Tell of the signal, as of a message."""
+        self._signal_told = True
+        return self.rank, Tag.INTERRUPT, (self.signal,)
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
@@ -197,7 +239,7 @@ class Wire:
             status = self._status
             message = self._comm.Mprobe(*wanted[0], status)
             return status.source, status.tag, status.Get_count(MPI.BYTE), message
-        probed = self._probe_until(patterns, lambda: False)
+        probed = self._probe_until(patterns, _never)
         assert probed is not None
         return probed
 
@@ -240,12 +282,34 @@ class Wire:
     def finish(self, transfer: Sending | Receiving) -> None:
         """Wait for a message that is under way; for the header of an announced one politely, if need be."""
         requests = transfer.requests
+        self.awaited = transfer
         if self.polite and type(transfer) is Sending and transfer.announced:
             self.wait(requests.pop(0))
         if len(requests) == 1:
             requests[0].Wait()
         elif requests:
             MPI.Request.Waitall(requests)
+        self._goes_on()
+
+    def _goes_on(self) -> None:
+        """A wait is over."""
+        self.awaited = None
+        self.waits += 1
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        """What this rank waits for, in words, where `name` says who a rank is; empty where it takes whatever comes.
+
+        Asked by another thread.
+        """
+        match self.awaited:
+            case Receiving(source=source, layout=layout):
+                tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is layout)
+                return f"waits for {tag} of {name(source)}"
+            case Sending(dest=dest, tag=tag):
+                return f"waits for {name(dest)} to take {Tag(tag).name}"
+            case str(words):
+                return f"waits for {words}"
+        return ""
 
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
@@ -302,7 +366,7 @@ class Team:
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
         self._wire.say("all", tag, 0)
-        self._wire.wait(self._comm.Iallgather(layout.pack(fields), headers))
+        self._wait(self._comm.Iallgather(layout.pack(fields), headers))
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
@@ -310,7 +374,7 @@ class Team:
         """All-to-all of slices."""
         self._wire.say("all", Tag.GRADIENT, vector.nbytes)
         sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
-        self._wire.wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
+        self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
@@ -318,7 +382,13 @@ class Team:
         return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
 
     def finish(self, shared: MPI.Request) -> None:
-        self._wire.wait(shared)
+        self._wait(shared)
+
+    def _wait(self, request: MPI.Request) -> None:
+        wire = self._wire
+        wire.awaited = f"all {len(self._sizes)} learners, who exchange together"
+        wire.wait(request)
+        wire._goes_on()
 
     def disband(self) -> None:
         self._comm.Free()
@@ -363,7 +433,9 @@ class Node:
         """What was stored before is made visible, and what the others stored is seen (MPI-4.1, 12.5.4)."""
         for window in self._windows:
             window.Sync()
+        self._wire.awaited = "its team"
         self._wire.wait(self._comm.Ibarrier())
+        self._wire._goes_on()
         for window in self._windows:
             window.Sync()
 
@@ -372,6 +444,10 @@ class Node:
             window.Unlock_all()
             window.Free()
         self._comm.Free()
+
+
+def _never() -> bool:
+    return False
 
 
 def _politely(ready: Callable[[], Any]) -> Any:

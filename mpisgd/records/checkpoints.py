@@ -76,9 +76,9 @@ class Checkpoints:
 
     def due(self, clock: int) -> bool:
         """Whether all shards write a checkpoint at this clock. To be asked after every update."""
+        if self._every == 0 and not self._also:
+            return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
-            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
-            self._thread.start()
             self._begin(self._make_room)
         return (self._every > 0 and clock % self._every == 0) or clock in self._also
 
@@ -104,14 +104,18 @@ class Checkpoints:
         rows: list[int],
         snapshots: list[tuple[int, int, float]],
         diverged: bool,
+        last: bool = False,
     ) -> None:
         """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
 
-        Not while it is `busy`.
+        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
         """
         for name, tensor in self._update.state().items():
             if tensor.dim() == 0:
                 self._copies[name] = np.array(tensor.item(), np.float32)
+                continue
+            if last:
+                self._copies[name] = host_view(tensor)
                 continue
             if name not in self._copies:
                 self._copies[name] = np.empty(tensor.numel(), np.float32)
@@ -140,6 +144,9 @@ class Checkpoints:
 
     def _begin(self, action: Callable[[], None]) -> None:
         """Have it done by the thread; to start one for each would make the shard wait for it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
         self._idle.clear()
         self._work.put(action)
 

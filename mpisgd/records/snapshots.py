@@ -94,6 +94,10 @@ class Nowhere(Snapshots):
         self._taken = []
         self._vectors = 1
 
+    @property
+    def taken(self) -> list[tuple[int, int, float]]:
+        return []
+
     def due(self, epochs_before: float, epochs: float) -> bool:
         return False
 

@@ -78,6 +78,10 @@ class TableFile:
         else:
             self._amendments[name].append((number, field, value))
 
+    def rows(self) -> list[int]:
+        """Of each table, those on disk and those in memory."""
+        return [self._committed[name] + self._filled[name] for name in self._committed]
+
     def flush(self) -> list[int]:
         """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned."""
         if self._file is None:
@@ -187,6 +191,10 @@ class ShardLog:
 
     def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
         self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
+
+    def rows(self) -> list[int]:
+        """Of each table, whether on disk or in memory."""
+        return self._file.rows()
 
     def flush(self) -> list[int]:
         """Write what is in memory; rows of each table that are safely there."""

@@ -22,6 +22,7 @@ from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
+from mpisgd.messages import Ending
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
@@ -69,7 +70,7 @@ class Job:
         self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
-        self.accounts = np.zeros((config.shards, 4), np.int64)
+        self.accounts = np.zeros((config.shards, 5), np.int64)
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""
@@ -224,7 +225,7 @@ class Job:
                     raise _fail_fast(failure) from failure
                 wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
-                channel.goodbye(finished=False)
+                channel.goodbye(ending=Ending.NONE)
             if leader is not None:
                 leader.stop()
             if wire.rank == self.roles.evaluator_rank:

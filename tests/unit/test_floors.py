@@ -26,9 +26,10 @@ FLOORS = {
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
             "messages communicator channel tolerant_channel layerwise wire tolerant ulfm"
-            " mpi world survey launch guard records virtual",
+            " mpi world survey launch guard signals records virtual",
             "shard tolerant_shard attendance succession learner allreduce aggregate evaluator analysis",
-            "run tolerance parts simulate replay plan finish resume provenance api cli __main__ doctor bench demo submit",
+            "run tolerance parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
+            " demo submit",
         ]
     )
     for name in names.split()
