@@ -78,8 +78,8 @@ def _ranges(ranks: list[int]) -> str:
 
 
 @contextmanager
-def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
-    """End the whole job in seconds when this rank fails, with rank, host and cause on the last lines.
+def failing_fast(comm: MPI.Intracomm, who: Callable[[], str], way_on: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """End the whole job in seconds when this rank fails, with rank, host, cause and how to go on on the last lines.
 
     An AgreedError is raised on all ranks alike and passes through. `MPISGD_HANG_S=60` dumps the stack of every rank that is
     still busy after so many seconds, again and again.
@@ -94,8 +94,9 @@ def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
     except BaseException as error:
         where = "" if isinstance(error, MpisgdError) else traceback.format_exc()
         text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, the job is ended"
+        lines = [where, text, f"{type(error).__name__}: {error}", *filter(None, [way_on()])]
         sys.stdout.flush()
-        print(f"{where}\n{text}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # in one write
+        print("\n".join(lines), file=sys.stderr, flush=True)  # in one write
         time.sleep(FORWARD_S)
         comm.Abort(error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED)
         raise

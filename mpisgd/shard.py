@@ -130,6 +130,9 @@ class Shard:
         """Serve what is left to be served, then say the last words."""
         while self.present or self.evaluating:
             self.serve_one()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            self._note_lost(self.checkpoints)
         received, pushed = self._carried + sum(self.received), self._carried + sum(self.pushed)
         self.log.summary(self.clock, self.update.samples, received, pushed, self.diverged)
 
@@ -380,6 +383,7 @@ class Shard:
         if checkpoints.busy():
             self.log.event(Event.SKIPPED, self.clock, start_s)
             return
+        self._note_lost(checkpoints)
         checkpoints.take(
             clock=self.clock,
             now_s=start_s,
@@ -392,6 +396,10 @@ class Shard:
         )
         now_s = self.channel.now_s()
         self.log.event(Event.CHECKPOINT, self.clock, now_s, value=now_s - start_s)
+
+    def _note_lost(self, checkpoints: Checkpoints) -> None:
+        for clock in checkpoints.lost():
+            self.log.event(Event.LOST, self.clock, self.channel.now_s(), value=clock)
 
     def _answer_snapshot(self) -> None:
         """Answer the evaluator, if it waits and what it waits for is there or will never be."""

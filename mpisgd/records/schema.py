@@ -41,6 +41,7 @@ class Event(enum.IntEnum):
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
+    LOST = 11  # the checkpoint of clock `value` could not be written
 
 
 #: One row per push that a shard received, in the order in which it took them.
