@@ -144,6 +144,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Che
 
     Raises CheckpointError where there is none.
     """
+    why = ""
     for path in directories(run):
         try:
             checkpoint = read(path)
@@ -151,11 +152,12 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Che
                 checkpoint.tensors(shard)
         except CheckpointError as error:
             complain(f"{path.name} is passed over: {error}")
+            why = why or f"; of the newest, {path.name}: {error}"
             continue
         return checkpoint
     raise CheckpointError(
         f"{run} has no checkpoint that is complete: it cannot be continued; begin anew with --overwrite"
-        " (checkpoint.every_updates says how often one is written)"
+        f" (checkpoint.every_updates says how often one is written){why}"
     )
 
 
