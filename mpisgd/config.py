@@ -383,6 +383,7 @@ class SgdOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0)
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
         require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
 
 
@@ -415,6 +416,7 @@ class RmspropOptions:
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
         require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,10 @@ class CheckpointError(MpisgdError):
     exit_status = EXIT_USAGE
 
 
+class StorageError(MpisgdError):
+    """A file of the run could not be written in mid-run: the disk is full, a quota, the directory has vanished."""
+
+
 class PeerError(MpisgdError):
     """A message that cannot be: wrong size, sender, tag or timestamp."""
 

@@ -5,6 +5,7 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from mpisgd.channel import EvaluatorChannel, Interrupted, Snapshot
 from mpisgd.flat import FlatModel
 from mpisgd.measure import Measure
 from mpisgd.messages import FINAL
+from mpisgd.records.storage import writing
 from mpisgd.records.writer import EvaluatorLog
 
 
@@ -70,7 +72,7 @@ class Evaluator:
         final = self._channel.pull(FINAL)
         if final is not None:
             states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
-            torch.save(states, weights_file)
+            _save(states, weights_file)
         self._channel.goodbye()
 
     def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
@@ -103,3 +105,11 @@ class Evaluator:
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)
         return states
+
+
+def _save(states: dict[str, dict[str, Tensor]], path: Path) -> None:
+    """Whole, or not at all. Raises StorageError where it cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        torch.save(states, aside)
+        aside.rename(path)

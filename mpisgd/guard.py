@@ -79,8 +79,13 @@ def _ranges(ranks: list[int]) -> str:
 
 
 @contextmanager
-def failing_fast(comm: MPI.Intracomm, who: Callable[[], str], expendable: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """End the whole job in seconds when this rank fails, with rank, host and cause on the last lines.
+def failing_fast(
+    comm: MPI.Intracomm,
+    who: Callable[[], str],
+    way_on: Callable[[], str] = lambda: "",
+    expendable: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """End the whole job in seconds when this rank fails, with rank, host, cause and how to go on on the last lines.
 
     `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
 
@@ -101,8 +106,9 @@ def failing_fast(comm: MPI.Intracomm, who: Callable[[], str], expendable: Callab
             where = "" if isinstance(error, MpisgdError) or ulfm.is_failure(error) else traceback.format_exc()
             what = "the others go on without it" if alone else "the job is ended"
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
+            lines = [where, text, _cause(comm, error), "" if alone else way_on()]
             sys.stdout.flush()
-            print(f"{where}\n{text}\n{_cause(comm, error)}", file=sys.stderr, flush=True)  # in one write
+            print("\n".join(lines).rstrip("\n"), file=sys.stderr, flush=True)  # in one write
             time.sleep(FORWARD_S)
         if alone:
             ulfm.die_alone()

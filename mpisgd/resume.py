@@ -25,7 +25,7 @@ from mpisgd.records.checkpoints import remove
 from mpisgd.records.reader import Run
 
 #: What may be another than in the run's config.toml.
-CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir")
+CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite")
 _TOLD = ("learners", "world_size", "hosts", "threads", "form", "versions", "git_commit", "command_line", "started")
 
 

@@ -32,6 +32,7 @@ from mpisgd.mpi import MPI
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
+from mpisgd.records.checkpoint import way_on
 from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
@@ -64,8 +65,14 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
     Any other failure ends the job (`guard.failing_fast`).
     """
     ranks: list[Rank] = []
-    who, expendable = lambda: ranks[0].describe if ranks else "starting", lambda: bool(ranks) and ranks[0].expendable
-    with failing_fast(comm, who, expendable), Signals() as signals:
+
+    def who() -> str:
+        return ranks[0].describe if ranks else "starting"
+
+    def how() -> str:
+        return way_on(Path(config.out)) if ranks else ""
+
+    with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals:
         ranks.append(Rank(config, comm, brought, resumed, signals))
         return ranks[0].run()
 
@@ -161,8 +168,7 @@ class Rank:
             raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
 
     def _open_new(self) -> None:
-        directory.claim(self.path, overwrite=self.config.overwrite)
-        self.lock = Lock(self.path)
+        self.lock = directory.claim(self.path, overwrite=self.config.overwrite)
         directory.write_config(self.path, config_file.dumps(self.config, self._environment()))
 
     def _open_again(self) -> Resumption:
@@ -329,8 +335,6 @@ class Rank:
             server.restore(account, resumption.checkpoint.next_seq)
         try:
             yield server
-            if server.checkpoints is not None:
-                server.checkpoints.wait()
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
@@ -354,6 +358,7 @@ class Rank:
             continues=rows,
             pinned=() if resumption is None else resumption.pinned,
             beside=[*log, self._spool(shard)],
+            complain=self._warn,
         )
 
     def _spool(self, shard: int) -> Path:
@@ -497,6 +502,11 @@ class Rank:
             "to the bits of a run without interruption" if self.protocol.consistent and self.protocol.ordered else "asynchronously"
         )
         return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
+
+    def _warn(self, text: str) -> None:
+        """Said by any rank, and even where progress is off."""
+        who = f"rank {self.rank} ({self.roles.describe(self.rank)}) on {self.world.hosts[self.rank]}"
+        print(f"mpisgd: {who}: {text}", file=sys.stderr, flush=True)
 
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":

@@ -157,6 +157,9 @@ class Shard:
         if self.interrupted and not self.finished:
             self._save()
             return
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            self._note_unsaved(self.checkpoints)
         received, pushed = self._carried + sum(self.received), self._carried + sum(self.pushed)
         self.log.summary(self.clock, self.update.samples, received, pushed, self.diverged)
 
@@ -469,6 +472,7 @@ class Shard:
             return
         self.log.flush()
         self._saved_clock = self.clock
+        self._note_unsaved(checkpoints)
         checkpoints.take(
             clock=self.clock,
             now_s=mark.now_s,
@@ -482,6 +486,10 @@ class Shard:
         )
         now_s = self.channel.now_s()
         self.log.event(Event.CHECKPOINT, self.clock, now_s, value=now_s - start_s)
+
+    def _note_unsaved(self, checkpoints: Checkpoints) -> None:
+        for clock in checkpoints.lost():
+            self.log.event(Event.UNSAVED, self.clock, self.channel.now_s(), value=clock)
 
     def _answer_snapshot(self) -> None:
         """Answer the evaluator, if it waits and what it waits for is there or will never be."""

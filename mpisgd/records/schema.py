@@ -42,11 +42,12 @@ class Event(enum.IntEnum):
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
     INTERRUPTED = 11  # by the signal of number `value`: learners are given no more weights
-    LOST = 12  # a learner is dead, or was missed and has not come back; it was given weights of clock `value` last, -1 = none
-    MISSED = 13  # nothing was heard of a learner for `value` seconds: the others go on without it
-    RETURNED = 14  # a learner that was missed is back
-    STUCK = 15  # a transfer to or from a learner was given up
-    PASSED = 16  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
+    UNSAVED = 12  # the checkpoint of clock `value` could not be written
+    LOST = 13  # a learner is dead, or was missed and has not come back; it was given weights of clock `value` last, -1 = none
+    MISSED = 14  # nothing was heard of a learner for `value` seconds: the others go on without it
+    RETURNED = 15  # a learner that was missed is back
+    STUCK = 16  # a transfer to or from a learner was given up
+    PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
 
 
 #: One row per push that a shard received, in the order in which it took them.

@@ -74,8 +74,14 @@ class Job:
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""
+        lock = directory.claim(self.path, overwrite=self.config.overwrite)
+        try:
+            return self._run()
+        finally:
+            lock.release()
+
+    def _run(self) -> Outcome:
         config, logged, ranks = self.config, self.config.log.enabled, len(self.roles.computing_ranks)
-        directory.claim(self.path, overwrite=config.overwrite)
         directory.write_config(self.path, config_file.dumps(config, self._environment()))
         self._say(
             f"mpisgd {__version__}, virtual cluster:"

@@ -520,14 +520,12 @@ def test_a_mini_batch_that_was_applied_here_is_counted_but_not_applied_again(log
 class Noted:
     """Checkpoints that are noted, not written."""
 
-    def wait(self) -> None:
-        """They are written."""
-
     def __init__(self, every: int, slow_at: int = -1) -> None:
         self.every = every
         self.slow_at = slow_at
         self.taken: list[dict[str, Any]] = []
         self.asked = 0
+        self.failed: list[int] = []
 
     def due(self, clock: int) -> bool:
         return clock % self.every == 0
@@ -538,6 +536,15 @@ class Noted:
 
     def take(self, **account: Any) -> None:
         self.taken.append({key: list(value) if isinstance(value, list) else value for key, value in account.items()})
+        if account["clock"] in (2, 8):
+            self.failed.append(account["clock"])
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def lost(self) -> list[int]:
+        failed, self.failed = self.failed, []
+        return failed
 
 
 def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
@@ -551,6 +558,9 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     assert [each["clock"] for each in noted.taken] == [2, 4, 8], "not at 6, and not at the end"
     assert events["clock"][events["kind"] == Event.SKIPPED].tolist() == [6]
     assert events["clock"][events["kind"] == Event.CHECKPOINT].tolist() == [2, 4, 8]
+    lost = events[events["kind"] == Event.UNSAVED]
+    assert lost["value"].tolist() == [2, 8]
+    assert lost["clock"].tolist() == [4, shard.clock], "told at the next, or at the end"
     for each in noted.taken:
         before = pushes[: each["rows"][0]]
         assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
