@@ -9,9 +9,10 @@ At the end ranks meet at the first one, which knows who is still there; a barrie
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,19 +21,25 @@ import numpy as np
 from mpisgd import ulfm
 from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOBODY, Fields, Tag
+from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
 from mpisgd.wire import Receiving, Sending, Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
 _SLEEP_S = 100e-6
+_SLEEP_MOST_S = 1e-3
+_NO_RANK = -1
 
 MEET_S = 60.0
 """How long the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
 
 HUB = 0
 """The first shard is there: a vital rank."""
+
+
+class _NotForTheLoop(Exception):
+    """A message has been taken that no loop is to see."""
 
 
 class RankLost(PeerError):
@@ -66,6 +73,10 @@ class TolerantWire(Wire):
         self._news: deque[tuple[int, int]] = deque()
         self._kept: list[Any] = []
         """Transfers that were given up: MPI may still write there, or read."""
+        self._strays: Counter[int] = Counter()
+        """Bodies that were given up before they began, by sender."""
+        self._said: dict[int, np.ndarray] = {}
+        """What ranks have said that are at the end already (`gather`)."""
 
     # ---------------------------------------------------------------------------------------------------------- failures
 
@@ -99,20 +110,22 @@ class TolerantWire(Wire):
         """The same; or until its other end is lost, or has held it up for too long."""
         self.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
-        until_s = time.perf_counter() + (float("inf") if peer in self._vital else self._patience_s)
+        until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
         for request in transfer.requests:
             if not self._until(request, peer, until_s):
                 self._kept.append(transfer)
                 break
         self._goes_on()
 
-    def _until(self, request: MPI.Request, peer: int, until_s: float) -> bool:
-        """Wait for a request; whether it was done in time."""
+    def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, sleep_s: float = _SLEEP_S) -> bool:
+        """Wait for a request, in sleeps that grow from the shortest to this; whether it was done in time."""
         start_s = now_s = time.perf_counter()
+        pause_s = min(_SLEEP_S, sleep_s)
         while True:
             try:
                 if request.Test():
                     return True
+                self._see_whether_all_is_over()
             except MPI.Exception as error:
                 self._learn(error)
                 return False
@@ -123,9 +136,15 @@ class TolerantWire(Wire):
                 return False
             now_s = time.perf_counter()
             if now_s - start_s > _SPIN_S:
-                time.sleep(_SLEEP_S)
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, sleep_s)
             elif self.polite:
                 os.sched_yield()
+
+    def _see_whether_all_is_over(self) -> None:
+        """Another rank has ended the job: MPI leaves requests that were begun before as they are, pending for ever."""
+        if self._comm.Is_revoked():
+            raise ulfm.Revoked
 
     # ----------------------------------------------------------------------------------------------------------- receive
 
@@ -134,6 +153,8 @@ class TolerantWire(Wire):
         while not self._news:
             try:
                 return super().take(patterns)
+            except _NotForTheLoop:
+                continue
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
@@ -143,19 +164,42 @@ class TolerantWire(Wire):
         while not self._news:
             try:
                 return super().take_until(patterns, until_ns)
+            except _NotForTheLoop:
+                continue
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
+
+    def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
+        """The same; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        stray = tag not in LAYOUTS and self._strays[source] > 0
+        if tag == Tag.HERE:
+            self._said[source] = np.zeros(nbytes // 8, np.int64)
+            message.Recv(self._said[source])
+        elif stray or source in self._lost:
+            self._strays[source] -= stray
+            buffer = bytearray(nbytes)
+            self._kept.append((message.Irecv(buffer), buffer))
+        else:
+            return super()._header(source, tag, nbytes, message)
+        raise _NotForTheLoop
+
+    def _arrived(self, request: MPI.Request) -> bool:
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
 
     def _tell(self) -> tuple[int, int, Fields]:
         rank, tag = self._news.popleft()
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
-        try:
-            super().header_or_signal(posted)
-        except MPI.Exception as error:
-            self._learn(error)
+        request = posted.requests[0]
+        while not (self.signal > 0 or self._arrived(request)):
+            self._see_whether_all_is_over()
+            time.sleep(_SLEEP_MOST_S)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
@@ -184,15 +228,13 @@ class TolerantWire(Wire):
                 continue
             if probed is None:
                 self._news.append((source, Tag.STUCK))
+                self._strays[source] += 1
             return probed
         return None
 
     def wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""
-        try:
-            super().wait(request)
-        except MPI.Exception as error:
-            self._learn(error)
+        self._until(request, _NO_RANK, sleep_s=_SLEEP_MOST_S)
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
@@ -223,14 +265,19 @@ class TolerantWire(Wire):
         coming = {
             rank: self._comm.Irecv(table[rank], rank, Tag.HERE)
             for rank in range(len(table))
-            if rank not in self._lost and rank not in self._given_up and rank != HUB
+            if rank not in self._lost and rank not in self._given_up and rank not in self._said and rank != HUB
         }
         heard: list[int] = []
+        for rank, said in self._said.items():
+            table[rank] = said
+            heard.append(rank)
+        self._said.clear()
         until_s = time.perf_counter() + MEET_S
         sleep_s = _SLEEP_S
         while coming:
+            self._see_whether_all_is_over()
             for rank, request in list(coming.items()):
-                if self._here(request, rank):
+                if self._arrived(request):
                     heard.append(rank)
                 elif rank not in self._lost and time.perf_counter() < until_s:
                     continue
@@ -242,13 +289,6 @@ class TolerantWire(Wire):
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
-
-    def _here(self, request: MPI.Request, rank: int) -> bool:
-        try:
-            return bool(request.Test())
-        except MPI.Exception as error:
-            self._learn(error)
-            return False
 
     def given_up(self) -> list[int]:
         return sorted(self._given_up - self._lost)
