@@ -159,11 +159,14 @@ class ShardChannel:
             fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
 
-    def finish_answers(self) -> None:
-        """Wait until the answers have left."""
+    def finish_answers(self) -> bool:
+        """Wait until the answers have left; False where one was given up, and its weights must stay as they are for ever."""
+        all_left = True
         for answer in self._under_way:
-            self._wire.finish(answer)
+            if not self._wire.finish(answer):
+                all_left = False
         self._under_way.clear()
+        return all_left
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. An empty slice ends the receive that was posted."""
@@ -513,8 +516,9 @@ class TeamChannel(ShardChannel):
         self._shared_ns = self.now_ns()
         self._sharing = self._team.share(weights, self._weights)
 
-    def finish_answers(self) -> None:
+    def finish_answers(self) -> bool:
         """`pull` waits for them."""
+        return True
 
     def pull(self) -> int:
         """Wait until the weights of all shards are in place; returns their clock."""

@@ -67,8 +67,11 @@ class Communicator(Protocol):
     def withdraw(self, posted: Any) -> None:
         """Nothing will come to a posted receive any more."""
 
-    def finish(self, transfer: Any) -> None:
-        """Wait until a message is sent (`start`) or received whole (`post`)."""
+    def finish(self, transfer: Any) -> bool:
+        """Wait until a message is sent (`start`) or received whole (`post`).
+
+        False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
+        """
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields.

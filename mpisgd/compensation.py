@@ -41,6 +41,10 @@ class Compensation:
         self._before = torch.zeros_like(weights) if memory > 0 else None
         """The mean square as of the last update."""
 
+    def move(self, weights: Tensor) -> None:
+        """The present weights are here now."""
+        self._weights = weights
+
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
         """A learner was given the weights of `clock`: the present ones, unless others are passed."""
         if self._clock_of.get(learner_id) != clock:

@@ -104,6 +104,10 @@ class Updates(ABC):
         """Receive the next gradient elsewhere: into the old place something may yet be written."""
 
     @abstractmethod
+    def renew_weights(self) -> None:
+        """Go on with the same weights elsewhere: from the old place something may yet be sent."""
+
+    @abstractmethod
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
 

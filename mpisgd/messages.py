@@ -174,7 +174,7 @@ class Lost(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A rank has held up a transfer for too long, and that was given up: if it was an answer, what it got is worth nothing."""
+    """A rank has held up a transfer for too long, and that was given up."""
 
     rank: int
     learner_id: int

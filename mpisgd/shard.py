@@ -376,7 +376,8 @@ class Shard:
         self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts)
         if self._unchecked:
             self._check_sum()
-        self.channel.finish_answers()
+        if not self.channel.finish_answers():
+            self.update.renew_weights()
         for learner_id in learner_ids:
             self.given[learner_id] = (clock, now_s)
             if self._aborts:

@@ -106,7 +106,7 @@ class TolerantWire(Wire):
                 self._learn(error)
         return Sending(dest, tag, False, [])
 
-    def finish(self, transfer: Sending | Receiving) -> None:
+    def finish(self, transfer: Sending | Receiving) -> bool:
         """The same; or until its other end is lost, or has held it up for too long."""
         self.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
@@ -114,8 +114,10 @@ class TolerantWire(Wire):
         for request in transfer.requests:
             if not self._until(request, peer, until_s):
                 self._kept.append(transfer)
-                break
+                self._goes_on()
+                return peer in self._lost
         self._goes_on()
+        return True
 
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, sleep_s: float = _SLEEP_S) -> bool:
         """Wait for a request, in sleeps that grow from the shortest to this; whether it was done in time."""

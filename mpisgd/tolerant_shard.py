@@ -33,8 +33,6 @@ class TolerantShard(Shard):
         """Before `begin`: how long a learner may owe something; on shard 0, who evaluates; what this shard is called."""
         self.absent: set[int] = set()
         """Learners that were missed, and are not back yet."""
-        self._void: set[int] = set()
-        """Learners whose weights are worth nothing, as sending them had to be given up."""
         self._disturbed = False
         self._attendance = Attendance(len(self.received), patience_s)
         self._succession = succession
@@ -138,7 +136,6 @@ class TolerantShard(Shard):
         """A transfer to or from a rank was given up."""
         if learner_id in self.present:
             self.log.event(Event.STUCK, self.clock, self.channel.now_s(), learner_id)
-            self._void.add(learner_id)
             if len(self.present) > 1:
                 self._miss(learner_id)
         elif learner_id not in self.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
@@ -158,18 +155,10 @@ class TolerantShard(Shard):
 
     def _is_turn_of(self, learner_id: int) -> bool:
         """What will be dropped is not kept until its turn."""
-        return learner_id in self.absent or learner_id in self._void or super()._is_turn_of(learner_id)
+        return learner_id in self.absent or super()._is_turn_of(learner_id)
 
     def _judge(self, push: Push) -> Verdict:
-        learner_id = push.learner_id
-        if self.finished:
-            return super()._judge(push)
-        if learner_id in self.absent:
-            return DROP_MISSED
-        if learner_id in self._void:
-            self.protocol.on_discard(learner_id, push.timestamp, self.clock)
-            return DROP_MISSED
-        return super()._judge(push)
+        return DROP_MISSED if push.learner_id in self.absent and not self.finished else super()._judge(push)
 
     def _pull(self, learner_id: int, min_clock: int) -> None:
         passes = self.protocol.consistent and min_clock > self.clock and self._attendance.owes_push(learner_id)
@@ -185,7 +174,6 @@ class TolerantShard(Shard):
         now_s = self.channel.now_s()
         for learner_id in learner_ids:
             self._attendance.given(learner_id, self.clock, now_s)
-            self._void.discard(learner_id)
             if learner_id in self.absent:
                 self._take_back(learner_id)
 

@@ -128,6 +128,17 @@ class SliceUpdate(Updates):
         """The next gradient is received into memory of its own."""
         self._receive_into(host_vector(len(self.weights)))
 
+    def renew_weights(self) -> None:
+        """Go on in memory of its own: what is sent from the old one, and takes long, stays as it is."""
+        weights = host_vector(len(self.weights))
+        weights.copy_(self.weights)
+        self.weights = weights
+        self.served = host_view(weights)
+        self._parameter.data = weights
+        self._step = stepper(self._optimizer, self._parameter)
+        if self.compensation is not None:
+            self.compensation.move(weights)
+
     def _receive_into(self, vector: Tensor) -> None:
         self._scratch = vector
         self.scratch = host_view(vector)

@@ -279,7 +279,7 @@ class Wire:
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
-    def finish(self, transfer: Sending | Receiving) -> None:
+    def finish(self, transfer: Sending | Receiving) -> bool:
         """Wait for a message that is under way; for the header of an announced one politely, if need be."""
         requests = transfer.requests
         self.awaited = transfer
@@ -290,6 +290,7 @@ class Wire:
         elif requests:
             MPI.Request.Waitall(requests)
         self._goes_on()
+        return True
 
     def _goes_on(self) -> None:
         """A wait is over."""

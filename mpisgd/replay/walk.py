@@ -198,12 +198,11 @@ class _Walk:
         return self.finished and row.learner_id in self.missed
 
     def _judge_missed(self, row: Row) -> Verdict | None:
-        """As `TolerantShard`: of a learner that is missed, or a transfer with which was given up, or that was lost half-way."""
+        """As `TolerantShard`: of a learner that is missed, or whose gradient came in part."""
         learner_id, shard = row.learner_id, self.shard
         present = learner_id in self.protocol.present
         torn = row.reason == Reason.TORN and (learner_id in shard.lost or learner_id in shard.stuck)
-        void = row.reason == Reason.MISSED and learner_id in shard.stuck
-        if not (torn or void or (row.reason == Reason.MISSED and learner_id in self.missed and not present)):
+        if not (torn or (row.reason == Reason.MISSED and learner_id in self.missed and not present)):
             return None
         if present and not self.finished:
             self.protocol.on_discard(learner_id, row.timestamp, self.clock)

@@ -91,6 +91,9 @@ class SizedUpdate(Updates):
     def renew_scratch(self) -> None:
         """One size is like the other."""
 
+    def renew_weights(self) -> None:
+        """One size is like the other."""
+
     def scratch_is_finite(self) -> bool:
         return True
 

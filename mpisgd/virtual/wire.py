@@ -193,13 +193,14 @@ class VirtualWire(VirtualRank, Communicator):
             self._cluster.at(message.arrival, self, message)
         return message
 
-    def finish(self, transfer: Any) -> None:
+    def finish(self, transfer: Any) -> bool:
         ending: Transfer = transfer
         while ending.end < 0:  # again, where it was woken for the header
             ending.waiter = self
             self._cluster.block(self, ending)
         if ending.end > self.now:
             self.now = ending.end
+        return True
 
     # ------------------------------------------------------------------------------------------------------------ receive
 

@@ -183,7 +183,7 @@ def test_allreduce_fails_fast_there_too(started: list[Job], tmp_path: Path) -> N
 
 
 def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> None:
-    """A slice of 8 MB takes a while to travel: some of those killed meanwhile leave half of one behind. Whether or not, replay knows."""
+    """A slice of 8 MB takes a while to travel: some of those killed meanwhile leave half of one behind; replay knows."""
     out = tmp_path / "run"
     words = ["--model", "mlp", "--model.hidden", "1400", "1360", "--epochs", "1.5", "--protocol", "softsync", "--protocol.n", "2"]
     job = begin(started, out, 6, *words, options=(*ULFM, "--mca", "btl", "tcp,self"))

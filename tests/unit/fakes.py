@@ -185,8 +185,9 @@ class ScriptedChannel:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
             self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
 
-    def finish_answers(self) -> None:
+    def finish_answers(self) -> bool:
         """Nothing is under way."""
+        return True
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         self.answers.append(("stop" if ending == Ending.FINISHED else "interrupted", learner_id, clock))

@@ -268,16 +268,29 @@ def test_who_comes_back_after_the_end_is_told_to_stop(log: Path) -> None:
     assert done.channel.given_up == []
 
 
-def test_a_gradient_from_weights_that_were_given_up_half_way_is_worth_nothing(log: Path) -> None:
+def test_weights_that_take_long_to_leave_stay_as_they_are(log: Path) -> None:
+    """Giving up an answer, the shard goes on with the same weights elsewhere; the learner's gradient is as good as any."""
+    sent: list[np.ndarray] = []
+
+    class Slow(Channel):
+        def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+            super().start_answers(learner_ids, weights, clock, verdicts)
+            sent.append(weights)
+
+        def finish_answers(self) -> bool:
+            return len(sent) != 2
+
     script = [
-        *pulls(0, 1), messages.Stuck(1, 0), (now(1), 1.0), *pulls(1, clock=1), (now(0), math.nan), *pulls(0, clock=1),
+        *pulls(1, 0), messages.Stuck(1, 0), (now(1), 1.0), *pulls(1, clock=1), (now(0), 1.0), *pulls(0, clock=1),
         (now(0, 1), 1.0), (now(1, 1), 1.0), *pulls(0, 1, clock=2), *byes(l0=2, l1=2),
     ]  # fmt: skip
-    done = serve(log, script, lambda_=2, budget=6)
+    done = Served(log, Slow(script), HardsyncOptions(), 2, 6, first=False)
     assert done.told(Event.STUCK, Event.MISSED, Event.RETURNED) == [
         (Event.STUCK, 0, 0), (Event.MISSED, 0, 0), (Event.RETURNED, 1, 0)
     ]  # fmt: skip
+    assert [weights.tolist() for weights in sent[:2]] == [[0.0], [0.0]], "the old memory"
     assert done.weights == [-2.0]
+    assert (0, Verdict.DROP, Reason.MISSED) in done.rows("pushes", "learner_id", "verdict", "reason"), "of a clock that went on"
 
 
 def test_a_shard_that_others_have_left_behind_does_not_wait_for_what_will_not_come(log: Path) -> None:

@@ -287,3 +287,25 @@ print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("options", [SgdOptions(momentum=0.9), AdagradOptions(), RmspropOptions(momentum=0.5), AdamOptions()])
+def test_in_other_memory_it_goes_on_with_the_same_bits(options: OptimizerOptions) -> None:
+    """The old memory stays as it is: from there something may yet be sent."""
+    ends = []
+    for moves in (False, True):
+        torch.manual_seed(0)
+        update = SliceUpdate(torch.ones(50), options, learning_rate=0.1, schedule=lambda _: 1.0, train_samples=4, averaging=0.5)
+        for _ in range(4):
+            before, sent = update.served, update.served.copy()
+            if moves:
+                update.renew_weights()
+                assert update.served.ctypes.data != before.ctypes.data
+            update.scratch[:] = torch.randn(50).numpy()
+            update.accumulate(1.0, 2, 0, 1)
+            update.step()
+            assert (before == sent).all() == moves
+        assert update.served.ctypes.data == update.weights.data_ptr()
+        assert update.averaged is not None
+        ends.append((update.weights.clone(), update.averaged.clone()))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
