@@ -97,11 +97,20 @@ def check_books(log: Run, outcome: Outcome) -> None:
     """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
     for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
         updates = log.updates[log.updates["shard"] == books.shard]
-        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock:
+        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock - log.begins.clock:
             raise ProtocolError(
                 f"the books of shard {books.shard} do not balance: {_sum(books)};"
                 f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
             )
+    for layout in log.earlier:
+        updates = layout.table("updates")
+        for shard in range(layout.shards):
+            clocks = updates["clock"][updates["shard"] == shard]
+            if clocks.tolist() != list(range(layout.first_clock + 1, layout.last_clock + 1)):
+                raise ProtocolError(
+                    f"shard {shard} of {layout.shards}, before slices were cut anew at clock {layout.last_clock}, has {len(clocks)}"
+                    f" logged updates after clock {layout.first_clock}"
+                )
 
 
 def _sum(books: Books) -> str:

@@ -156,8 +156,9 @@ class Rank:
     def _open_again(self) -> Resumption:
         self.lock = Lock(self.path)
         found = resume.find(self.path, self.config)
-        resume.check_layout(found.checkpoint, self.roles.lambda_, self.bounds, self.model.fingerprint)
         resume.check_teams(self.path, self.roles.teams)
+        fingerprint, averaged = self.model.fingerprint, self.config.averaging > 0
+        found = resume.lay_out(found, self.config, self.roles.lambda_, self.bounds, fingerprint, averaged)
         resume.forget_newer(self.path, found.checkpoint.clock)
         environment = found.environment(self._environment(), self.config)
         directory.write_config(self.path, config_file.dumps(self.config, environment))
@@ -208,8 +209,8 @@ class Rank:
         for action in self._at_the_end:
             action()
         outcome = self._end(said)
-        if self.rank in self.roles.shard_ranks:
-            self._spool(self.roles.index(self.rank)).unlink(missing_ok=True)
+        for path in self.path.glob(".snapshots-*") if self.rank == 0 else ():
+            path.unlink(missing_ok=True)
         return outcome
 
     def _shard(self, wire: Wire) -> np.ndarray:
@@ -322,7 +323,7 @@ class Rank:
         )
 
     def _spool(self, shard: int) -> Path:
-        return self.path / f".snapshots-{shard:03d}"
+        return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -386,8 +387,9 @@ class Rank:
         if self.resumption is None or not self.config.log.enabled:
             return 0, []
         accounts = [part.account for part in self.resumption.checkpoint.parts]
-        attempts = [attempt for attempt, *_ in accounts[0].rows]
-        return evaluated(self.path, attempts, min(len(account.snapshots) for account in accounts), rows_each)
+        return evaluated(
+            self.path, self.resumption.checkpoint.attempts, min(len(account.snapshots) for account in accounts), rows_each
+        )
 
     def _gradient(self) -> Gradient:
         assert self.data is not None
@@ -432,9 +434,10 @@ class Rank:
         if self.resumption is None:
             return ""
         clock, attempt = self.resumption.checkpoint.clock, self.resumption.attempt
-        bits = (
-            "to the bits of a run without interruption" if self.protocol.consistent and self.protocol.ordered else "asynchronously"
-        )
+        bits = "asynchronously"
+        if self.protocol.consistent and self.protocol.ordered:
+            same = self.resumption.same_layout
+            bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
 
     def _say(self, text: str) -> None:

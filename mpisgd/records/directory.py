@@ -12,7 +12,7 @@ import h5py
 
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records import lock, schema
-from mpisgd.records.reader import Rows, Run, continued, was_left_open
+from mpisgd.records.reader import Layout, Rows, Run, continued, was_left_open
 
 
 def claim(path: Path, *, overwrite: bool) -> None:
@@ -74,6 +74,16 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
                 start += length
             log.create_virtual_dataset(table, layout)
             log[table].attrs["rows"] = sum(lengths)
+        for number, earlier in enumerate(Run(path).earlier):
+            _add_earlier(log.create_group(f"layouts/{number}"), earlier)
+
+
+def _add_earlier(group: h5py.Group, layout: Layout) -> None:
+    """The rows that shards of another layout wrote, copied: their numbers mean other slices than those of the tables."""
+    group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
+    group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
+    for table in ("pushes", "updates", "events"):
+        group.create_dataset(table, data=layout.table(table))
 
 
 def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.VirtualSource:

@@ -6,8 +6,9 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -56,6 +57,7 @@ class Run:
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
+        self._attempts: dict[int, dict[str, Any]] = _told_of(self.config["environment"])
         self._files = self._newest_files()
         self._tables: dict[str, np.ndarray] = {}
         self._summaries: np.ndarray | None = None
@@ -71,7 +73,7 @@ class Run:
 
     @property
     def lambda_(self) -> int:
-        return int(self.config["environment"]["learners"])
+        return int(self.told(self.attempt).get("learners", self.config["environment"]["learners"]))
 
     @property
     def teams(self) -> list[list[int]]:
@@ -80,7 +82,29 @@ class Run:
 
     @property
     def shards(self) -> int:
-        return int(self.config["shards"])
+        return int(self.told(self.attempt).get("shards", self.config["shards"]))
+
+    def told(self, attempt: int) -> dict[str, Any]:
+        """What config.toml says of one attempt: its learners, shards, epochs ...; nothing where the run was never continued."""
+        return self._attempts.get(attempt, {})
+
+    @cached_property
+    def begins(self) -> Begins:
+        """Where the rows of the tables begin, but those of `evaluations`, which are all there."""
+        return Begins() if not self._files else begins(self._files[0])
+
+    @property
+    def earlier(self) -> list[Layout]:
+        """The layouts before: the parts of the run that had another number of learners or shards."""
+        found: list[Layout] = []
+        here = self.begins
+        while here.before:
+            last = max(attempt for _, attempt, _ in here.before)
+            before = begins(self.path / schema.shard_file(0, last))
+            learners = int(self.told(last).get("learners", self.lambda_))
+            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
+            here = before
+        return found[::-1]
 
     def _newest_files(self) -> list[Path]:
         """Those of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
@@ -89,7 +113,12 @@ class Run:
             match = _FILE.match(path.name)
             if match:
                 found.setdefault(int(match[3]), []).append(path)
-        whole = [at for at, paths in found.items() if sum(path.name.startswith("shard-") for path in paths) == self.shards]
+        own = self.config["shards"]
+        whole = [
+            at
+            for at, paths in found.items()
+            if sum(path.name.startswith("shard-") for path in paths) == self.told(at).get("shards", own)
+        ]
         self.attempt = max(whole, default=0)
         shards = sorted(path for path in found.get(self.attempt, []) if path.name.startswith("shard-"))
         evaluators = [self.path / schema.evaluator_file(at) for at in range(self.attempt, -1, -1)]
@@ -152,7 +181,7 @@ class Run:
             final_clock = int(summary["final_clock"])
         else:
             clocks = self.updates["clock"][self.updates["shard"] == shard]
-            final_clock = int(clocks.max(initial=0))
+            final_clock = int(clocks.max(initial=self.begins.clock))
         summed = rows["verdict"] == Verdict.APPLY
         applied = int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
         late = int(np.count_nonzero(rows["verdict"] == Verdict.LATE))
@@ -191,6 +220,76 @@ class Rows:
 
     def length(self, table: str) -> int:
         return len(self.rows(table))
+
+
+class Begins(NamedTuple):
+    """Where the rows of a layout begin (`schema`): by default at the start of the run.
+
+    Attributes:
+        next_seq: per learner, its first mini-batch; empty = 0.
+        before: of the layout before, a shard, an attempt, and how many rows of each table.
+    """
+
+    clock: int = 0
+    samples: int = 0
+    time_s: float = 0.0
+    next_seq: list[int] = []  # noqa: RUF012 - never changed
+    before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
+
+    def rows_before(self, run: Path) -> list[list[Rows]]:
+        """Shard by shard, the rows of the layout before."""
+        shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
+        return [
+            [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
+            for shard in range(shards)
+        ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
+
+    `rows`: those of each shard, attempt by attempt.
+    """
+
+    learners: int
+    first_clock: int
+    last_clock: int
+    rows: list[list[Rows]]
+
+    @property
+    def shards(self) -> int:
+        return len(self.rows)
+
+    def table(self, name: str) -> np.ndarray:
+        """Its rows of one table, shard by shard."""
+        parts = [rows.rows(name) for shard in self.rows for rows in shard]
+        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+
+
+def begins(path: Path) -> Begins:
+    """Where the layout begins that a shard's file belongs to. Raises DataError where the file does not say so as it must."""
+    first = continued(path)[0].path
+    with _open(first) as file:
+        if "before" not in file.attrs:
+            return Begins()
+        try:
+            parts = np.asarray(file.attrs["before"], np.int64).reshape(-1, 2 + len(schema.TABLES))
+            return Begins(
+                int(file.attrs["continues_clock"]),
+                int(file.attrs["begins_samples"]),
+                float(file.attrs["begins_s"]),
+                np.asarray(file.attrs["begins_seq"], np.int64).tolist(),
+                [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts.tolist()],
+            )
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            raise DataError(f"{first} does not say what it goes on from: {error}") from error
+
+
+def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What config.toml says of each attempt, by its number."""
+    attempts = environment.get("attempts", [])
+    return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
 
 
 def continued(path: Path) -> list[Rows]:

@@ -11,6 +11,14 @@ continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64
 of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
 checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number. `log.h5` has a
 copy of the rows of attempts that were killed, in the group `attempts`.
+
+Where an attempt goes on with another number of learners or shards, a new *layout* begins: rows of slices that are cut otherwise
+are not put behind each other. The tables of the run are then those of the last layout, but for `evaluations`, which have all;
+clocks and seconds go on. The shards' files of its first attempt say what came before: `begins_samples` and `begins_s`, the samples
+applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), with which mini-batch each learner goes on; and
+`before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table of that file belong
+to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
+clocks `first_clock` and `last_clock` as attributes.
 """
 
 from __future__ import annotations
@@ -141,6 +149,11 @@ CHECKPOINTS = "checkpoint"
 
 def shard_file(shard: int, attempt: int = 0) -> str:
     return f"shard-{shard:03d}.attempt-{attempt}.h5"
+
+
+def spool_file(shard: int, layout: int = 0) -> str:
+    """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
+    return f".snapshots-{shard:03d}.layout-{layout}" if layout else f".snapshots-{shard:03d}"
 
 
 def evaluator_file(attempt: int = 0) -> str:

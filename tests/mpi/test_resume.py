@@ -223,7 +223,7 @@ def test_a_seam_that_is_not_true(runs: Path, tmp_path: Path, spoil: Callable[[Pa
 @pytest.fixture(scope="module")
 def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launched]:
     directory = tmp_path_factory.mktemp("refused")
-    for name in ("layout", "bare", "other", "held", "model", "newest"):
+    for name in ("bare", "other", "held", "model", "newest"):
         shutil.copytree(runs / "killed" / "backup", directory / name)
         (directory / name / schema.LOCK).unlink()
     shutil.rmtree(directory / "bare" / schema.CHECKPOINTS)
@@ -235,7 +235,6 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     done = str(runs / "backup")
     commands = {
         "done": (3, ("--resume", done)),
-        "layout": (4, ("--resume", "layout")),
         "bare": (3, ("--resume", "bare")),
         "other": (3, ("--resume=other", "--alpha0", "0.7")),
         "held": (3, ("--resume", "held")),
@@ -243,7 +242,7 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
         "nowhere": (3, ("--resume", "nowhere")),
         "nothing": (3, ("--resume",)),
     }
-    ended = execute(directory, [(n, directory, ("train", *words)) for n, words in commands.values()], ranks=4)
+    ended = execute(directory, [(n, directory, ("train", *words)) for n, words in commands.values()], ranks=3)
     return dict(zip(commands, ended, strict=True))
 
 
@@ -251,7 +250,6 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     ("name", "status", "said"),
     [
         ("done", 0, "backup is done: there is nothing to continue"),
-        ("layout", 2, "was written by 2 learners and 1 shard(s), here are 3 and 1: start as many ranks as before"),
         ("bare", 2, "CheckpointError: bare has no checkpoint that is complete"),
         ("other", 2, "alpha0 = 0.7: the run that is to be continued has 0.05; what may change is epochs"),
         ("held", 2, "held is being written by another job, process"),
