@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import h5py
 
 from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import lock, schema
-from mpisgd.records.reader import Layout, Rows, Run, continued, was_left_open
+from mpisgd.records import lock, schema, sums
+from mpisgd.records.reader import Layout, Rows, Run, continued
+from mpisgd.records.superblock import was_left_open
 
 
 def claim(path: Path, *, overwrite: bool) -> None:
@@ -46,7 +46,7 @@ def write_config(path: Path, text: str) -> None:
     """Write config.toml, whole or not at all. Raises ConfigError where the directory cannot be written."""
     aside = path / f".{schema.CONFIG}.{os.getpid()}"
     try:
-        aside.write_text(text)
+        aside.write_text(sums.sealed(text))
         aside.rename(path / schema.CONFIG)
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {error}") from error
@@ -103,8 +103,7 @@ def mark_done(path: Path, contents: dict[str, Any]) -> None:
     """Write DONE aside, sync it and rename it: it is there whole, or not at all."""
     aside = path / f".{schema.DONE}.{os.getpid()}"
     with aside.open("w") as file:
-        json.dump(contents, file, indent=1)
-        file.write("\n")
+        file.write(sums.sealed_json(contents))
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path / schema.DONE)

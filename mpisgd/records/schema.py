@@ -6,6 +6,9 @@ lays virtual data sets over them. A file holds the tables below as one-dimension
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
 
+Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
+NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
+
 A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
 continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
 of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
@@ -140,6 +143,7 @@ SUMMARY = np.dtype(
 LOG = "log.h5"
 CONFIG = "config.toml"
 DONE = "DONE"
+DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
 
 

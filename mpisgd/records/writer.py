@@ -17,7 +17,7 @@ import numpy as np
 
 from mpisgd.messages import Push
 from mpisgd.protocols import Verdict
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
@@ -44,6 +44,7 @@ class TableFile:
         self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in schema.TABLES.items()}
         self._filled = dict.fromkeys(schema.TABLES, 0)
         self._committed = dict.fromkeys(schema.TABLES, 0)
+        self._crc32 = dict.fromkeys(schema.TABLES, 0)
         self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
         if self._file is not None:
             self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
@@ -53,6 +54,8 @@ class TableFile:
             for name, dtype in schema.TABLES.items():
                 self._file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
             self._file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
+            self._file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
+            self._file.create_dataset("closing", data=np.zeros(3, np.int64))
             summary = np.zeros(1, schema.SUMMARY)
             summary["shard"], summary["final_clock"] = shard, -1
             self._file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
@@ -82,7 +85,7 @@ class TableFile:
         """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned."""
         if self._file is None:
             return [0] * len(schema.TABLES)
-        for index, name in enumerate(schema.TABLES):
+        for name in schema.TABLES:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
@@ -90,9 +93,12 @@ class TableFile:
                 data.resize(start + filled, axis=0)
                 data[start:] = self._rows[name][:filled]
                 data.flush()
+                self._crc32[name] = sums.add(self._crc32[name], name, self._rows[name][:filled])
                 self._committed[name] = start + filled
                 self._filled[name] = 0
-                self._file["committed"][index] = start + filled
+        self._file["sums"][:] = [(self._committed[name], self._crc32[name]) for name in schema.TABLES]
+        self._file["sums"].flush()
+        self._file["committed"][:] = list(self._committed.values())
         self._file["committed"].flush()
         self._flushed_at_s = time.monotonic()
         return list(self._committed.values())
@@ -118,6 +124,8 @@ class TableFile:
         self.flush()
         if summary is not None:
             self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
+        amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
+        self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
         self._file.close()
         self._file = None
 

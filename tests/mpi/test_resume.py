@@ -28,6 +28,7 @@ from mpisgd.records import schema
 from mpisgd.records.lock import Lock
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event
+from tests.forge import unsealed
 
 from .conftest import DRIVE, Launched, drive, execute
 
@@ -201,7 +202,7 @@ def spoil_tensor(path: Path) -> None:
 
 def spoil_rows(path: Path) -> None:
     """Attempt 2 says that fewer pushes came before it."""
-    with h5py.File(path / schema.shard_file(0, 2), "r+") as file:
+    with h5py.File(path / schema.shard_file(0, 2), "r+") as file:  # attributes have HDF5's own checksums, which it renews
         rows = file.attrs["continues"]
         rows[-1, 1] -= 1
         file.attrs["continues"] = rows
@@ -229,7 +230,7 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     shutil.rmtree(directory / "bare" / schema.CHECKPOINTS)
     Lock(directory / "held")
     config_toml = directory / "model" / schema.CONFIG
-    config_toml.write_text(config_toml.read_text().replace('name = "softmax"', 'name = "mlp"\nhidden = [7]'))
+    config_toml.write_text(unsealed(config_toml.read_text()).replace('name = "softmax"', 'name = "mlp"\nhidden = [7]'))
     clock = newest(directory / "newest")
     os.truncate(disk.directory_of(directory / "newest", clock) / disk.part_file(0), 99)
     done = str(runs / "backup")
