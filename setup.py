@@ -33,6 +33,7 @@ MODULES = [
     "mpisgd/protocols/verdict.py",
     "mpisgd/protocols/versioned.py",
     "mpisgd/records/writer.py",
+    "mpisgd/refusals.py",
     "mpisgd/shard.py",
     "mpisgd/straggler.py",
     "mpisgd/virtual/cluster.py",

@@ -24,7 +24,7 @@ import numpy as np
 
 from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, Refused, SnapshotPull, Tag
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
 
@@ -36,6 +36,7 @@ _PULL: Final[int] = Tag.PULL
 _ANSWER: Final[int] = Tag.ANSWER
 _REJECT: Final[int] = Kind.REJECT
 _NEVER: Final = math.inf
+_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL"
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -55,6 +56,14 @@ class ShardChannel:
         self._shard = shard
         self._under_way: list[Any] = []
         self._notices = [0] * len(roles.learner_ranks)
+        self._begun_push = False
+
+    def rank_of(self, learner_id: int) -> int:
+        return self._learner_ranks[learner_id]
+
+    def learner_of(self, rank: int) -> int:
+        """The learner_id of a rank; -1 = it is none."""
+        return self._learner_of_rank[rank] if 0 <= rank < len(self._learner_of_rank) else -1
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -73,11 +82,17 @@ class ShardChannel:
             learner_id: whose push or goodbye it must be, or None.
             until_s: None is returned where nothing has come by this second.
 
-        Raises:
-            PeerError: wrong tag, magic, sender, size or number of gradients.
+        A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
+        Refused is returned.
         """
+        try:
+            return self._receive(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
+        except PeerError as error:
+            refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
+            return refused
+
+    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
         wire = self._wire
-        patterns = _ANYBODY if learner_id is None else self._only(learner_id)
         if until_s == _NEVER:
             source, tag, fields = wire.take(patterns)
         else:
@@ -87,17 +102,19 @@ class ShardChannel:
             source, tag, fields = taken
         sender: int = fields[0]
         if self._learner_of_rank[source] != sender and tag != Tag.SNAPSHOT_PULL:
-            raise PeerError(f"rank {source} says it is learner {sender}: it is not")
+            raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
         if tag == _PULL:
             pull: tuple[int, int] = fields
             return Pull(sender, pull[1])
         if tag == _PUSH:
             push = Push(fields, wire.now_ns())
+            self._begun_push = True
             if push.nbytes != gradient.nbytes:
-                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
+                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
-                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}")
+                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
             wire.take_body(gradient)
+            self._begun_push = False
             return push
         if tag == Tag.GOODBYE:
             _, pushed, finished = fields  # on a real wire all are numbers
@@ -107,9 +124,9 @@ class ShardChannel:
             return GaveUp(sender, seq)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
-                raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may")
+                raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may", source)
             return SnapshotPull(*fields)
-        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL")
+        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)

@@ -18,9 +18,9 @@ from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import ConfigError, MpisgdError
+from mpisgd.errors import EXIT_FAILED, ConfigError, MpisgdError
 from mpisgd.evaluator import Evaluator
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import AgreedError, agree, failing_fast
@@ -419,7 +419,11 @@ class Rank:
             outcome = finish(outcome, logged=self.config.log.enabled)
             self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
-        return typing.cast(Outcome, self.comm.bcast(outcome, root=0))
+        outcome = typing.cast(Outcome, self.comm.bcast(outcome, root=0))
+        why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
+        if why:
+            raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
+        return outcome
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
@@ -448,4 +452,5 @@ class Rank:
 def _account(server: Shard) -> np.ndarray:
     update = server.update
     diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-    return account(server.clock, update.samples, diverged, server.updated_s)
+    refused = server.refusals
+    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most)

@@ -34,6 +34,12 @@ _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
 _PAGE = 4096
+BODY_S = 30.0
+"""Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
+
+
+def _name(tag: int) -> str:
+    return Tag(tag).name if tag in _TAGS else f"tag {tag}"
 
 
 class Sending:
@@ -176,7 +182,9 @@ class Wire:
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
         if layout is None:
-            raise PeerError(f"rank {source} sent tag {tag}: expected one of {', '.join(Tag(known).name for known in LAYOUTS)}")
+            self._throw_away(nbytes, message)
+            known = ", ".join(Tag(each).name for each in LAYOUTS)
+            raise PeerError(f"rank {source} sent {_name(tag)}, {nbytes} bytes: expected one of {known}", source)
         buffer = self._headers[tag]
         self._receive(source, tag, nbytes, message, buffer, len(buffer))
         self._taken = (source, layout)
@@ -186,6 +194,7 @@ class Wire:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
+            self._expect_body(source, layout.body)
             _, tag, nbytes, message = self._probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
 
@@ -225,9 +234,32 @@ class Wire:
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message. Raises PeerError for another size: a longer one would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
-            name = Tag(tag).name if tag in _TAGS else f"tag {tag}"
-            raise PeerError(f"{name} from rank {source}: {nbytes} bytes, expected {expected}")
+            self._throw_away(nbytes, message)
+            raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
         message.Recv(into)
+
+    def _throw_away(self, nbytes: int, message: MPI.Message) -> None:
+        """Receive a probed message that nobody wants into memory of its size: left alone, it would hold up its sender."""
+        message.Recv(bytearray(nbytes))
+
+    def _expect_body(self, source: int, tag: int) -> None:
+        """Wait until a body is there; what one rank sends comes in its order, so that another message in its place is seen.
+
+        Raises PeerError where the body does not come.
+        """
+        status = self._status
+        iprobe = self._comm.Iprobe
+
+        def ready() -> int | None:
+            return status.Get_tag() if iprobe(source, MPI.ANY_TAG, status) else None
+
+        found = ready()
+        if found is None:
+            over_s = time.perf_counter() + BODY_S
+            found = _politely(lambda: -1 if (there := ready()) is None and time.perf_counter() > over_s else there)
+        if found != tag:
+            came = f"{_name(found)} came" if found >= 0 else f"nothing came for {BODY_S:g} s"
+            raise PeerError(f"rank {source} sent a header, but no {_name(tag)} after it: {came}", source)
 
     # ----------------------------------------------------------------------------------------------------------- wait
 

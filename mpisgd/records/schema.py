@@ -51,6 +51,7 @@ class Event(enum.IntEnum):
     GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
+    REFUSED = 20  # a message that cannot be was refused; it came from rank `value`
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
 
 

@@ -69,7 +69,7 @@ class Job:
         self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
-        self.accounts = np.zeros((config.shards, 4), np.int64)
+        self.accounts = np.zeros((config.shards, 6), np.int64)
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""

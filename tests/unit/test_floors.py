@@ -26,7 +26,7 @@ FLOORS = {
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
             "messages communicator channel layerwise wire mpi world survey launch guard records virtual",
-            "shard learner allreduce aggregate evaluator analysis",
+            "shard refusals learner allreduce aggregate evaluator analysis",
             "run parts simulate replay plan finish resume provenance api cli __main__ doctor bench demo submit",
         ]
     )
