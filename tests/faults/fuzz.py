@@ -43,6 +43,7 @@ class Gun:
     def __init__(self, seed: int, nbytes: int) -> None:
         self.random = random.Random(seed)
         self.nbytes = nbytes
+        self._last = ""
         self.kinds: dict[str, Callable[[], Shots]] = {
             "size of the header": lambda: [(self._tag(), self.random.randbytes(self.random.choice([0, 1, 8, 95, 105, 5000])))],
             "magic": lambda: [(tag := self._tag(), self.random.randbytes(LAYOUTS[tag].nbytes))],
@@ -65,6 +66,9 @@ class Gun:
 
     def shoot(self) -> tuple[str, Shots]:
         kind = self.random.choice(list(self.kinds))
+        if kind == "slice without header" and self._last == "header without slice":
+            kind = "magic"  # the two would make a push that is none
+        self._last = kind
         return kind, self.kinds[kind]()
 
     def _tag(self) -> int:
