@@ -30,8 +30,8 @@ from tests.faults.where import machine
 
 RANKS, FUZZER = 3, 2
 LIMIT_S = 500
-EPOCHS = 3.0
-PUSHES_AT_LEAST = 5
+EPOCHS = 8.0
+PUSHES_AT_LEAST = 20
 SLOWER = 50.0
 """The other learner, so that it does not do all the work while this one fires."""
 Shots = list[tuple[int, bytes]]
