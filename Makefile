@@ -84,6 +84,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun -n 2 mpisgd bench wire $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench train $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
+	$(IN_VENV) mpirun -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 docs-check: $(READY)  ## execute the commands of README.md

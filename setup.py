@@ -32,6 +32,7 @@ MODULES = [
     "mpisgd/protocols/timeout.py",
     "mpisgd/protocols/verdict.py",
     "mpisgd/protocols/versioned.py",
+    "mpisgd/records/mark.py",
     "mpisgd/records/writer.py",
     "mpisgd/refusals.py",
     "mpisgd/shard.py",

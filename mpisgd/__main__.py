@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 
+from mpisgd import ulfm
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, MpisgdError, nearest
 from mpisgd.guard import launched_rank, launched_size
 
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
     if status != EXIT_OK and launched_size() > 1:
         leave_together(status, reason)
+    ulfm.leave(status)
     return status
 
 

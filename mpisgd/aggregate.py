@@ -76,8 +76,8 @@ class Member:
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
-        words = node.words(1 + 2 * node.places)
-        self._next, self._told = words[:1], words[1:].reshape(node.places, 2)
+        words = node.words(1 + 3 * node.places)
+        self._next, self._told = words[:1], words[1:].reshape(node.places, 3)
         self.weights: Any = gradient.host_weights
         self.summed: Any = gradient.host_gradients
         self._parts: list[np.ndarray] = []
@@ -106,9 +106,11 @@ class Member:
         delay_s = self._delays.of(seq, (self._wire.now_ns() - start_ns) * 1e-9)
         if delay_s > 0:
             self._wire.sleep(delay_s)
-        self._told[self.node.place] = loss, self.gradient.samples
+        self._told[self.node.place] = loss, self.gradient.samples, self._wire.signal
         self.node.meet()
-        losses, samples = self._told.T.tolist()
+        losses, samples, signals = self._told.T.tolist()
+        if any(signals):  # the leader tells the shards of what any of its ranks has heard
+            self._wire.signal = int(max(signals))
         self.add()
         self.node.meet()
         return losses, int(sum(samples))

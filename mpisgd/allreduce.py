@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from mpisgd.channel import TeamChannel
 from mpisgd.computing import Computes
-from mpisgd.messages import Pull
+from mpisgd.messages import Ending, Interrupt, Pull
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
 
 
 def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays, first_seq: int = 0) -> None:
-    """Train from mini-batch `first_seq` until enough samples have been applied, then say goodbye (law 8).
+    """Train from mini-batch `first_seq` until enough samples have been applied or a signal has come, then say goodbye (law 8).
 
     The evaluator may still ask for snapshots.
     """
@@ -31,7 +31,7 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
     shard.begin()
     channel.start_answers(learners, shard.update.served, shard.clock, {})
     seq = first_seq
-    while not shard.finished:
+    while not (shard.finished or shard.interrupted):
         gradient.prepare(seq)
         clock = channel.pull()
         if channel.watched and (asked := channel.snapshot_pull()) is not None:
@@ -43,11 +43,14 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
         if delay_s > 0:
             channel.sleep(delay_s)
         pushes = channel.exchange(seq=seq, samples=gradient.samples, loss=loss, compute_ns=compute_ns, delay_ns=int(delay_s * 1e9))
+        if channel.signal:  # all have been told in this round, and come to an end after its update
+            shard.handle(Interrupt(channel.signal))
         for learner_id in learners:
             shard.handle(Pull(learner_id, min_clock=clock + 1))
         for push in pushes:
             shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last one makes the update, and begins the all-gather
         seq += 1
-    for goodbye in channel.goodbyes(pushed=seq - first_seq):
+    ending = Ending.FINISHED if shard.finished else Ending.INTERRUPTED
+    for goodbye in channel.goodbyes(pushed=seq - first_seq, ending=ending):
         shard.handle(goodbye)

@@ -43,6 +43,8 @@ def train(
 
     Raises:
         AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
+        RunInterrupted (a SystemExit with code 85): on every rank alike, where a signal has interrupted the run, which `resume`
+            continues.
     Any later failure on one rank ends the whole job, loudly (law 9).
     """
     path = None if resume is None else Path(resume)

@@ -3,7 +3,8 @@
                  learner                                    shard
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
-                 <- ANSWER header, WEIGHTS slice            or ANSWER with `stop`: no weights follow
+                 <- ANSWER header, WEIGHTS slice            or ANSWER with an ending: no weights follow
+    interrupt    INTERRUPT header                      ->    comes to an end, whoever heard the signal
     notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
 
@@ -17,16 +18,33 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, Refused, SnapshotPull, Tag
+from mpisgd.messages import (
+    NOTHING_MORE,
+    Ending,
+    Fields,
+    GaveUp,
+    Goodbye,
+    Interrupt,
+    Lost,
+    Message,
+    Pull,
+    Push,
+    Refused,
+    SnapshotPull,
+    Stuck,
+    Tag,
+    Torn,
+)
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
+from mpisgd.signals import HEARD, name_of
 
 _EMPTY: np.ndarray = np.zeros(0, np.float32)
 _ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
@@ -34,9 +52,10 @@ _ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
 _PUSH: Final[int] = Tag.PUSH
 _PULL: Final[int] = Tag.PULL
 _ANSWER: Final[int] = Tag.ANSWER
+_GOES_ON: Final[int] = Ending.NONE
 _REJECT: Final[int] = Kind.REJECT
 _NEVER: Final = math.inf
-_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL"
+_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -49,7 +68,7 @@ class ShardChannel:
         self._wire = wire
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.learner_ranks, roles.evaluator_rank))
+        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
         self._team_sizes = [len(team) for team in roles.teams]
@@ -83,11 +102,13 @@ class ShardChannel:
             until_s: None is returned where nothing has come by this second.
 
         A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
-        Refused is returned.
+        Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
         try:
             return self._receive(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
         except PeerError as error:
+            if error.rank < 0:  # not what a rank sent, but what has become of one
+                raise
             refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
             return refused
 
@@ -101,8 +122,8 @@ class ShardChannel:
                 return None
             source, tag, fields = taken
         sender: int = fields[0]
-        if self._learner_of_rank[source] != sender and tag != Tag.SNAPSHOT_PULL:
-            raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
+        if (self._learner_of_rank[source] != sender or sender < 0) and tag not in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
+            return self._news(source, tag, sender)
         if tag == _PULL:
             pull: tuple[int, int] = fields
             return Pull(sender, pull[1])
@@ -113,29 +134,51 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            wire.take_body(gradient)
+            whole = wire.take_body(gradient)
             self._begun_push = False
-            return push
+            return push if whole else Torn(push)
+        return self._seldom(source, tag, fields)
+
+    def _news(self, source: int, tag: int, sender: int) -> Message:
+        """What the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent that."""
+        if tag == Tag.LOST:
+            return Lost(source, self._learner_of_rank[source])
+        if tag == Tag.STUCK:
+            return Stuck(source, self._learner_of_rank[source])
+        raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
+
+    def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
+        """What comes once in a run, or now and then. Raises PeerError."""
+        sender: int = fields[0]
         if tag == Tag.GOODBYE:
-            _, pushed, finished = fields  # on a real wire all are numbers
-            return Goodbye(sender, pushed, bool(finished))
+            _, pushed, ending = fields
+            return Goodbye(sender, pushed, ending)
         if tag == Tag.GAVE_UP:
             _, seq = fields
             return GaveUp(sender, seq)
         if tag == Tag.SNAPSHOT_PULL:
             if source != self._evaluator_rank:
-                raise PeerError(f"rank {source} pulled a snapshot: only rank {self._evaluator_rank} may", source)
+                self._succeeds(source)
             return SnapshotPull(*fields)
+        if tag == Tag.INTERRUPT:
+            if sender not in HEARD:
+                raise PeerError(f"rank {source} tells of signal {sender}: expected one of {', '.join(map(name_of, HEARD))}", source)
+            return Interrupt(sender)
         raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
 
+    def _succeeds(self, rank: int) -> None:
+        """Another rank asks for snapshots than did before. Raises PeerError."""
+        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may", rank)
+
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
-        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (self._evaluator_rank, Tag.SNAPSHOT_PULL)
+        evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)
+        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), evaluator, (None, Tag.INTERRUPT)
 
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
         wire, nbytes = self._wire, weights.nbytes
         for learner_id in learner_ids:
-            fields = (self._shard, clock, 0, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
+            fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
 
     def finish_answers(self) -> None:
@@ -144,9 +187,9 @@ class ShardChannel:
             self._wire.finish(answer)
         self._under_way.clear()
 
-    def stop(self, learner_id: int, clock: int) -> None:
-        """Answer a pull: there are no more weights, the run is over. An empty slice ends the receive that was posted."""
-        wire, fields = self._wire, (self._shard, clock, 1, 0, self._notices[learner_id], 0)
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+        """Answer a pull: there are no more weights, and why. An empty slice ends the receive that was posted."""
+        wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], 0)
         wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, _EMPTY))
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
@@ -159,11 +202,6 @@ class ShardChannel:
         for notice in under_way:
             wire.finish(notice)
 
-    def snapshot_pull(self) -> SnapshotPull | None:
-        """What the evaluator asks for, if it has; without waiting."""
-        taken = self._wire.take_until(((self._evaluator_rank, Tag.SNAPSHOT_PULL),), self._wire.now_ns())
-        return None if taken is None else SnapshotPull(*taken[2])
-
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         """Send a snapshot: theta and, where weights are averaged, thetabar; empty vectors = there is no such snapshot."""
         wire, nbytes = self._wire, vectors[0].nbytes
@@ -175,9 +213,10 @@ class ShardChannel:
 
 
 class Answers:
-    """What the shards answered to a pull: the clock of each slice, or that the run is over.
+    """What the shards answered to a pull: the clock of each slice, or that there are no more weights.
 
     Args:
+        stop: an `Ending`; nothing but NONE means that there are weights.
         rejected: whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again.
         wait_ns: from the request until the first answer began.
         pull_ns: from there until the weights of all shards were in place.
@@ -185,7 +224,7 @@ class Answers:
 
     __slots__ = ("clocks", "pull_ns", "rejected", "stop", "wait_ns")
 
-    def __init__(self, clocks: tuple[int, ...], stop: bool, rejected: bool, wait_ns: int, pull_ns: int) -> None:
+    def __init__(self, clocks: tuple[int, ...], stop: int, rejected: bool, wait_ns: int, pull_ns: int) -> None:
         self.clocks = clocks
         self.stop = stop
         self.rejected = rejected
@@ -248,6 +287,9 @@ class LearnerChannel:
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
         self._rejected = False
+        self._asks = False
+        self._duty: Any = None
+        self._signal_told = False
 
     @property
     def pushed(self) -> list[int]:
@@ -299,6 +341,8 @@ class LearnerChannel:
         shard is never waited for by another shard (law 2).
         """
         wire, shards = self._wire, self._shards
+        if wire.signal > 0:
+            self._tell_of_signal()
         start_ns = wire.now_ns()
         self._rejected = False
         stop, began_ns = self._ask(shards, min_clock, meanwhile)
@@ -308,7 +352,16 @@ class LearnerChannel:
             stop, _ = self._ask(lagging, newest, None)
         return Answers(tuple(self._clocks), stop, self._rejected, began_ns - start_ns, wire.now_ns() - began_ns)
 
-    def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[bool, int]:
+    def _tell_of_signal(self) -> None:
+        """A signal has told this rank to come to an end: all shards are told, once."""
+        if self._signal_told:
+            return
+        self._signal_told = True
+        wire = self._wire
+        for rank in self._ranks:
+            wire.finish(wire.start(rank, Tag.INTERRUPT, (wire.signal,)))
+
+    def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[int, int]:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
         wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
@@ -317,7 +370,7 @@ class LearnerChannel:
         asked = [wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
         if meanwhile is not None:
             meanwhile()
-        stop, began_ns = False, 0
+        stop, began_ns = _GOES_ON, 0
         for at, shard in enumerate(shards):
             answer = asked[at]
             fields: tuple[int, int, int, int, int, int] = wire.header(answer)
@@ -332,8 +385,8 @@ class LearnerChannel:
             wire.finish(answer)
             while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
                 self._take_notice(shard)
-            if stopped:
-                stop = True
+            if stopped:  # where they differ, the run is over: others will come to that, too
+                stop = min(stop, stopped) if stop else stopped
             else:
                 self._clocks[shard] = clock
                 if verdict == _REJECT:
@@ -383,12 +436,26 @@ class LearnerChannel:
             while notices:
                 self._wire.withdraw(notices.popleft())
 
-    def goodbye(self, *, finished: bool) -> None:
-        """Tell every shard that nothing more comes, and how many pushes it must have received."""
-        wire, fields = self._wire, (self._learner_id, self._pushes, finished)
+    def goodbye(self, *, ending: int) -> None:
+        """Tell every shard that nothing more comes, why, and how many pushes it must have received."""
+        wire, fields = self._wire, (self._learner_id, self._pushes, ending)
         self._interruptible = False
-        for rank in self._ranks:
+        ranks = self._ranks
+        if self._asks:
+            self._duty = wire.ask(ranks[0], Tag.GOODBYE, fields, Tag.DUTY)
+            ranks = ranks[1:]
+        for rank in ranks:
             wire.finish(wire.start(rank, Tag.GOODBYE, fields))
+
+    def ask_for_duty(self) -> None:
+        """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
+        self._asks = True
+
+    def duty(self) -> bool:
+        """After the goodbye: wait until shard 0 says whether this learner is to evaluate."""
+        fields: tuple[int] = self._wire.header(self._duty)
+        self._wire.finish(self._duty)
+        return bool(fields[0])
 
 
 # ------------------------------------------------------------------------------------------- where learners double as shards
@@ -418,6 +485,9 @@ class TeamChannel(ShardChannel):
         bounds: list[tuple[int, int]],
     ) -> None:
         super().__init__(wire, roles, learner_id)
+        wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
+        self.signal = 0
+        """The number of the signal that all have been told of, in one and the same round; 0 = none."""
         self._team = wire.team(roles.learner_ranks, bounds)
         self._weights = weights
         self._gradients = gradients
@@ -442,9 +512,12 @@ class TeamChannel(ShardChannel):
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         waited = (self._push_ns, self._wait_ns, self._pull_ns)
         told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, loss)
-        headers = self._team.tell(Tag.PUSH, told)
+        headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
-        pushes = [Push(fields, arrival_ns) for fields in headers]
+        pushes = []
+        for signal, *fields in headers:
+            self.signal = self.signal or signal
+            pushes.append(Push(tuple(fields), arrival_ns))
         for learner_id, push in enumerate(pushes):
             if push.learner_id != learner_id or push.nbytes != nbytes:
                 raise PeerError(
@@ -472,12 +545,21 @@ class TeamChannel(ShardChannel):
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock
 
-    def stop(self, learner_id: int, clock: int) -> None:
+    def snapshot_pull(self) -> SnapshotPull | None:
+        """What the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
+        patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
+        taken = self._wire.take_until(patterns, self._wire.now_ns())
+        if taken is not None and taken[1] == Tag.INTERRUPT:
+            self._wire.signal = taken[2][0]
+            return None
+        return None if taken is None else SnapshotPull(*taken[2])
+
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Every learner knows it from its own shard."""
 
-    def goodbyes(self, pushed: int) -> list[Goodbye]:
+    def goodbyes(self, pushed: int, ending: int) -> list[Goodbye]:
         """Tell every shard how many pushes it must have received from this learner; what all learners tell this one."""
-        told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, True))
+        told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, ending))
         self._team.disband()
         return [Goodbye(*fields) for fields in told]
 
@@ -502,6 +584,7 @@ class EvaluatorChannel:
         averaged: the same for thetabar, or None where the run keeps none.
         bounds: the slice of each shard.
         serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
+        to_first: say goodbye to shard 0 alone, which passes it on.
     """
 
     def __init__(
@@ -513,12 +596,15 @@ class EvaluatorChannel:
         averaged: np.ndarray | None,
         bounds: list[tuple[int, int]],
         serve_here: Callable[[], None] | None = None,
+        to_first: bool = False,
     ) -> None:
         self._wire = wire
         self._ranks = roles.shard_ranks
+        self._parting = self._ranks[:1] if to_first else self._ranks
         self._serve_here = serve_here
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
+        self._signal_told = False
 
     def now_s(self) -> float:
         return self._wire.now_ns() * 1e-9
@@ -528,12 +614,36 @@ class EvaluatorChannel:
 
         All are asked at once: where learners double as shards, each answers between two mini-batches only.
         """
+        wire = self._wire
+        self._tell_of_signal()
         asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
+        if number >= 0:
+            for each in asked:
+                wire.header_or_signal(each)
+            self._tell_of_signal()
         answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
         return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
+
+    def check(self) -> None:
+        """Raises Interrupted where a signal has told this rank to come to an end."""
+        if self._wire.signal > 0:
+            raise Interrupted
+
+    def _tell_of_signal(self) -> None:
+        """Tell all shards of a signal that only this rank may have heard, once."""
+        if self._wire.signal > 0 and not self._signal_told:
+            self._signal_told = True
+            self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
+
+    def _tell(self, ranks: Sequence[int], tag: int, word: int) -> None:
+        wire = self._wire
+        for rank in ranks:
+            sent = wire.start(rank, tag, (word,))
+            self._let_serve(rank)
+            wire.finish(sent)
 
     def _ask(self, number: int, shard: int) -> Any:
         rank, (start, end) = self._ranks[shard], self._bounds[shard]
@@ -553,11 +663,7 @@ class EvaluatorChannel:
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:
-        wire = self._wire
-        for rank in self._ranks:
-            sent = wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,))
-            self._let_serve(rank)
-            wire.finish(sent)
+        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE)
 
     def _let_serve(self, rank: int) -> None:
         if rank == self._wire.rank and self._serve_here is not None:

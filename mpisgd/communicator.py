@@ -30,6 +30,10 @@ class Communicator(Protocol):
     """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
 
     rank: int
+    signal: int
+    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    deaf: bool
+    """`take` and `take_until` do not tell of it: who takes messages here hears of signals otherwise."""
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -54,6 +58,9 @@ class Communicator(Protocol):
     def header(self, posted: Any) -> Fields:
         """Wait for the header of a message whose receive was posted."""
 
+    def header_or_signal(self, posted: Any) -> None:
+        """Wait until the header of a message whose receive was posted is there, or a signal has come."""
+
     def arrived(self, posted: Any) -> bool:
         """Whether the message of a posted receive, a header without bodies, is there."""
 
@@ -64,13 +71,23 @@ class Communicator(Protocol):
         """Wait until a message is sent (`start`) or received whole (`post`)."""
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields."""
+        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields.
+
+        Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
+        had sent itself INTERRUPT.
+        """
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same, but None where no such message has come by that nanosecond."""
 
-    def take_body(self, *bodies: Any) -> None:
-        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another."""
+    def take_body(self, *bodies: Any) -> bool:
+        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
+
+        False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
+        """
+
+    def give_up(self, rank: int) -> None:
+        """Nobody will wait for this rank any more, not even at the end."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

@@ -38,6 +38,8 @@ class Compensation:
         self._clock_of: dict[int, int] = {}
         self._term = torch.empty_like(weights)
         self._mean_square = torch.zeros_like(weights) if memory > 0 else None
+        self._before = torch.zeros_like(weights) if memory > 0 else None
+        """The mean square as of the last update."""
 
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
         """A learner was given the weights of `clock`: the present ones, unless others are passed."""
@@ -62,14 +64,27 @@ class Compensation:
         """How many are kept now."""
         return len(self._copies)
 
-    def state(self) -> dict[str, Tensor]:
-        """What outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied."""
-        return {} if self._mean_square is None else {"compensation": self._mean_square}
+    def state(self, summing: bool = False) -> dict[str, Tensor]:
+        """What outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.
 
-    def compensate(self, gradient: Tensor, timestamp: int) -> None:
-        """Correct a gradient, (slice,) float32, in place, that was computed at the weights of `timestamp`."""
+        `summing`: as it was before the sum in the making, of which something was corrected.
+        """
+        if self._mean_square is None or self._before is None:
+            return {}
+        return {"compensation": self._before if summing else self._mean_square}
+
+    def compensate(self, gradient: Tensor, timestamp: int, first: bool = True) -> None:
+        """Correct a gradient, (slice,) float32, in place, that was computed at the weights of `timestamp`.
+
+        `first`: of the sum for an update.
+        """
         term = torch.sub(self._weights, self._copies[timestamp], out=self._term).mul_(gradient).mul_(gradient)
-        if self._mean_square is not None:
-            self._mean_square.mul_(self._memory).addcmul_(gradient, gradient, value=1.0 - self._memory)
+        if self._mean_square is not None and self._before is not None:
+            if first:  # into the other buffer, so that the state at the last update stays
+                self._mean_square, self._before = self._before, self._mean_square
+                torch.mul(self._before, self._memory, out=self._mean_square)
+            else:
+                self._mean_square.mul_(self._memory)
+            self._mean_square.addcmul_(gradient, gradient, value=1.0 - self._memory)
             term.div_((self._mean_square + _EPSILON).sqrt_())
         gradient.add_(term, alpha=self._strength)

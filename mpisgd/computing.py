@@ -100,6 +100,10 @@ class Updates(ABC):
         """The gradient at this place of that memory is in `scratch`."""
 
     @abstractmethod
+    def renew_scratch(self) -> None:
+        """Receive the next gradient elsewhere: into the old place something may yet be written."""
+
+    @abstractmethod
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
 

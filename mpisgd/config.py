@@ -383,6 +383,7 @@ class SgdOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", momentum=0, weight_decay=0)
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
         require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
 
 
@@ -415,6 +416,7 @@ class RmspropOptions:
     def __post_init__(self) -> None:
         at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
         require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
 
 
 @dataclass(frozen=True)
@@ -586,9 +588,11 @@ class LogOptions:
     """auto: a live bar on a terminal, a plain line now and then elsewhere."""
     progress_s: float = 10.0
     """Seconds between plain lines."""
+    quiet_s: float = 60.0
+    """Seconds for which a rank waits in silence; then it says for whom, and again after twice the time (`watchdog`); 0 = never."""
 
     def __post_init__(self) -> None:
-        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0)
+        at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
 
 
 @dataclass(frozen=True)
@@ -596,12 +600,29 @@ class CheckpointOptions:
     """What a run writes down to be continued from (`mpisgd train --resume`); virtual jobs pass over it: they are done again."""
 
     every_updates: int = 0
-    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = never."""
+    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = only where a signal
+    interrupts the run."""
     keep: int = 2
     """Complete checkpoints that are kept, besides those that the run was continued from."""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint.", every_updates=0, keep=1)
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """What becomes of a run whose learners die or hang; virtual jobs have `failures`."""
+
+    mode: Literal["auto", "tolerant", "fail-fast"] = "auto"
+    """tolerant: the others go on with those who are left; it needs an MPI that tells of failures (Open MPI 5:
+    `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams. fail-fast: the job ends. auto: tolerant where that
+    can be."""
+    patience_s: float = 60.0
+    """tolerant: a learner that owes a shard a push or a pull for longer is missed: the others go on without it, until it asks for
+    weights again. More than a mini-batch ever takes."""
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")
 
 
 # ----------------------------------------------------------------------------------------------------------- the whole
@@ -629,6 +650,8 @@ class Config:
     """Run log and progress."""
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     """Checkpoints."""
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    """Learners that die or hang."""
     virtual: VirtualOptions = field(default_factory=VirtualOptions)
     """simulate: the virtual cluster."""
     compute: ComputeOptions = field(default_factory=ConstantComputeOptions)

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 85
+"""Interrupted by a signal, with a checkpoint from which the run can go on (the number that LSF's users give to `bsub -Q`)."""
 
 
 class MpisgdError(Exception):
@@ -39,6 +41,10 @@ class CheckpointError(MpisgdError):
     exit_status = EXIT_USAGE
 
 
+class StorageError(MpisgdError):
+    """A file of the run could not be written in mid-run: the disk is full, a quota, the directory has vanished."""
+
+
 class PeerError(MpisgdError):
     """A message that cannot be: wrong size, sender, tag or timestamp. `rank`: who sent it, -1 = it does not say."""
 
@@ -57,6 +63,20 @@ class DivergenceError(MpisgdError):
 
 class DeadlockError(MpisgdError):
     """No virtual rank can go on; names who waits for whom."""
+
+
+class RunInterrupted(SystemExit):
+    """A signal has interrupted the run; it can go on from a checkpoint (`mpisgd train --resume`). Raised on every rank alike.
+
+    Where nobody catches it, Python ends with its `code`, EXIT_INTERRUPTED.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(EXIT_INTERRUPTED)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -5,15 +5,17 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mpisgd.channel import EvaluatorChannel, Snapshot
+from mpisgd.channel import EvaluatorChannel, Interrupted, Snapshot
 from mpisgd.flat import FlatModel
 from mpisgd.measure import Measure
 from mpisgd.messages import FINAL
+from mpisgd.records.storage import writing
 from mpisgd.records.writer import EvaluatorLog
 
 
@@ -49,42 +51,65 @@ class Evaluator:
     def evaluate_all(self, weights_file: Path, first: int = 0) -> None:
         """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
 
+        Of a run that a signal has interrupted, no more: what was not evaluated is when it goes on.
+
         `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
         `torch.load(..., weights_only=True)` reads.
         """
         number = first
+        checked = True
         while (snapshot := self._channel.pull(number)) is not None:
-            self._evaluate(snapshot)
+            self._measure.interrupt_by(self._channel.check if checked else None)
+            try:
+                self._evaluate(snapshot)
+            except (
+                Interrupted
+            ):  # by a signal: shards that are interrupted have no snapshot any more, and a run that is over goes on
+                checked = False
+                continue
             number += 1
+        self._measure.interrupt_by(None)
         final = self._channel.pull(FINAL)
         if final is not None:
             states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
-            torch.save(states, weights_file)
+            _save(states, weights_file)
         self._channel.goodbye()
 
     def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
-        states = {}
+        states, rows = {}, []
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
             self._model.weights.copy_(vector)
             self._measure.prepare()
             for train in self._splits:
                 start_s = self._channel.now_s()
                 loss, error = self._measure.of(train=train)
-                self._log.evaluation(
-                    snapshot=snapshot.number,
-                    clock_min=min(snapshot.clocks),
-                    clock_max=max(snapshot.clocks),
-                    samples=snapshot.samples,
-                    epochs=snapshot.samples / self._train_samples,
-                    taken_s=snapshot.taken_s,
-                    averaged=averaged,
-                    train=train,
-                    loss=loss,
-                    error=error,
-                    evaluate_s=self._channel.now_s() - start_s,
+                rows.append(
+                    {
+                        "snapshot": snapshot.number,
+                        "clock_min": min(snapshot.clocks),
+                        "clock_max": max(snapshot.clocks),
+                        "samples": snapshot.samples,
+                        "epochs": snapshot.samples / self._train_samples,
+                        "taken_s": snapshot.taken_s,
+                        "averaged": averaged,
+                        "train": train,
+                        "loss": loss,
+                        "error": error,
+                        "evaluate_s": self._channel.now_s() - start_s,
+                    }
                 )
             states[name] = {
                 key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
                 for key, value in self._model.module.state_dict().items()
             }
+        for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
+            self._log.evaluation(**row)
         return states
+
+
+def _save(states: dict[str, dict[str, Tensor]], path: Path) -> None:
+    """Whole, or not at all. Raises StorageError where it cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        torch.save(states, aside)
+        aside.rename(path)

@@ -50,30 +50,35 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
 
 
 def account(
-    clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0, refused: int = 0, most: int = -1
+    clock: int = 0,
+    samples: int = 0,
+    diverged: bool = False,
+    training_s: float = 0.0,
+    refused: int = 0,
+    most: int = -1,
+    interrupted: bool = False,
 ) -> np.ndarray:
-    """What one rank has to say at the end, int64 (6,); learners and the evaluator have nothing.
+    """What one rank has to say at the end, int64 (7,); learners and the evaluator have nothing.
 
     `refused`: how many messages, and `most`: the rank that sent most of them.
     """
-    return np.array([clock, samples, diverged, training_s * 1e9, refused, most], np.int64)
+    return np.array([clock, samples, diverged, training_s * 1e9, refused, most, interrupted], np.int64)
 
 
 def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
-    """What is to be said of messages that shards refused, int64 (shards, 6); "" = nothing. `who` describes a rank."""
+    """What is to be said of messages that shards refused, int64 (shards, 7); "" = nothing. `who` describes a rank."""
     refused = int(accounts[:, 4].sum())
     if not refused:
         return ""
     rank = int(accounts[accounts[:, 4].argmax(), 5])
-    of = f"rank {rank} ({who(rank)})" if rank >= 0 else "a rank that is not known"
     return (
-        f"{refused:,} message(s) that cannot be were refused, most of them of {of}: a bug, or a foreign program; the run went on"
-        " without them, is complete and saved (events of kind REFUSED in its log)"
+        f"{refused:,} message(s) that cannot be were refused, most of them of rank {rank} ({who(rank)}): a bug, or a foreign"
+        " program; the run went on without them, is complete and saved (events of kind REFUSED in its log)"
     )
 
 
 def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
-    """The outcome from the accounts of all shards, int64 (shards, 6)."""
+    """The outcome from the accounts of all shards, int64 (shards, 7)."""
     return Outcome(
         path=path,
         clocks=tuple(int(clock) for clock in accounts[:, 0]),

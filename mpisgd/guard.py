@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from mpisgd.errors import EXIT_FAILED, MpisgdError
+from mpisgd import ulfm
+from mpisgd.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
@@ -78,27 +79,54 @@ def _ranges(ranks: list[int]) -> str:
 
 
 @contextmanager
-def failing_fast(comm: MPI.Intracomm, who: Callable[[], str]) -> Iterator[None]:
-    """End the whole job in seconds when this rank fails, with rank, host and cause on the last lines.
+def failing_fast(
+    comm: MPI.Intracomm,
+    who: Callable[[], str],
+    way_on: Callable[[], str] = lambda: "",
+    expendable: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """End the whole job in seconds when this rank fails, with rank, host, cause and how to go on on the last lines.
 
-    An AgreedError is raised on all ranks alike and passes through. `MPISGD_HANG_S=60` dumps the stack of every rank that is
-    still busy after so many seconds, again and again.
+    `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
+
+    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through. `MPISGD_HANG_S=60` dumps the stack of every
+    rank that is still busy after so many seconds, again and again.
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
     if hang_s > 0:
         faulthandler.dump_traceback_later(hang_s, repeat=True)
     try:
         yield
-    except AgreedError:
+    except (AgreedError, RunInterrupted):
         raise
     except BaseException as error:
-        where = "" if isinstance(error, MpisgdError) else traceback.format_exc()
-        text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, the job is ended"
-        sys.stdout.flush()
-        print(f"{where}\n{text}\n{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # in one write
-        time.sleep(FORWARD_S)
-        comm.Abort(error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED)
+        status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
+        alone = ulfm.enabled() and expendable() and not is_of_others(error)
+        if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why
+            where = "" if isinstance(error, MpisgdError) or ulfm.is_failure(error) else traceback.format_exc()
+            what = "the others go on without it" if alone else "the job is ended"
+            text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
+            lines = [where, text, _cause(comm, error), "" if alone else way_on()]
+            sys.stdout.flush()
+            print("\n".join(lines).rstrip("\n"), file=sys.stderr, flush=True)  # in one write
+            time.sleep(FORWARD_S)
+        if alone:
+            ulfm.die_alone()
+        if ulfm.enabled():
+            ulfm.end_job(comm, status)
+        comm.Abort(status)
         raise
     finally:
         if hang_s > 0:
             faulthandler.cancel_dump_traceback_later()
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether a rank fails because of what another sent, or did not."""
+    return isinstance(error, PeerError) or ulfm.is_failure(error) or ulfm.is_revoked(error)
+
+
+def _cause(comm: MPI.Intracomm, error: BaseException) -> str:
+    if ulfm.enabled() and ulfm.is_failure(error):
+        return f"PeerError: rank {', '.join(map(str, ulfm.failed(comm)))} is lost, and this run goes on only with all ranks"
+    return f"{type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ import numpy as np
 from mpisgd.channel import Answers, Interrupted, LearnerChannel
 from mpisgd.communicator import Communicator
 from mpisgd.computing import Exchanges
-from mpisgd.messages import Tag
+from mpisgd.messages import Ending, Tag
 from mpisgd.roles import Roles
 from mpisgd.straggler import Delays
 
@@ -66,7 +66,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     ) -> None:
         super().__init__(wire, roles, learner_id, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
         self._delays = delays
-        self._answers = Answers((), False, False, 0, 0)
+        self._answers = Answers((), Ending.NONE, False, 0, 0)
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
@@ -162,10 +162,12 @@ class LayerwiseChannel(PipelinedChannel):
             wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent
         )
         self._min_clock = 0
-        self._stopped = False
+        self._stopped: int = Ending.NONE
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Nothing yet, but that the run is over where a shard has said so. The clocks are the last that are known, -1 for none."""
+        if self._wire.signal > 0:
+            self._tell_of_signal()
         self._min_clock = min_clock
         if meanwhile is not None:
             meanwhile()

@@ -20,7 +20,7 @@ from mpisgd.straggler import Delays
 def learn(
     channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
 ) -> None:
-    """Train from mini-batch `first_seq` until a shard stops the run, or `share` are done; then say goodbye to all (law 8)."""
+    """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
     consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
@@ -65,4 +65,4 @@ def learn(
             answers = channel.pull(min_clock)
         if not answers.rejected:  # else the same mini-batch again, on newer weights
             seq += 1
-    channel.goodbye(finished=answers.stop)
+    channel.goodbye(ending=answers.stop)

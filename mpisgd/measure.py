@@ -8,6 +8,7 @@ mini-batches; `initial` leaves what the model factory made, for models that do n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -76,6 +77,11 @@ class Measure:
         self._test = test
         self._batch = batch
         self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
+        self._check: Callable[[], None] | None = None
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this before each batch; it may raise to end the measuring."""
+        self._check = check
 
     def prepare(self) -> None:
         """Call after the weights have changed."""
@@ -94,6 +100,8 @@ class Measure:
         total, wrong, classes = 0.0, 0, False
         with torch.no_grad():
             for start in range(0, len(split), self._batch):
+                if self._check is not None:
+                    self._check()
                 inputs, targets = split.batch(np.arange(start, min(start + self._batch, len(split))))
                 output = self._model.module(self._model.inputs(inputs))
                 targets = targets.to(output.device)

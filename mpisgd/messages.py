@@ -26,11 +26,32 @@ class Tag(enum.IntEnum):
     SNAPSHOT_WEIGHTS = 9
     NOTICE = 10
     GAVE_UP = 11
+    INTERRUPT = 12
+    ROUND = 13
+    LOST = 14
+    STUCK = 15
+    HERE = 16
+    MET = 17
+    DUTY = 18
 
 
-MAGIC = 0x6D70697367640003  # "mpisgd", version 3 of the messages
+class Ending(enum.IntEnum):
+    """How it ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
+
+    NONE = 0
+    """It goes on; in a goodbye: the learner leaves by itself, while others go on."""
+    FINISHED = 1
+    """The run is over."""
+    INTERRUPTED = 2
+    """A signal ends this attempt, and another may go on."""
+
+
+MAGIC = 0x6D70697367640004  # "mpisgd", version 4 of the messages
 
 Fields = tuple[Any, ...]
+
+NOBODY = -2
+"""What stands in the place of a learner_id where a communicator says that a rank is lost, or stuck: no rank has sent that."""
 
 
 class Layout:
@@ -67,10 +88,13 @@ PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float]
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
-    Tag.ANSWER: Layout("shard", "clock", "stop", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
-    Tag.GOODBYE: Layout("learner_id", "pushed", "finished", announced=True),
+    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
+    Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),
+    Tag.INTERRUPT: Layout("signal"),
+    Tag.ROUND: Layout("signal", *_PUSH),
+    Tag.DUTY: Layout("evaluate"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -122,14 +146,11 @@ class Pull:
 
 
 class Goodbye(NamedTuple):
-    """A learner sends nothing any more; it has pushed `pushed` times to this shard.
-
-    `finished` says that a shard told it to stop; otherwise it leaves while others go on.
-    """
+    """A learner sends nothing any more; it has pushed `pushed` times to this shard. `ending`: an `Ending`."""
 
     learner_id: int
     pushed: int
-    finished: bool
+    ending: int
 
 
 class GaveUp(NamedTuple):
@@ -137,6 +158,32 @@ class GaveUp(NamedTuple):
 
     learner_id: int
     seq: int
+
+
+class Torn(NamedTuple):
+    """A gradient of which only a part has come, because its learner was lost or hangs; what is in the buffer must not be used."""
+
+    push: Push
+
+
+class Lost(NamedTuple):
+    """A rank is dead; it is learner `learner_id`, or -1."""
+
+    rank: int
+    learner_id: int
+
+
+class Stuck(NamedTuple):
+    """A rank has held up a transfer for too long, and that was given up: if it was an answer, what it got is worth nothing."""
+
+    rank: int
+    learner_id: int
+
+
+class Interrupt(NamedTuple):
+    """A signal, of this number, has told this rank or another to come to an end."""
+
+    signal: int
 
 
 class SnapshotPull(NamedTuple):
@@ -153,4 +200,4 @@ class Refused(NamedTuple):
     push: bool
 
 
-Message = Push | Pull | Goodbye | GaveUp | SnapshotPull | Refused
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | Interrupt | SnapshotPull | Refused

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, Rmsprop
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector
 
+_SAID = "__dynamo_disable"
 CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
 
@@ -22,6 +25,11 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
     Except for SGD on slices that fit into a core's cache: there torch's plain kernels take two thirds of the time.
     """
     fused = parameter.nbytes > CACHED_NBYTES
+    with _without_the_compiler():
+        return _make(options, parameter, learning_rate, fused)
+
+
+def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fused: bool) -> torch.optim.Optimizer:
     match options:
         case SgdOptions(momentum=momentum, nesterov=nesterov, weight_decay=decay):
             return torch.optim.SGD(
@@ -35,6 +43,24 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+
+
+@contextmanager
+def _without_the_compiler() -> Iterator[None]:
+    """Torch's optimisers import its compiler when they are made, only to say of a function that it is not to be compiled.
+
+    That takes 1.5 s of every shard's start, as much as torch itself. So it is said before (see `torch._compile`); where torch
+    does it in another way, the compiler is imported. Adagrad, RMSprop and Adam need it at their first step anyway.
+    """
+    function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+    if function is None or "torch._dynamo" in sys.modules or hasattr(function, _SAID):
+        yield
+        return
+    setattr(function, _SAID, function)
+    try:
+        yield
+    finally:
+        delattr(function, _SAID)
 
 
 #: The tensors that each optimiser of torch keeps for a parameter.
@@ -68,9 +94,9 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
 def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Tensor, int], None]:
     """A function (sum of gradients, divisor) that makes one step of `optimizer`; the sum is used up.
 
-    The hooks around `Optimizer.step` cost 12 microseconds, a tenth of the whole cycle of a small slice; so SGD, after a first
-    step that makes its state, goes to torch's functional form of the same step, on the same state. With the fused kernel the
-    division happens inside it, which saves one pass over the slice.
+    The hooks around `Optimizer.step` cost 12 microseconds, a tenth of the whole cycle of a small slice, and the first import
+    torch's compiler; so SGD goes to torch's functional form of the same step, on the same state. With the fused kernel the division
+    happens inside it, which saves one pass over the slice.
     """
 
     def step(gradient: Tensor, divisor: int) -> None:
@@ -86,10 +112,7 @@ def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Te
     scale = torch.ones(())
 
     def functional_step(gradient: Tensor, divisor: int) -> None:
-        momentum_buffer = state.get("momentum_buffer")
-        if momentum_buffer is None:
-            step(gradient, divisor)
-            return
+        buffers = [state.get("momentum_buffer")]
         fused = bool(group["fused"])
         if fused:
             scale.fill_(divisor)
@@ -98,7 +121,7 @@ def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Te
         sgd(
             [weights],
             [gradient],
-            [momentum_buffer],
+            buffers,
             fused=fused,
             foreach=False,
             weight_decay=group["weight_decay"],
@@ -109,5 +132,6 @@ def stepper(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Callable[[Te
             maximize=False,
             grad_scale=scale if fused and divisor > 1 else None,
         )
+        state["momentum_buffer"] = buffers[0]  # made by the first step; None without momentum, as torch's own step leaves it
 
     return functional_step

@@ -29,7 +29,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.recut import Recut, recut, recut_snapshots
 
 #: What may be another than in the run's config.toml.
-CHANGEABLE = ("epochs", "checkpoint", "log", "data_dir", "shards")
+CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")
 _TOLD = ("learners", "world_size", "hosts", "threads", "form", "versions", "git_commit", "command_line", "started")
 
 
@@ -129,7 +129,7 @@ def find(run: Path, config: Config) -> Resumption:
     attempts = environment.get("attempts") or [{**_entry(environment, config_file.read(run / schema.CONFIG)), "attempt": 0}]
     number = 1 + max(each["attempt"] for each in attempts)
     if config.checkpoint.every_updates == 0:
-        notes.append("checkpoint.every_updates = 0: no further checkpoints are written")
+        notes.append("checkpoint.every_updates = 0: a checkpoint is written only where a signal interrupts the run")
     return Resumption(number, checkpoint, attempts, notes)
 
 

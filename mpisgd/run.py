@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols, resume
+from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import EXIT_FAILED, ConfigError, MpisgdError
+from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
@@ -32,6 +32,7 @@ from mpisgd.mpi import MPI
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
+from mpisgd.records.checkpoint import way_on
 from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
@@ -41,8 +42,14 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
 from mpisgd.shard import Shard
+from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
+from mpisgd.succession import Succession
+from mpisgd.tolerant import TolerantWire
+from mpisgd.tolerant_channel import TolerantShardChannel
+from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.update import SliceUpdate
+from mpisgd.watchdog import Watchdog
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
 
@@ -54,20 +61,28 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 
     Raises:
         AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
+        RunInterrupted: on every rank alike, where a signal has interrupted the run, and it can go on from a checkpoint.
     Any other failure ends the job (`guard.failing_fast`).
     """
-    role = ["starting"]
-    with failing_fast(comm, lambda: role[0]):
-        rank = Rank(config, comm, brought, resumed)
-        role[0] = rank.roles.describe(comm.Get_rank())
-        return rank.run()
+    ranks: list[Rank] = []
+
+    def who() -> str:
+        return ranks[0].describe if ranks else "starting"
+
+    def how() -> str:
+        return way_on(Path(config.out)) if ranks else ""
+
+    with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals:
+        ranks.append(Rank(config, comm, brought, resumed, signals))
+        return ranks[0].run()
 
 
 class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
-    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool) -> None:
+    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool, signals: Signals) -> None:
         self.comm = comm
+        self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
         self.roles: Roles = agree(comm, lambda: self._roles(config))
@@ -88,6 +103,9 @@ class Rank:
         self.fingerprint = self.model.fingerprint
         self.keeps_spool = config.checkpoint.every_updates > 0 or resumed
         """Whether the run may have to be continued until it is DONE."""
+        self.describe = self.roles.describe(self.rank)
+        self.expendable = False
+        """Whether the others can go on without this rank, now."""
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
         self.lock: Lock | None = None
@@ -104,6 +122,7 @@ class Rank:
     def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
         parts.check_exchange(config)
+        self.tolerant = tolerance.of(config)
         return of_job(config, self.world.hosts)
 
     def _load_data(self) -> DataSet | None:
@@ -149,8 +168,7 @@ class Rank:
             raise ConfigError(f"out = {self.config.out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
 
     def _open_new(self) -> None:
-        directory.claim(self.path, overwrite=self.config.overwrite)
-        self.lock = Lock(self.path)
+        self.lock = directory.claim(self.path, overwrite=self.config.overwrite)
         directory.write_config(self.path, config_file.dumps(self.config, self._environment()))
 
     def _open_again(self) -> Resumption:
@@ -192,7 +210,9 @@ class Rank:
 
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
-        wire = Wire(self.comm, polite=self.world.oversubscribed)
+        wire = self._wire()
+        self.signals.listen(wire.hear)
+        self._watch(wire, lambda: wire.describe(self._name))
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.resumption.notes if self.resumption is not None else ():
@@ -208,15 +228,32 @@ class Rank:
         wire.meet()
         for action in self._at_the_end:
             action()
-        outcome = self._end(said)
-        for path in self.path.glob(".snapshots-*") if self.rank == 0 else ():
-            path.unlink(missing_ok=True)
-        return outcome
+        return self._end(wire, said)
+
+    def _wire(self) -> Wire:
+        if not self.tolerant:
+            return Wire(self.comm, polite=self.world.oversubscribed)
+        return TolerantWire(
+            self.comm,
+            polite=self.world.oversubscribed,
+            vital=self.roles.shard_ranks,
+            describe=self.roles.describe,
+            patience_s=self.config.faults.patience_s,
+        )
+
+    def _name(self, rank: int) -> str:
+        return f"{self.roles.describe(rank)} (rank {rank} on {self.world.hosts[rank]})"
+
+    def _watch(self, wire: Wire, describe: Callable[[], str]) -> None:
+        """From now on the watchdog says this of a wait that is long."""
+        self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
 
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
         del self.model
-        with self._server(ShardChannel(wire, self.roles, self.roles.index(self.rank)), update) as server:
+        kind = TolerantShardChannel if self.tolerant else ShardChannel
+        with self._server(kind(wire, self.roles, self.roles.index(self.rank)), update) as server:
+            self._watch(wire, lambda: wire.describe(self._name) or watchdog.of_shard(server, self.roles, self.world.hosts))
             self._start_clock(wire)
             server.serve()
         return _account(server)
@@ -276,7 +313,7 @@ class Rank:
         )
         file = self._table_file("shard", shard, [] if account is None else account.rows)
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
-        server = Shard(
+        server = (TolerantShard if self.tolerant else Shard)(
             channel,
             self.protocol,
             update,
@@ -289,22 +326,21 @@ class Rank:
             progress=progress,
             checkpoints=self._checkpoints(update, shard, [] if account is None else account.rows),
         )
+        if isinstance(server, TolerantShard):
+            succession = Succession(dedicated=self.roles.dedicated_evaluator) if shard == 0 else None
+            server.watch(config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
         if resumption is not None and account is not None:
             server.restore(account, resumption.checkpoint.next_seq)
         try:
             yield server
-            if server.checkpoints is not None:
-                server.checkpoints.wait()
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
-            snapshots.close(keep=self.keeps_spool)
+            snapshots.close(keep=self.keeps_spool or server.interrupted)
 
-    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints | None:
-        """What writes this shard's checkpoints, after these rows of the log; None where there are to be none."""
+    def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints:
+        """What writes this shard's checkpoints, after these rows of the log: if nothing else, a signal asks for one."""
         config, resumption = self.config, self.resumption
-        if config.checkpoint.every_updates == 0:
-            return None
         attempt = 0 if resumption is None else resumption.attempt
         log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
         return Checkpoints(
@@ -320,6 +356,7 @@ class Rank:
             continues=rows,
             pinned=() if resumption is None else resumption.pinned,
             beside=[*log, self._spool(shard)],
+            complain=self._warn,
         )
 
     def _spool(self, shard: int) -> Path:
@@ -333,12 +370,15 @@ class Rank:
         gradient: Computes = own
         if isinstance(channel, PipelinedChannel):
             gradient = LayerwiseGradient(own, self.model, self.bounds, channel)
+        if self.tolerant:
+            channel.ask_for_duty()
         self._start_clock(wire)
+        self.expendable = self.tolerant
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
         learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share, self._first_seq(learner_id))
         if leader is not None:
             leader.stop()
-        if self.rank == self.roles.evaluator_rank:
+        if channel.duty() if self.tolerant else self.rank == self.roles.evaluator_rank:
             self._evaluate(wire)
         if self.protocol.aborts:
             self._at_the_end.append(channel.withdraw)
@@ -360,6 +400,7 @@ class Rank:
 
     def _evaluator(self, wire: Wire) -> np.ndarray:
         self._start_clock(wire)
+        self.expendable = self.tolerant
         self._evaluate(wire)
         return account()
 
@@ -374,6 +415,7 @@ class Rank:
             averaged=host_view(pulled[1]) if config.averaging > 0 else None,
             bounds=self.bounds,
             serve_here=serve_here,
+            to_first=self.tolerant,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         first, before = self._evaluated(len(pulled) * (2 if options.train else 1))
@@ -410,28 +452,50 @@ class Rank:
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def _end(self, said: np.ndarray) -> Outcome:
+    def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
-        accounts = np.zeros((self.world.size, len(said)), np.int64)
-        self.comm.Allgather(said, accounts)
+        self.expendable = False
+        accounts = wire.gather(said)
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
+        if accounts[:, -1].any():
+            raise self._interrupted(wire, outcome)
+        told = np.zeros(1 + self.world.size, np.int64)
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
+            for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
+                spool.unlink(missing_ok=True)
             self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
-        outcome = typing.cast(Outcome, self.comm.bcast(outcome, root=0))
+            told[0] = outcome.diverged
+            told[[1 + rank for rank in wire.given_up()]] = 1
+        diverged, *given_up = wire.gather(told)[0].tolist()
+        self.world.end(rank for rank, given in enumerate(given_up) if given)
         why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
         if why:
             raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
-        return outcome
+        return dataclasses.replace(outcome, diverged=bool(diverged))
+
+    def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
+        """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
+        signal = int(wire.gather(np.array([self.signals.received]))[:, 0].max())
+        text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
+        if self.rank == 0:
+            try:
+                text = interruption.farewell(self.path, signal, outcome.clocks, self.world.size)
+                print(text, file=sys.stderr, flush=True)
+            except CheckpointError as error:
+                text, status = f"{type(error).__name__}: {error}", error.exit_status
+            self._unlock()
+        status = int(wire.gather(np.array([status]))[0, 0])
+        return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
         return (
             f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
-            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''}; fail-fast; log in {self.path}"
-            f"{self._going_on()}"
+            f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''};"
+            f" {tolerance.said(self.config, self.tolerant)}; log in {self.path}{self._going_on()}"
         )
 
     def _going_on(self) -> str:
@@ -444,6 +508,11 @@ class Rank:
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
 
+    def _warn(self, text: str) -> None:
+        """Said by any rank, and even where progress is off."""
+        who = f"rank {self.rank} ({self.roles.describe(self.rank)}) on {self.world.hosts[self.rank]}"
+        print(f"mpisgd: {who}: {text}", file=sys.stderr, flush=True)
+
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
             print(text, file=sys.stderr, flush=True)
@@ -452,5 +521,5 @@ class Rank:
 def _account(server: Shard) -> np.ndarray:
     update = server.update
     diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-    refused = server.refusals
-    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most)
+    refused, interrupted = server.refusals, server.interrupted and not server.finished
+    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most, interrupted)

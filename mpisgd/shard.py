@@ -2,6 +2,11 @@
 
 It reads beside [Zhang16 2.2] and [Chen16 Alg. 2, 4]; what differs between them is in `protocols/` alone. The shard never
 waits for another shard (law 2) and sends only to receives that are posted (law 1).
+
+Where a signal interrupts the run, a shard answers every pull with that, and goes on taking what is pushed, by the rules of the
+protocol, until all learners have left: so all shards have had the same pushes, and no shard need ask another at which clock to
+write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or a bound on staleness: then no
+complete checkpoint arises there, and the newest one before counts.)
 """
 
 from __future__ import annotations
@@ -13,11 +18,12 @@ from mpisgd.channel import ShardChannel
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, GaveUp, Goodbye, Message, Pull, Push, Refused
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.checkpoints import Checkpoints
+from mpisgd.records.mark import Mark
 from mpisgd.records.progress import Progress
 from mpisgd.records.schema import Event
 from mpisgd.records.snapshots import Snapshots
@@ -41,6 +47,10 @@ class Shard:
         log, progress: are told; never asked.
         timeout_s: the protocol is told when an update has been in the making for so long.
         checkpoints: where copies of the slice go, from which the run can be continued; None = nowhere.
+
+    Attributes:
+        finished: enough samples have been applied, or all learners have left.
+        interrupted: a signal has come before that; where `finished` is true as well in the end, it came too late to matter.
     """
 
     def __init__(
@@ -71,6 +81,7 @@ class Shard:
         self.clock = 0
         self.resumed = False
         self.finished = False
+        self.interrupted = False
         self.diverged = False
         self.present = set(range(lambda_))
         self.evaluating = True
@@ -81,9 +92,16 @@ class Shard:
         self.refusals = Refusals(lambda_)
         self._carried = 0
         """Pushes that were received before the checkpoint that this run continues from."""
+        self._mark: Mark | None = None
+        self._saved_clock = -1
+        """Of the last checkpoint that was taken, or that this run continues from."""
+        self._cut_short = False
+        """Whether a learner has left because of a signal."""
         self._parked: dict[int, Push] = {}
         self._computing: dict[int, int] = {}
         self._pulls: dict[int, int] = {}
+        self.given: list[tuple[int, float]] = [(-1, 0.0)] * lambda_
+        """Per learner, the clock of the weights that it was given last, and the second."""
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
         self._ordered = protocol.ordered
@@ -98,6 +116,11 @@ class Shard:
         self._losses = 0.0
         self.updated_s = 0.0
         self._over_s = math.inf
+
+    @property
+    def waiting(self) -> dict[int, int]:
+        """Learners whose pulls are not answered yet, with the clock that each asks for at least."""
+        return dict(self._pulls)
 
     def serve(self) -> None:
         """Serve until every learner and the evaluator have said goodbye."""
@@ -114,6 +137,7 @@ class Shard:
             self.log.event(Event.STARTED, self.clock, now_s)
             self._take_snapshot()
         self._over_s = self.updated_s + self.timeout_s
+        self._make_mark()
 
     def restore(self, account: Account, next_seq: list[int]) -> None:
         """Before `begin`: go on from a checkpoint, to whose tensors `update` has been restored.
@@ -121,7 +145,7 @@ class Shard:
         Learner l goes on with mini-batch `next_seq[l]`: the first that any shard wants, so that another may have applied it.
         """
         self.resumed = True
-        self.clock = account.clock
+        self.clock = self._saved_clock = account.clock
         self._carried = account.received
         self.applied_seq = list(account.applied_seq)
         self._dropped_seq = [seq - 1 for seq in account.next_seq]
@@ -131,9 +155,15 @@ class Shard:
         self.progress.resume(account.clock, account.now_s)
 
     def serve_on(self) -> None:
-        """Serve what is left to be served, then say the last words."""
+        """Serve what is left to be served, then say the last words; of a run that is interrupted, save what there is instead."""
         while self.present or self.evaluating:
             self.serve_one()
+        if self.interrupted and not self.finished:
+            self._save()
+            return
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            self._note_unsaved(self.checkpoints)
         received, pushed = self._carried + sum(self.received), self._carried + sum(self.pushed)
         self.log.summary(self.clock, self.update.samples, received, pushed, self.diverged)
 
@@ -158,9 +188,13 @@ class Shard:
             self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
         elif isinstance(message, Refused):
             self._refuse_message(message)
-        else:
+        elif isinstance(message, Interrupt):
+            self._interrupt(message.signal)
+        elif isinstance(message, SnapshotPull):
             self._snapshot_pull = message.number
             self._answer_snapshot()
+        else:
+            raise ProtocolError(f"{type(message).__name__}: only a fault-tolerant shard is told")
 
     def _refuse_message(self, refused: Refused) -> None:
         """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""
@@ -181,21 +215,35 @@ class Shard:
     # ---------------------------------------------------------------------------------------------------------- pushes
 
     def _take(self, push: Push) -> None:
-        why = self.refusals.why_not(push, self.clock, self._fresh and self._ordered and not self.finished)
-        if why:
-            self._refuse_message(Refused(self.channel.rank_of(push.learner_id), why, push=True))
+        if self._cannot_be(push):
             return
         self.received[push.learner_id] += 1
         if self._aborts:
             self._computing.pop(push.learner_id, None)
         if not self._ordered:
             self._sum(push)
-        elif self._turn() in (None, push.learner_id):
+        elif self._cut_short and not self.finished and self.protocol.expects() not in self.present:
+            return  # whose turn it is has left: no update will be made with this push, which is computed again
+        elif self._is_turn_of(push.learner_id):
             self._sum(push)
             self._sum_parked()
         else:
             self.update.park(push.learner_id)
             self._parked[push.learner_id] = push
+
+    def _cannot_be(self, push: Push) -> bool:
+        """Whether a push is refused, whatever the protocol says of it."""
+        why = self.refusals.why_not(push, self.clock, self._must_be_fresh(push.learner_id))
+        if why:
+            self._refuse_message(Refused(self.channel.rank_of(push.learner_id), why, push=True))
+        return bool(why)
+
+    def _must_be_fresh(self, learner_id: int) -> bool:
+        """Whether a learner can have no weights but the newest."""
+        return self._fresh and self._ordered and not self.finished
+
+    def _is_turn_of(self, learner_id: int) -> bool:
+        return self._turn() in (None, learner_id)
 
     def _sum_parked(self) -> None:
         """Sum the pushes that were kept and whose turn has come."""
@@ -290,8 +338,10 @@ class Shard:
             if self._pulls:
                 self._answer_waiting()
             self._answer_snapshot()
-            if self.checkpoints is not None and not self.finished and self.checkpoints.due(self.clock):
-                self.write_checkpoint(self.checkpoints)
+            if self.checkpoints is not None:
+                self._make_mark()
+                if not self.finished and self.checkpoints.due(self.clock):
+                    self.write_checkpoint(self.checkpoints)
 
     def _tell_the_late(self) -> None:
         """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
@@ -312,7 +362,9 @@ class Shard:
 
     def _pull(self, learner_id: int, min_clock: int) -> None:
         if self.finished:
-            self.channel.stop(learner_id, self.clock)
+            self.channel.stop(learner_id, self.clock, Ending.FINISHED)
+        elif self.interrupted:
+            self.channel.stop(learner_id, self.clock, Ending.INTERRUPTED)
         elif self._may_answer(learner_id, min_clock):
             self._answer([learner_id])
         else:
@@ -326,15 +378,18 @@ class Shard:
         """Answer those who wait and whose pulls the protocol now allows."""
         pulls = self._pulls
         if self.finished:
-            for learner_id in pulls:
-                self.channel.stop(learner_id, self.clock)
-            pulls.clear()
+            self._stop_waiting(Ending.FINISHED)
             return
         ready = [learner_id for learner_id, min_clock in pulls.items() if self._may_answer(learner_id, min_clock)]
         if ready:
             for learner_id in ready:
                 del pulls[learner_id]
             self._answer(ready)
+
+    def _stop_waiting(self, ending: int) -> None:
+        for learner_id in self._pulls:
+            self.channel.stop(learner_id, self.clock, ending)
+        self._pulls.clear()
 
     def _answer(self, learner_ids: list[int]) -> None:
         clock, now_s = self.clock, self.channel.now_s()
@@ -343,6 +398,7 @@ class Shard:
             self._check_sum()
         self.channel.finish_answers()
         for learner_id in learner_ids:
+            self.given[learner_id] = (clock, now_s)
             if self._aborts:
                 self._computing[learner_id] = clock
             if self._compensation is not None:
@@ -358,23 +414,43 @@ class Shard:
                 f" which received {self.received[learner_id]}"
             )
         self.pushed[learner_id] = self.received[learner_id]
+        if goodbye.ending == Ending.INTERRUPTED:
+            self._interrupt(0)
+            self._cut_short = True
+        elif goodbye.ending == Ending.NONE and learner_id in self.present:
+            self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
+            self._go_on_without(learner_id)
+        self._forget(learner_id)
+        if not self.present:
+            self.finished = self.finished or not self._cut_short
+            self._over_s = math.inf
+            self._answer_snapshot()
+
+    def _forget(self, learner_id: int) -> None:
+        """Nothing more comes from this learner."""
         self.present.discard(learner_id)
         self._computing.pop(learner_id, None)
         if self._compensation is not None:
             self._compensation.gone(learner_id)
-        if not goodbye.finished:
-            self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
-            if learner_id in self._parked:
-                self.update.unpark(learner_id)
-                self._sum(self._parked.pop(learner_id))
-            self.protocol.on_departure(learner_id)
-            self._sum_parked()
-            self._update_if_due()
-            self._answer_waiting()
-        if not self.present:
-            self.finished = True
-            self._over_s = math.inf
-            self._answer_snapshot()
+
+    def _go_on_without(self, learner_id: int) -> None:
+        """A learner leaves while others go on; what it has pushed, whole, counts."""
+        self._forget(learner_id)
+        if learner_id in self._parked:
+            self.update.unpark(learner_id)
+            self._sum(self._parked.pop(learner_id))
+        self.protocol.on_departure(learner_id)
+        self._sum_parked()
+        self._update_if_due()
+        self._answer_waiting()
+
+    def _interrupt(self, signal: int) -> None:
+        """A signal has come, to this rank or (0) to another: nobody is given weights any more."""
+        if self.finished or self.interrupted:
+            return
+        self.interrupted = True
+        self.log.event(Event.INTERRUPTED, self.clock, self.channel.now_s(), value=signal)
+        self._stop_waiting(Ending.INTERRUPTED)
 
     # ------------------------------------------------------------------------------------------------------- snapshots
 
@@ -383,29 +459,60 @@ class Shard:
         self.snapshots.take(self.update, self.clock, now_s)
         self.log.event(Event.SNAPSHOT, self.clock, now_s)
 
-    def write_checkpoint(self, checkpoints: Checkpoints) -> None:
-        """Begin to write a checkpoint, just after an update: no sum is in the making, and learners have their answers.
+    def _make_mark(self) -> None:
+        """Just after an update: this is where the run can go on from."""
+        if self.checkpoints is None:
+            return
+        self._mark = Mark(
+            self.clock,
+            self.channel.now_s(),
+            self._carried + sum(self.received) - len(self._parked),
+            self.applied_seq,
+            self._dropped_seq,
+            self.log.rows(),
+            self.snapshots.count,
+            self.diverged,
+        )
+
+    def _save(self) -> None:
+        """All learners have left an interrupted run: write a checkpoint of the last update, unless there is one."""
+        self.log.flush()
+        if self.checkpoints is not None and self._saved_clock != self.clock:
+            self.checkpoints.wait()
+            self.write_checkpoint(self.checkpoints, last=True)
+
+    def write_checkpoint(self, checkpoints: Checkpoints, last: bool = False) -> None:
+        """Begin to write a checkpoint of the last update; `last`: there will be no other.
 
         It is complete when all shards have done so at this clock (`Checkpoints.also_at`); `checkpoints.wait()` waits for this one.
         """
-        start_s = self.channel.now_s()
+        mark, start_s = self._mark, self.channel.now_s()
+        assert mark is not None
         if self._unchecked:
             self._check_sum()
         if checkpoints.busy():
             self.log.event(Event.SKIPPED, self.clock, start_s)
             return
+        self.log.flush()
+        self._saved_clock = self.clock
+        self._note_unsaved(checkpoints)
         checkpoints.take(
             clock=self.clock,
-            now_s=start_s,
-            received=self._carried + sum(self.received) - len(self._parked),
-            applied_seq=self.applied_seq,
-            next_seq=[1 + max(seqs) for seqs in zip(self.applied_seq, self._dropped_seq, strict=True)],
-            rows=self.log.flush(),
-            snapshots=self.snapshots.taken,
-            diverged=self.diverged,
+            now_s=mark.now_s,
+            received=mark.received,
+            applied_seq=mark.applied_seq,
+            next_seq=mark.next_seq,
+            rows=mark.rows,
+            snapshots=self.snapshots.taken[: mark.snapshots],
+            diverged=mark.diverged,
+            last=last,
         )
         now_s = self.channel.now_s()
         self.log.event(Event.CHECKPOINT, self.clock, now_s, value=now_s - start_s)
+
+    def _note_unsaved(self, checkpoints: Checkpoints) -> None:
+        for clock in checkpoints.lost():
+            self.log.event(Event.UNSAVED, self.clock, self.channel.now_s(), value=clock)
 
     def _answer_snapshot(self) -> None:
         """Answer the evaluator, if it waits and what it waits for is there or will never be."""
@@ -414,6 +521,10 @@ class Shard:
             return
         if number == NOTHING_MORE:
             self.evaluating = False
+        elif self.interrupted and not self.finished:
+            if self.present:  # what they still push may finish the run
+                return
+            self.channel.answer_snapshot(self.snapshots.nothing(), 0, 0, 0.0)
         elif number == FINAL and self.finished:
             vectors = [self.update.weights] if self.update.averaged is None else [self.update.weights, self.update.averaged]
             self.channel.answer_snapshot(

@@ -124,6 +124,10 @@ class SliceUpdate(Updates):
         """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
         self._receive_into(self._room[place])
 
+    def renew_scratch(self) -> None:
+        """The next gradient is received into memory of its own."""
+        self._receive_into(host_vector(len(self.weights)))
+
     def _receive_into(self, vector: Tensor) -> None:
         self._scratch = vector
         self.scratch = host_view(vector)
@@ -148,7 +152,7 @@ class SliceUpdate(Updates):
         It is a gradient, or the sum of so many, which the divisor counts.
         """
         if self.compensation is not None:
-            self.compensation.compensate(self._scratch, timestamp)
+            self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
             self._norms.received = None
         self._norms.add(self.scratch, weight)
         if self.gradients == 0:
@@ -184,7 +188,8 @@ class SliceUpdate(Updates):
         return step
 
     def state(self) -> dict[str, Tensor]:
-        """What the next updates depend on, besides `samples` and the sum in the making: a name for each tensor, not copied.
+        """What the updates after the last one depend on, besides `samples`: a name for each tensor, not copied. The sum in the
+        making is none of it.
 
         `weights`, `averaged` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`; each (slice,)
         float32, but for counts of steps, which are scalars.
@@ -193,7 +198,7 @@ class SliceUpdate(Updates):
         if self.averaged is not None:
             state["averaged"] = self.averaged
         if self.compensation is not None:
-            state |= self.compensation.state()
+            state |= self.compensation.state(summing=self.gradients > 0)
         slots = slots_of(self._optimizer, self._parameter)
         return state | {f"optimizer.{name}": tensor for name, tensor in slots.items()}
 

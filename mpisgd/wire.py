@@ -33,6 +33,8 @@ _YIELD_S = 1e-3
 _SLEEP_LEAST_S = 20e-6
 _SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
+_HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
+"""The last of patterns that a signal answers, too."""
 _PAGE = 4096
 BODY_S = 30.0
 """Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
@@ -45,9 +47,11 @@ def _name(tag: int) -> str:
 class Sending:
     """A message that is being sent."""
 
-    __slots__ = ("announced", "requests")
+    __slots__ = ("announced", "dest", "requests", "tag")
 
-    def __init__(self, announced: bool, requests: list[MPI.Request]) -> None:
+    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request]) -> None:
+        self.dest = dest
+        self.tag = tag
         self.announced = announced
         self.requests = requests
 
@@ -85,6 +89,13 @@ class Wire:
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
         self._check: Callable[[], None] | None = None
+        self.signal = 0
+        self.deaf = False
+        self._signal_told = False
+        self.awaited: object = None
+        """What this rank waits for: a message posted or being sent, patterns, or in words; None = it does not (`watchdog`)."""
+        self.waits = 0
+        """Waits that are over."""
         self._zero_ns = time.perf_counter_ns()
 
     # ------------------------------------------------------------------------------------------------------- seconds
@@ -127,7 +138,7 @@ class Wire:
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
-        return Sending(layout.announced, requests)
+        return Sending(dest, tag, layout.announced, requests)
 
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""
@@ -154,8 +165,15 @@ class Wire:
 
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
+        self.awaited = posted
         self.wait(posted.requests.pop(0))
+        self._goes_on()
         return posted.layout.unpack(posted.buffer, posted.source)
+
+    def header_or_signal(self, posted: Receiving) -> None:
+        """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
+        request = posted.requests[0]
+        _politely(lambda: self.signal > 0 or request.Test() or None)
 
     def arrived(self, posted: Receiving) -> bool:
         """Whether the header of a posted message is there."""
@@ -172,17 +190,41 @@ class Wire:
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
-        return self._header(*self._probe(patterns))
+        self.awaited = patterns
+        if patterns[-1] not in _HEARING:
+            probed: tuple[int, int, int, MPI.Message] | None = self._probe(patterns)
+        else:
+            probed = None if self._hears() else self._probe_until(patterns, self._hears)
+        self._goes_on()
+        return self._interrupt() if probed is None else self._header(*probed)
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """The same; None where none has come by that nanosecond."""
-        probed = self._probe_until(patterns, lambda: self.now_ns() >= until_ns)
-        return None if probed is None else self._header(*probed)
+        self.awaited = patterns
+        hears = self._hears if patterns[-1] in _HEARING else _never
+        probed = None if hears() else self._probe_until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        self._goes_on()
+        if probed is None:
+            return self._interrupt() if hears() else None
+        return self._header(*probed)
+
+    def hear(self, signal: int) -> None:
+        """A signal has come: said by another thread, while this rank may be waiting."""
+        self.signal = signal
+
+    def _hears(self) -> bool:
+        """Whether a signal has come, of which nobody has been told yet."""
+        return self.signal > 0 and not (self._signal_told or self.deaf)
+
+    def _interrupt(self) -> tuple[int, int, Fields]:
+        """Tell of the signal, as of a message."""
+        self._signal_told = True
+        return self.rank, Tag.INTERRUPT, (self.signal,)
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
         if layout is None:
-            self._throw_away(nbytes, message)
+            self._throw_away(source, nbytes, message)
             known = ", ".join(Tag(each).name for each in LAYOUTS)
             raise PeerError(f"rank {source} sent {_name(tag)}, {nbytes} bytes: expected one of {known}", source)
         buffer = self._headers[tag]
@@ -190,13 +232,16 @@ class Wire:
         self._taken = (source, layout)
         return source, tag, layout.unpack(buffer, source)
 
-    def take_body(self, *bodies: np.ndarray) -> None:
+    def take_body(self, *bodies: np.ndarray) -> bool:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
-            self._expect_body(source, layout.body)
+            if not self._expect_body(source, layout.body, time.perf_counter() + BODY_S):
+                name = _name(layout.body)
+                raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
             _, tag, nbytes, message = self._probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
+        return True
 
     def _probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
         """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
@@ -205,7 +250,7 @@ class Wire:
             status = self._status
             message = self._comm.Mprobe(*wanted[0], status)
             return status.source, status.tag, status.Get_count(MPI.BYTE), message
-        probed = self._probe_until(patterns, lambda: False)
+        probed = self._probe_until(patterns, _never)
         assert probed is not None
         return probed
 
@@ -232,50 +277,89 @@ class Wire:
         return wanted
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
-        """Receive a probed message. Raises PeerError for another size: a longer one would overwrite memory (TRAPS 9)."""
-        if nbytes != expected:
-            self._throw_away(nbytes, message)
-            raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
+        """Receive a probed message."""
+        self.check_size(source, tag, nbytes, message, expected)
         message.Recv(into)
 
-    def _throw_away(self, nbytes: int, message: MPI.Message) -> None:
+    def check_size(self, source: int, tag: int, nbytes: int, message: MPI.Message, expected: int) -> None:
+        """Raises PeerError for another size, and throws the message away: a longer one would overwrite memory (TRAPS 9)."""
+        if nbytes != expected:
+            self._throw_away(source, nbytes, message)
+            raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
+
+    def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
         """Receive a probed message that nobody wants into memory of its size: left alone, it would hold up its sender."""
         message.Recv(bytearray(nbytes))
 
-    def _expect_body(self, source: int, tag: int) -> None:
-        """Wait until a body is there; what one rank sends comes in its order, so that another message in its place is seen.
+    def _expect_body(self, source: int, tag: int, until_s: float) -> bool:
+        """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
 
-        Raises PeerError where the body does not come.
+        What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
         """
-        status = self._status
-        iprobe = self._comm.Iprobe
+        status, iprobe = self._status, self._comm.Iprobe
 
-        def ready() -> int | None:
-            return status.Get_tag() if iprobe(source, MPI.ANY_TAG, status) else None
+        def ready() -> bool | None:
+            if iprobe(source, MPI.ANY_TAG, status):
+                return True
+            return False if time.perf_counter() > until_s else None
 
-        found = ready()
-        if found is None:
-            over_s = time.perf_counter() + BODY_S
-            found = _politely(lambda: -1 if (there := ready()) is None and time.perf_counter() > over_s else there)
+        if not _politely(ready):
+            return False
+        found = status.Get_tag()
         if found != tag:
-            came = f"{_name(found)} came" if found >= 0 else f"nothing came for {BODY_S:g} s"
-            raise PeerError(f"rank {source} sent a header, but no {_name(tag)} after it: {came}", source)
+            raise PeerError(f"rank {source} sent a header, but no {_name(tag)} after it: {_name(found)} came", source)
+        return True
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
     def finish(self, transfer: Sending | Receiving) -> None:
         """Wait for a message that is under way; for the header of an announced one politely, if need be."""
         requests = transfer.requests
+        self.awaited = transfer
         if self.polite and type(transfer) is Sending and transfer.announced:
             self.wait(requests.pop(0))
         if len(requests) == 1:
             requests[0].Wait()
         elif requests:
             MPI.Request.Waitall(requests)
+        self._goes_on()
+
+    def _goes_on(self) -> None:
+        """A wait is over."""
+        self.awaited = None
+        self.waits += 1
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        """What this rank waits for, in words, where `name` says who a rank is; empty where it takes whatever comes.
+
+        Asked by another thread.
+        """
+        match self.awaited:
+            case Receiving(source=source, layout=layout):
+                tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is layout)
+                return f"waits for {tag} of {name(source)}"
+            case Sending(dest=dest, tag=tag):
+                return f"waits for {name(dest)} to take {Tag(tag).name}"
+            case str(words):
+                return f"waits for {words}"
+        return ""
 
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
         self.wait(self._comm.Ibarrier())
+
+    def gather(self, said: np.ndarray) -> np.ndarray:
+        """What each rank says, (n,) int64, at all of them: (ranks, n)."""
+        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+        self.wait(self._comm.Iallgather(said, table))
+        return table
+
+    def give_up(self, rank: int) -> None:
+        """Nobody will wait for this rank: said only where that can be (`tolerant.py`)."""
+
+    def given_up(self) -> list[int]:
+        """Ranks that nobody waits for, and that are not known to be dead."""
+        return []
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
         """Some ranks that will act together; only they call this."""
@@ -315,7 +399,7 @@ class Team:
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
         self._wire.say("all", tag, 0)
-        self._wire.wait(self._comm.Iallgather(layout.pack(fields), headers))
+        self._wait(self._comm.Iallgather(layout.pack(fields), headers))
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
@@ -323,7 +407,7 @@ class Team:
         """All-to-all of slices."""
         self._wire.say("all", Tag.GRADIENT, vector.nbytes)
         sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
-        self._wire.wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
+        self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
@@ -331,7 +415,13 @@ class Team:
         return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
 
     def finish(self, shared: MPI.Request) -> None:
-        self._wire.wait(shared)
+        self._wait(shared)
+
+    def _wait(self, request: MPI.Request) -> None:
+        wire = self._wire
+        wire.awaited = f"all {len(self._sizes)} learners, who exchange together"
+        wire.wait(request)
+        wire._goes_on()
 
     def disband(self) -> None:
         self._comm.Free()
@@ -376,7 +466,9 @@ class Node:
         """What was stored before is made visible, and what the others stored is seen (MPI-4.1, 12.5.4)."""
         for window in self._windows:
             window.Sync()
+        self._wire.awaited = "its team"
         self._wire.wait(self._comm.Ibarrier())
+        self._wire._goes_on()
         for window in self._windows:
             window.Sync()
 
@@ -385,6 +477,10 @@ class Node:
             window.Unlock_all()
             window.Free()
         self._comm.Free()
+
+
+def _never() -> bool:
+    return False
 
 
 def _politely(ready: Callable[[], Any]) -> Any:

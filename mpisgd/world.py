@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,8 @@ class World:
     """Cores of this rank's node that any of its ranks may use."""
     own_cores: int
     """Cores that this rank is bound to."""
+    pids: tuple[int, ...]
+    """Process of each rank, on its host."""
 
     @property
     def ranks_on_node(self) -> int:
@@ -41,15 +46,29 @@ class World:
         """Fair number of torch threads for this rank (TRAPS 4)."""
         return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
 
+    def end(self, ranks: Iterable[int]) -> None:
+        """Kill those of these ranks that are on this host: the launcher would wait for one that hangs."""
+        for rank in ranks:
+            if self.hosts[rank] == self.hosts[self.rank] and rank != self.rank:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+
 
 def look_around(comm: MPI.Intracomm) -> World:
     """Gather hosts and cores of all ranks."""
     own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
-    everybody = comm.allgather((socket.gethostname(), own))
+    everybody = comm.allgather((socket.gethostname(), own, os.getpid()))
     rank = comm.Get_rank()
     host = everybody[rank][0]
-    cores = frozenset[int]().union(*(theirs for name, theirs in everybody if name == host))
-    return World(size=comm.Get_size(), rank=rank, hosts=tuple(name for name, _ in everybody), cores=len(cores), own_cores=len(own))
+    cores = frozenset[int]().union(*(theirs for name, theirs, _ in everybody if name == host))
+    return World(
+        size=comm.Get_size(),
+        rank=rank,
+        hosts=tuple(name for name, _, _ in everybody),
+        cores=len(cores),
+        own_cores=len(own),
+        pids=tuple(pid for _, _, pid in everybody),
+    )
 
 
 def refuse_singletons(world: World) -> None:

@@ -17,7 +17,7 @@ from mpisgd import __version__, compiled
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
-    """Processor, cores, versions: what one must know to compare two files."""
+    """Processor, cores, versions: what one must know to compare two files. The load tells whether the machine was busy besides."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": _processor(),
@@ -27,6 +27,7 @@ def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
         "versions": {"mpisgd": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
         "python": platform.python_version(),
         "compiled": compiled.is_compiled(),
+        "load_average": os.getloadavg()[0],
     }
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def measure(comm: MPI.Intracomm, repetitions: int = 4) -> list[dict[str, Any]]:
     """Every case on the three ranks of `comm`; the rows are the same on every rank."""
     wire = Wire(comm, polite=True)
     _join_gloo(comm)
-    with _scratch(comm) as directory:
+    with scratch(comm) as directory:
         rows = [_row(comm, wire, directory, case, repetitions) for case in CASES]
     if comm.Get_rank() in (1, 2):
         torch.distributed.destroy_process_group()
@@ -93,7 +93,7 @@ def _row(comm: MPI.Intracomm, wire: Wire, directory: Path, case: Case, repetitio
 def measure_log(comm: MPI.Intracomm, repetitions: int = 6) -> list[dict[str, Any]]:
     """Throughput of hardsync with the run log over without, interleaved."""
     rows = []
-    with _scratch(comm) as directory:
+    with scratch(comm) as directory:
         for case in CASES:
             on, off = [], []
             for _ in range(repetitions):
@@ -110,7 +110,7 @@ def measure_log(comm: MPI.Intracomm, repetitions: int = 6) -> list[dict[str, Any
 
 
 @contextmanager
-def _scratch(comm: MPI.Intracomm) -> Iterator[Path]:
+def scratch(comm: MPI.Intracomm) -> Iterator[Path]:
     """A directory for run logs that all ranks see, gone afterwards."""
     with tempfile.TemporaryDirectory() as own:
         yield Path(comm.bcast(own, root=0))
@@ -119,23 +119,24 @@ def _scratch(comm: MPI.Intracomm) -> Iterator[Path]:
 
 def _hardsync(comm: MPI.Intracomm, directory: Path, case: Case) -> float:
     """Images/s of a logged run, from update WARM_UP to the last one."""
-    outcome = _run(comm, directory, case, log=True)
+    outcome = run_of(comm, directory, case)
     updated_s = comm.bcast(Run(outcome.path).updates["time_s"] if comm.Get_rank() == 0 else None)
     return float(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1]))
 
 
 def _whole_run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> float:
     """Images/s from the start barrier to the last update: what a run without a log can tell."""
-    outcome = _run(comm, directory, case, log=log)
+    outcome = run_of(comm, directory, case, log=LogOptions(enabled=log, progress="off"))
     return outcome.samples[0] / outcome.training_s
 
 
-def _run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> Outcome:
+def run_of(comm: MPI.Intracomm, directory: Path, case: Case, **special: Any) -> Outcome:
+    """A run of hardsync; `special`: fields of its configuration that are others than usual."""
     config = Config(
         model=case.model,
         data=_DATA,
         evaluation=EvaluationOptions(every_epochs=0, batch=10),
-        log=LogOptions(enabled=log, progress="off"),
+        log=LogOptions(progress="off"),
         out=str(directory / "run"),
         overwrite=True,
         mu=case.mu,
@@ -143,7 +144,7 @@ def _run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> Outc
         epochs=(WARM_UP + case.updates) * LEARNERS * case.mu / SAMPLES,
         threads=1,
     )
-    return run(config, comm)
+    return run(replace(config, **special), comm)
 
 
 def _gradient(case: Case, learner_id: int) -> tuple[FlatModel, Gradient]:

@@ -27,6 +27,7 @@ from mpisgd.bench.machine import spread
 from mpisgd.channel import LearnerChannel, ShardChannel
 from mpisgd.config import SgdOptions, SoftsyncOptions
 from mpisgd.flat import host_vector, host_view, slice_bounds
+from mpisgd.messages import Ending
 from mpisgd.mpi import MPI
 from mpisgd.records.progress import Progress
 from mpisgd.records.snapshots import Nowhere
@@ -178,5 +179,5 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, polite: bool) -> float:
         answers = channel.pull(0)
         seconds.append(time.perf_counter() - start_s)
         seq += 1
-    channel.goodbye(finished=True)
+    channel.goodbye(ending=Ending.FINISHED)
     return median(seconds[_WARM_UP:-1])

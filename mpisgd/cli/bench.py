@@ -17,6 +17,7 @@ BENCHES = {
     "wire": (2, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update"),
     "train": (3, "images/s of hardsync, over PyTorch DDP with gloo and over loops that do not communicate"),
     "log": (3, "images/s of hardsync with the run log, over without"),
+    "checkpoint": (3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
     "virtual": (1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
 }
 
@@ -29,13 +30,15 @@ class Options:
     """Interleaved repetitions; median and range are told."""
     sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
     """wire: bytes of the gradient."""
+    every_updates: int = 50
+    """checkpoint: clocks from one to the next."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
 
 def usage() -> str:
     launch = {name: f"mpirun -n {ranks} " if ranks > 1 else "" for name, (ranks, _) in BENCHES.items()}
-    lines = [f"  {launch[name]:<12}mpisgd bench {name:<7} {text}" for name, (_, text) in BENCHES.items()]
+    lines = [f"  {launch[name]:<12}mpisgd bench {name:<10} {text}" for name, (_, text) in BENCHES.items()]
     return "\n".join(["usage: [mpirun -n RANKS] mpisgd bench WHAT [options]", "", *lines])
 
 
@@ -117,6 +120,14 @@ def _log(options: Options) -> Measured:
     return rows, [f"{row['case']}: log on / off {_told(row['on_over_off'], 3)}" for row in rows]
 
 
+def _checkpoint(options: Options) -> Measured:
+    from mpisgd.bench import on_off
+    from mpisgd.mpi import MPI
+
+    rows = on_off.measure_checkpoints(MPI.COMM_WORLD, options.repetitions, options.every_updates)
+    return rows, [line for row in rows for line in on_off.lines_of(row)]
+
+
 def _virtual(options: Options) -> Measured:
     from mpisgd.bench import virtual
 
@@ -132,4 +143,10 @@ def _virtual(options: Options) -> Measured:
     return rows + batched, lines
 
 
-_MEASURES: dict[str, Callable[[Options], Measured]] = {"wire": _wire, "train": _train, "log": _log, "virtual": _virtual}
+_MEASURES: dict[str, Callable[[Options], Measured]] = {
+    "wire": _wire,
+    "train": _train,
+    "log": _log,
+    "checkpoint": _checkpoint,
+    "virtual": _virtual,
+}

@@ -60,7 +60,8 @@ class Options:
     array: tuple[str, ...] = ()
     """An array of jobs, one for each protocol, with its options in quotes: hardsync "softsync --protocol.n 4" async."""
     chain: bool = False
-    """A chain: the job is queued again until the run is done, and goes on from the last checkpoint."""
+    """A chain: the job is queued again until the run is done, and goes on from the checkpoint that it writes when its time is
+    nearly over. Where a node is lost there is no warning: then only checkpoint.every_updates > 0 has kept something."""
     links: int = 20
     """Most links of a chain."""
     modules: str = ""

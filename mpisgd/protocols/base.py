@@ -8,8 +8,9 @@ The shard asks, in this order:
 4. `may_pull()`  before it answers a pull that asks for a clock it has reached.
 
 `on_timeout()` says that the time for an update is over, where the protocol's options give it one; the shard then asks 3 again.
-`on_departure()` tells it that a learner leaves for good while the others go on; the shard then asks 3 and 4 again, so that nobody
-waits for ever. `on_resume()` may come first of all, where a run that was interrupted goes on. The learner asks `next_clock()`.
+`on_departure()` tells it that a learner leaves while the others go on; the shard then asks 3 and 4 again, so that nobody waits for
+ever. `on_return()` tells it that one is back which was only missed (`tolerant_shard.py`). `on_resume()` may come first of all,
+where a run that was interrupted goes on. The learner asks `next_clock()`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Protocol(ABC):
 
     ordered: ClassVar[bool] = False
     """Whether `expects` ever names a learner."""
+
+    lockstep: ClassVar[bool] = False
+    """Whether no update is made without everybody, so that a stale gradient is nothing that could be judged."""
 
     aborts: bool = False
     """Whether learners that are still computing are told when an update is done, and then give up their mini-batch."""
@@ -71,8 +75,12 @@ class Protocol(ABC):
         """The time for the update in the making is over."""
 
     def on_departure(self, learner_id: int) -> None:
-        """The learner will push and pull no more."""
+        """The learner will push and pull no more, or is not to be waited for until it returns."""
         self.present.discard(learner_id)
+
+    def on_return(self, learner_id: int, clock: int) -> None:
+        """A learner that had departed is there again, and has been given the weights of `clock`."""
+        self.present.add(learner_id)
 
     def on_resume(self, next_seq: list[int]) -> None:  # noqa: B027 - most only know of the update in the making
         """Before anything else: the run goes on after an interruption, learner l with its mini-batch `next_seq[l]`; whoever is

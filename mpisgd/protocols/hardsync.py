@@ -18,6 +18,7 @@ class Hardsync(Protocol):
     consistent = True
     fresh = True
     ordered = True
+    lockstep = True
 
     def __init__(self, lambda_: int) -> None:
         super().__init__(lambda_)
@@ -58,6 +59,11 @@ class Hardsync(Protocol):
         super().on_departure(learner_id)
         if learner_id in self.missing:
             self.missing.remove(learner_id)
+
+    def on_return(self, learner_id: int, clock: int) -> None:
+        """The update in the making waits for it, too: it has been given the weights that it is made from."""
+        super().on_return(learner_id, clock)
+        self.missing = sorted([*self.missing, learner_id], reverse=True)
 
     @staticmethod
     def next_clock(timestamp: int) -> int:

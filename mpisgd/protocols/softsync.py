@@ -37,6 +37,13 @@ class Softsync(Protocol):
 
     def on_departure(self, learner_id: int) -> None:
         super().on_departure(learner_id)
+        self._count_anew()
+
+    def on_return(self, learner_id: int, clock: int) -> None:
+        super().on_return(learner_id, clock)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
         self.gradients_per_update = max(1, len(self.present) // self.n)
 
     @staticmethod

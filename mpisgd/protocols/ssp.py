@@ -62,6 +62,12 @@ class Ssp(AsyncOpt):
         self._leave(self.pushed[learner_id])
         self._find_least()
 
+    def on_return(self, learner_id: int, clock: int) -> None:
+        """It is as far as the slowest: the others do not wait until it has caught up."""
+        super().on_return(learner_id, clock)
+        self.pushed[learner_id] = self.least
+        self._present_at[self.least] += 1
+
     def on_resume(self, next_seq: list[int]) -> None:
         """Each mini-batch is a push: who goes on with the p-th has pushed p."""
         self.pushed = list(next_seq)

@@ -29,6 +29,10 @@ class Reason(enum.IntEnum):
     FINISHED = 3
     REPEATED = 4
     """This shard has applied this mini-batch before; another had rejected it, and it was computed again."""
+    MISSED = 5
+    """Nothing had been heard of its learner for so long that the others went on without it."""
+    TORN = 6
+    """Only a part of it came, because its learner was lost or hung."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +48,7 @@ APPLY = Verdict(Kind.APPLY)
 DROP_STALE = Verdict(Kind.DROP, weight=0.0, reason=Reason.STALE)
 DROP_NONFINITE = Verdict(Kind.DROP, weight=0.0, reason=Reason.NONFINITE)
 DROP_REPEATED = Verdict(Kind.DROP, weight=0.0, reason=Reason.REPEATED)
+DROP_MISSED = Verdict(Kind.DROP, weight=0.0, reason=Reason.MISSED)
+DROP_TORN = Verdict(Kind.DROP, weight=0.0, reason=Reason.TORN)
 REJECT = Verdict(Kind.REJECT, weight=0.0, reason=Reason.STALE)
 LATE = Verdict(Kind.LATE, weight=0.0, reason=Reason.FINISHED)

@@ -27,7 +27,7 @@ class Versioned(Protocol):
 
     def __init__(self, lambda_: int, grads_to_wait: int, tolerance: int, modulation: Modulation) -> None:
         super().__init__(lambda_)
-        self.gradients_per_update = grads_to_wait
+        self.wanted = self.gradients_per_update = grads_to_wait
         self.tolerance = tolerance
         self.consistent = self.fresh = tolerance == 0
         self.modulation = modulation
@@ -51,7 +51,14 @@ class Versioned(Protocol):
 
     def on_departure(self, learner_id: int) -> None:
         super().on_departure(learner_id)
-        self.gradients_per_update = max(1, min(self.gradients_per_update, len(self.present)))
+        self._count_anew()
+
+    def on_return(self, learner_id: int, clock: int) -> None:
+        super().on_return(learner_id, clock)
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        self.gradients_per_update = max(1, min(self.wanted, len(self.present)))
 
     @staticmethod
     def next_clock(timestamp: int) -> int:

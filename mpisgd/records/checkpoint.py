@@ -10,6 +10,7 @@ loads whole, or is refused.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -17,7 +18,8 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,7 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Che
 
     Raises CheckpointError where there is none.
     """
+    why = ""
     for path in directories(run):
         try:
             checkpoint = read(path)
@@ -154,11 +157,12 @@ def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Che
                 checkpoint.tensors(shard)
         except CheckpointError as error:
             complain(f"{path.name} is passed over: {error}")
+            why = why or f"; of the newest, {path.name}: {error}"
             continue
         return checkpoint
     raise CheckpointError(
         f"{run} has no checkpoint that is complete: it cannot be continued; begin anew with --overwrite"
-        " (checkpoint.every_updates says how often one is written)"
+        f" (checkpoint.every_updates says how often one is written){why}"
     )
 
 
@@ -207,31 +211,54 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} cannot be read as HDF5: {error}") from error
 
 
+def way_on(run: Path) -> str:
+    """How a run that has failed is continued, in words; "" where it is done, or not even begun."""
+    try:
+        if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
+            return ""
+        for path in directories(run):
+            if (path / MANIFEST).is_file():
+                return f"to go on from its checkpoint of clock {read(path).clock:,}: mpisgd train --resume {run}"
+        return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
+    except (OSError, CheckpointError):  # `--resume` passes over what is torn, and says so
+        return f"to go on from its newest checkpoint that is whole: mpisgd train --resume {run}"
+
+
 # ------------------------------------------------------------------------------------------------------------------ writing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:
-    """Write a part aside, sync and rename it; returns its bytes and CRC-32.
+    """Write a part aside, sync and rename it; returns its bytes and CRC-32. Raises OSError, and leaves nothing aside.
 
-    HDF5 lays the file out, but the bytes are written past it: its library would keep its lock, which the run log needs as well, and
-    Python's, while the disk is busy.
+    HDF5 lays the file out in memory, but never sees the disk: a full one would make it crash at the end of the process (TRAPS 8),
+    and while the disk is busy its library would keep its lock, which the run log needs as well, and Python's.
     """
-    aside = _aside(path)
-    with h5py.File(aside, "w") as file:
+    layout = _Layout()
+    with h5py.File(layout, "w") as file:
         for name, value in attributes.items():
             file.attrs[name] = value
         offsets = {name: _lay_out(file, name, tensor) for name, tensor in tensors.items()}
-    with aside.open("r+b", buffering=0) as raw:
+    with _written_aside(path) as raw:
+        _write_all(raw, np.frombuffer(layout.getbuffer(), np.uint8))
         for name, offset in offsets.items():
             raw.seek(offset)
-            _write_all(raw, tensors[name])
+            _write_all(raw, np.ascontiguousarray(tensors[name], "<f4"))
+        raw.truncate(layout.size)
         raw.seek(0)
         crc32 = nbytes = 0
         while piece := raw.read(1 << 20):
             crc32, nbytes = zlib.crc32(piece, crc32), nbytes + len(piece)
-        os.fsync(raw.fileno())
-    aside.rename(path)
     return nbytes, crc32
+
+
+class _Layout(io.BytesIO):
+    """What HDF5 writes of a file whose data are left out; `size`: how long it is to be."""
+
+    size = 0
+
+    def truncate(self, size: int | None = None, /) -> int:
+        self.size = 0 if size is None else size
+        return self.size
 
 
 def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
@@ -245,20 +272,32 @@ def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
     return offset
 
 
-def _write_all(raw: io.FileIO, tensor: np.ndarray) -> None:
-    left = np.ascontiguousarray(tensor, "<f4").reshape(-1).data.cast("B")
+def _write_all(raw: io.FileIO, array: np.ndarray) -> None:
+    left = array.reshape(-1).data.cast("B")
     while left:
         left = left[raw.write(left) :]
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
-    """Write a table with the CRC-32 of itself aside, sync it and rename it."""
-    aside = _aside(path)
-    with aside.open("wb") as file:
-        file.write(_text({**table, _CRC: zlib.crc32(_text(table))}))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
+    """Write a table with the CRC-32 of itself aside, sync it and rename it. Raises OSError, and leaves nothing aside."""
+    text = _text({**table, _CRC: zlib.crc32(_text(table))})
+    with _written_aside(path) as raw:
+        _write_all(raw, np.frombuffer(text, np.uint8))
+
+
+@contextmanager
+def _written_aside(path: Path) -> Iterator[io.FileIO]:
+    """A file that is synced and gets its name when it is whole; where it cannot be, its room is given back."""
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        with aside.open("w+b", buffering=0) as raw:
+            yield raw
+            os.fsync(raw.fileno())
+        aside.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def part_table(account: Account, nbytes: int, crc32: int) -> dict[str, Any]:
@@ -278,10 +317,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 def _text(table: Mapping[str, Any]) -> bytes:

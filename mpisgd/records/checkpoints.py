@@ -2,6 +2,9 @@
 
 No shard asks another (law 2): a checkpoint is due at clocks that all know. Whichever finds all parts there, after its own, writes
 the manifest; where two do, they write the same.
+
+One that cannot be written (a full disk, a quota) does not end the training: the older ones are still there, and the next may
+succeed. It is told, and in the log.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from mpisgd.config import CheckpointOptions
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_view
 from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
+from mpisgd.records import schema, storage
 from mpisgd.records.checkpoint import Account
 from mpisgd.update import SliceUpdate
 
@@ -36,6 +39,7 @@ class Checkpoints:
         attempt, continues: as in the shard's log file (`schema`).
         pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
         beside: files that the checkpoint refers to, and that must be on disk before it: the log, the snapshots.
+        complain: is told, in the thread, when checkpoints begin to fail and when one is written again.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Checkpoints:
         continues: Sequence[Sequence[int]] = (),
         pinned: Collection[int] = (),
         beside: Sequence[Path] = (),
+        complain: Callable[[str], None] = lambda why: None,
     ) -> None:
         self._run = run
         self._every = options.every_updates
@@ -65,6 +70,7 @@ class Checkpoints:
         self._continues = [list(part) for part in continues]
         self._pinned = frozenset(pinned)
         self._beside = list(beside)
+        self._complain = complain
         self._told = {"schema_version": schema.SCHEMA_VERSION, "attempt": attempt, "learners": learners, "model": model}
         self._also: set[int] = set()
         self._copies: dict[str, np.ndarray] = {}
@@ -73,12 +79,14 @@ class Checkpoints:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._failing = False
+        self._lost: list[int] = []
 
     def due(self, clock: int) -> bool:
         """Whether all shards write a checkpoint at this clock. To be asked after every update."""
+        if self._every == 0 and not self._also:
+            return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
-            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
-            self._thread.start()
             self._begin(self._make_room)
         return (self._every > 0 and clock % self._every == 0) or clock in self._also
 
@@ -87,11 +95,16 @@ class Checkpoints:
         self._also.add(clock)
 
     def busy(self) -> bool:
-        """Whether the last one is still being written. Raises CheckpointError where it could not be."""
+        """Whether the last one is still being written."""
         if not self._idle.is_set():
             return True
         self.wait()
         return False
+
+    def lost(self) -> list[int]:
+        """Clocks of those that could not be written, each told once. Not while it is `busy`."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def take(
         self,
@@ -104,14 +117,18 @@ class Checkpoints:
         rows: list[int],
         snapshots: list[tuple[int, int, float]],
         diverged: bool,
+        last: bool = False,
     ) -> None:
         """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
 
-        Not while it is `busy`.
+        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
         """
         for name, tensor in self._update.state().items():
             if tensor.dim() == 0:
                 self._copies[name] = np.array(tensor.item(), np.float32)
+                continue
+            if last:
+                self._copies[name] = host_view(tensor)
                 continue
             if name not in self._copies:
                 self._copies[name] = np.empty(tensor.numel(), np.float32)
@@ -132,14 +149,17 @@ class Checkpoints:
         self._begin(functools.partial(self._write, account))
 
     def wait(self) -> None:
-        """Wait until the last one is written. Raises CheckpointError where it could not be."""
+        """Wait until the last one is written, or given up. What else went wrong in the thread is raised here."""
         self._idle.wait()
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise CheckpointError(f"a checkpoint of shard {self._shard} could not be written: {failure}") from failure
+            raise CheckpointError(f"a checkpoint of shard {self._shard} could not be made: {failure}") from failure
 
     def _begin(self, action: Callable[[], None]) -> None:
         """Have it done by the thread; to start one for each would make the shard wait for it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
         self._idle.clear()
         self._work.put(action)
 
@@ -147,7 +167,7 @@ class Checkpoints:
         while True:
             try:
                 self._work.get()()
-            except Exception as error:  # raised in the shard's own thread, by `busy` or `wait`
+            except Exception as error:  # a bug: raised in the shard's own thread, by `busy` or `wait`
                 self._failure = error
             self._idle.set()
 
@@ -158,10 +178,30 @@ class Checkpoints:
                 self._copies[name] = np.ones(tensor.numel(), np.float32)
 
     def _write(self, account: Account) -> None:
+        """Write the part, or tell why not."""
+        directory = disk.directory_of(self._run, account.clock)
+        try:
+            self._write_part(directory, account)
+        except OSError as error:
+            self._lost.append(account.clock)
+            if not (directory / disk.MANIFEST).is_file():
+                remove(directory)  # without this part it is never complete: its room is wanted
+            if not self._failing:
+                self._complain(
+                    f"the checkpoint of clock {account.clock} could not be written: {error.filename or directory}:"
+                    f" {storage.cause(error)}; training goes on, and tries again at the next"
+                )
+            self._failing = True
+            return
+        if self._failing:
+            self._complain(f"the checkpoint of clock {account.clock} could be written again")
+        self._failing = False
+
+    def _write_part(self, directory: Path, account: Account) -> None:
         for path in self._beside:
             disk.sync(path)
-        directory = disk.directory_of(self._run, account.clock)
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.parent.mkdir(exist_ok=True)  # not the run's own directory: where that is gone, it stays so
+        directory.mkdir(exist_ok=True)
         told = {"clock": account.clock, "shard": self._shard, "attempt": self._attempt}
         nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._shard), self._copies, told)
         part = disk.part_table(account, nbytes, crc32)

@@ -10,15 +10,19 @@ from typing import Any
 import h5py
 
 from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import lock, schema, sums
+from mpisgd.records import schema, sums
+from mpisgd.records.lock import Lock
 from mpisgd.records.reader import Layout, Rows, Run, continued
+from mpisgd.records.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.superblock import was_left_open
 
 
-def claim(path: Path, *, overwrite: bool) -> None:
-    """Make the directory; it must not exist, or be a run's directory that may be replaced.
+def claim(path: Path, *, overwrite: bool) -> Lock:
+    """Make the directory, and lock it; it must not exist, or be a run's directory that may be replaced.
 
-    Raises ConfigError where it exists, is no run, or cannot be made.
+    What is replaced is locked before the first file of it is removed: of two jobs that want to, one is refused.
+
+    Raises ConfigError where it exists, is no run, is another job's, or cannot be made.
     """
     try:
         if path.exists():
@@ -26,11 +30,22 @@ def claim(path: Path, *, overwrite: bool) -> None:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
             if not _is_run(path):
                 raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
-            lock.check(path)
-            shutil.rmtree(path)
+            lock = Lock(path)
+            _empty(path)
+            return lock
         path.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"out = {str(path)!r} cannot be made: {error}") from error
+        raise ConfigError(f"out = {str(path)!r} cannot be made: {cause(error)}") from error
+    return Lock(path)
+
+
+def _empty(path: Path) -> None:
+    """Remove all but the lock; config.toml, by which it is known as a run's directory, goes last."""
+    for each in sorted(path.iterdir(), key=lambda each: each.name == schema.CONFIG):
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        elif each.name != schema.LOCK:
+            each.unlink()
 
 
 def _is_run(path: Path) -> bool:
@@ -49,7 +64,7 @@ def write_config(path: Path, text: str) -> None:
         aside.write_text(sums.sealed(text))
         aside.rename(path / schema.CONFIG)
     except OSError as error:
-        raise ConfigError(f"out = {str(path)!r} cannot be written: {error}") from error
+        raise ConfigError(f"out = {str(path)!r} cannot be written: {cause(error)}") from error
 
 
 def join(path: Path, shards: int, attempt: int = 0) -> None:
@@ -62,20 +77,32 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
     whole = [each for name in names for each in continued(path / name)]
-    with h5py.File(path / schema.LOG, "w", libver="latest") as log:
-        log.attrs["schema_version"] = schema.SCHEMA_VERSION
-        for table, dtype in schema.TABLES.items():
-            lengths = [each.length(table) for each in whole]
-            layout = h5py.VirtualLayout(shape=(sum(lengths),), dtype=dtype)
-            start = 0
-            for each, length in zip(whole, lengths, strict=True):
-                if length:
-                    layout[start : start + length] = _source(log, each, table, length)
-                start += length
-            log.create_virtual_dataset(table, layout)
-            log[table].attrs["rows"] = sum(lengths)
-        for number, earlier in enumerate(Run(path).earlier):
-            _add_earlier(log.create_group(f"layouts/{number}"), earlier)
+    earlier = Run(path).earlier
+    with writing(path / schema.LOG):
+        log = create_hdf5(path / schema.LOG, "w")
+        try:
+            _lay_out(log, whole)
+            for number, layout in enumerate(earlier):
+                _add_earlier(log.create_group(f"layouts/{number}"), layout)
+            log.flush()
+        except BaseException:
+            give_up(log)
+            raise
+        log.close()
+
+
+def _lay_out(log: h5py.File, whole: list[Rows]) -> None:
+    log.attrs["schema_version"] = schema.SCHEMA_VERSION
+    for table, dtype in schema.TABLES.items():
+        lengths = [each.length(table) for each in whole]
+        layout = h5py.VirtualLayout(shape=(sum(lengths),), dtype=dtype)
+        start = 0
+        for each, length in zip(whole, lengths, strict=True):
+            if length:
+                layout[start : start + length] = _source(log, each, table, length)
+            start += length
+        log.create_virtual_dataset(table, layout)
+        log[table].attrs["rows"] = sum(lengths)
 
 
 def _add_earlier(group: h5py.Group, layout: Layout) -> None:
@@ -102,8 +129,9 @@ def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.Virtual
 def mark_done(path: Path, contents: dict[str, Any]) -> None:
     """Write DONE aside, sync it and rename it: it is there whole, or not at all."""
     aside = path / f".{schema.DONE}.{os.getpid()}"
-    with aside.open("w") as file:
-        file.write(sums.sealed_json(contents))
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path / schema.DONE)
+    with writing(path / schema.DONE):
+        with aside.open("w") as file:
+            file.write(sums.sealed_json(contents))
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path / schema.DONE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import errno
 import json
 import os
 import socket
@@ -10,7 +12,10 @@ from pathlib import Path
 
 from mpisgd.errors import ConfigError
 from mpisgd.records import schema
+from mpisgd.records.storage import cause
 
+#: What file systems without hard links say.
+_LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
 
@@ -30,13 +35,26 @@ class Lock:
     def _make(self, text: str) -> bool:
         """Make it whole, or not at all: a link to a file of its own, which fails where it exists."""
         own = self._path.with_name(f".{schema.LOCK}.{socket.gethostname()}.{os.getpid()}")
-        own.write_text(text)
         try:
+            own.write_text(text)
             os.link(own, self._path)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno in _LINKLESS and own.exists():
+                return self._make_in_place(text)
+            raise ConfigError(f"{self._path.parent} cannot be locked: {self._path.name} cannot be made: {cause(error)}") from error
         finally:
-            own.unlink()
+            own.unlink(missing_ok=True)
+        return True
+
+    def _make_in_place(self, text: str) -> bool:
+        """Where there are no hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
+        try:
+            with self._path.open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
         return True
 
     def _take_away(self) -> None:
@@ -48,11 +66,13 @@ class Lock:
             return
         why = _held_by(away)
         if why:
-            os.link(away, self._path)
+            with contextlib.suppress(OSError):  # no hard links here
+                os.link(away, self._path)
         away.unlink()
 
     def release(self) -> None:
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # whoever comes next sees that this process has ended
+            self._path.unlink()
 
 
 def check(run: Path) -> None:

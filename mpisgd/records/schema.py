@@ -51,8 +51,15 @@ class Event(enum.IntEnum):
     GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
     SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
-    REFUSED = 20  # a message that cannot be was refused; it came from rank `value`
     RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
+    INTERRUPTED = 11  # by the signal of number `value`: learners are given no more weights
+    UNSAVED = 12  # the checkpoint of clock `value` could not be written
+    LOST = 13  # a learner is dead, or was missed and has not come back; it was given weights of clock `value` last, -1 = none
+    MISSED = 14  # nothing was heard of a learner for `value` seconds: the others go on without it
+    RETURNED = 15  # a learner that was missed is back
+    STUCK = 16  # a transfer to or from a learner was given up
+    PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
+    REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -146,10 +153,9 @@ CONFIG = "config.toml"
 DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
-
-
 LOCK = "LOCK"
 CHECKPOINTS = "checkpoint"
+SPOOL = ".snapshots-"
 
 
 def shard_file(shard: int, attempt: int = 0) -> str:
@@ -158,7 +164,7 @@ def shard_file(shard: int, attempt: int = 0) -> str:
 
 def spool_file(shard: int, layout: int = 0) -> str:
     """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
-    return f".snapshots-{shard:03d}.layout-{layout}" if layout else f".snapshots-{shard:03d}"
+    return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
 
 
 def evaluator_file(attempt: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from mpisgd.computing import Updates
 from mpisgd.flat import host_view
+from mpisgd.records.storage import writing
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ class Snapshots:
         self, path: Path, *, every_epochs: float, vectors: int, size: int, resumed: Sequence[tuple[int, int, float]] = ()
     ) -> None:
         self._path = path
-        self._file: BinaryIO = path.open("r+b" if resumed else "w+b")
         self._every_epochs = every_epochs
         self._vectors = vectors
         self._size = size
         self._taken: list[tuple[int, int, float]] = [*resumed]
-        self._file.truncate(self.count * vectors * size * 4)
+        with writing(path):
+            self._file: BinaryIO = path.open("r+b" if resumed else "w+b")
+            self._file.truncate(self.count * vectors * size * 4)
 
     @property
     def count(self) -> int:
@@ -53,7 +56,8 @@ class Snapshots:
     @property
     def taken(self) -> list[tuple[int, int, float]]:
         """Of each, its clock, samples and seconds; what it holds has been handed to the kernel."""
-        self._file.flush()
+        with writing(self._path):
+            self._file.flush()
         return list(self._taken)
 
     def due(self, epochs_before: float, epochs: float) -> bool:
@@ -64,14 +68,16 @@ class Snapshots:
 
     def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
-        self._file.seek(self.count * self._vectors * self._size * 4)
-        for vector in (update.weights, update.averaged):
-            if vector is not None:
-                self._file.write(host_view(vector).data)
+        with writing(self._path):
+            self._file.seek(self.count * self._vectors * self._size * 4)
+            for vector in (update.weights, update.averaged):
+                if vector is not None:
+                    self._file.write(host_view(vector).data)
         self._taken.append((clock, update.samples, now_s))
 
     def get(self, index: int) -> Taken:
-        self._file.seek(index * self._vectors * self._size * 4)
+        with writing(self._path):
+            self._file.seek(index * self._vectors * self._size * 4)  # what is still in its buffer is written first
         vectors = [np.frombuffer(self._file.read(self._size * 4), np.float32) for _ in range(self._vectors)]
         clock, samples, taken_s = self._taken[index]
         return Taken(vectors, clock, samples, taken_s)
@@ -82,7 +88,8 @@ class Snapshots:
 
     def close(self, keep: bool = False) -> None:
         """Remove the file, or keep it for a run that continues this one."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what a checkpoint refers to was written before it (`taken`); the rest nobody wants now
+            self._file.close()
         if not keep:
             self._path.unlink(missing_ok=True)
 
@@ -93,6 +100,10 @@ class Nowhere(Snapshots):
     def __init__(self) -> None:
         self._taken = []
         self._vectors = 1
+
+    @property
+    def taken(self) -> list[tuple[int, int, float]]:
+        return []
 
     def due(self, epochs_before: float, epochs: float) -> bool:
         return False

@@ -6,18 +6,21 @@ flush. Flushed by rows and by seconds.
 
 from __future__ import annotations
 
+import errno
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
+from mpisgd.errors import StorageError
 from mpisgd.messages import Push
 from mpisgd.protocols import Verdict
-from mpisgd.records import schema, sums
+from mpisgd.records import schema, storage, sums
 from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
@@ -37,7 +40,8 @@ class TableFile:
         self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float, attributes: Mapping[str, Any] | None = None
     ) -> None:
         self.kept = path is not None
-        self._file = None if path is None else h5py.File(path, "w-", libver="latest", locking="best-effort")
+        self._path = path or Path()
+        self._file: h5py.File | None = None
         self._flush_rows = flush_rows
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
@@ -46,20 +50,38 @@ class TableFile:
         self._committed = dict.fromkeys(schema.TABLES, 0)
         self._crc32 = dict.fromkeys(schema.TABLES, 0)
         self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
-        if self._file is not None:
-            self._file.attrs["schema_version"] = schema.SCHEMA_VERSION
-            self._file.attrs["shard"] = shard
-            for name, value in (attributes or {}).items():
-                self._file.attrs[name] = value
-            for name, dtype in schema.TABLES.items():
-                self._file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
-            self._file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
-            self._file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
-            self._file.create_dataset("closing", data=np.zeros(3, np.int64))
-            summary = np.zeros(1, schema.SUMMARY)
-            summary["shard"], summary["final_clock"] = shard, -1
-            self._file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
-            self._file.swmr_mode = True
+        if path is not None:
+            with self._writing():
+                self._file = storage.create_hdf5(path, "w-")
+                self._begin(self._file, shard, attributes or {})
+                self._inode = path.stat().st_ino
+
+    def _begin(self, file: h5py.File, shard: int, attributes: Mapping[str, Any]) -> None:
+        file.attrs["schema_version"] = schema.SCHEMA_VERSION
+        file.attrs["shard"] = shard
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        for name, dtype in schema.TABLES.items():
+            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
+        file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
+        file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
+        file.create_dataset("closing", data=np.zeros(3, np.int64))
+        summary = np.zeros(1, schema.SUMMARY)
+        summary["shard"], summary["final_clock"] = shard, -1
+        file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
+        file.swmr_mode = True
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises StorageError where it fails; then the file is as good as closed."""
+        try:
+            with storage.writing(self._path):
+                yield
+        except StorageError:
+            if self._file is not None:
+                storage.give_up(self._file)
+                self._file = None
+            raise
 
     def append(self, name: str, row: tuple[float, ...]) -> int:
         """Append one row, in the order of the table's dtype; returns its number in the table."""
@@ -81,27 +103,40 @@ class TableFile:
         else:
             self._amendments[name].append((number, field, value))
 
+    def rows(self) -> list[int]:
+        """Of each table, those on disk and those in memory."""
+        return [self._committed[name] + self._filled[name] for name in self._committed]
+
     def flush(self) -> list[int]:
-        """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned."""
+        """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned.
+
+        Raises StorageError where it cannot be, or would be read by nobody: the file has been removed.
+        """
         if self._file is None:
             return [0] * len(schema.TABLES)
+        with self._writing():
+            self._write(self._file)
+            if self._path.stat().st_ino != self._inode:
+                raise OSError(errno.ENOENT, "another file has its name")
+        self._flushed_at_s = time.monotonic()
+        return list(self._committed.values())
+
+    def _write(self, file: h5py.File) -> None:
         for name in schema.TABLES:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
-                data, start = self._file[name], self._committed[name]
+                data, start = file[name], self._committed[name]
                 data.resize(start + filled, axis=0)
                 data[start:] = self._rows[name][:filled]
                 data.flush()
                 self._crc32[name] = sums.add(self._crc32[name], name, self._rows[name][:filled])
                 self._committed[name] = start + filled
                 self._filled[name] = 0
-        self._file["sums"][:] = [(self._committed[name], self._crc32[name]) for name in schema.TABLES]
-        self._file["sums"].flush()
-        self._file["committed"][:] = list(self._committed.values())
-        self._file["committed"].flush()
-        self._flushed_at_s = time.monotonic()
-        return list(self._committed.values())
+        file["sums"][:] = [(self._committed[name], self._crc32[name]) for name in schema.TABLES]
+        file["sums"].flush()
+        file["committed"][:] = list(self._committed.values())
+        file["committed"].flush()
 
     def _amend_file(self, name: str) -> None:
         """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
@@ -122,11 +157,13 @@ class TableFile:
         if self._file is None:
             return
         self.flush()
-        if summary is not None:
-            self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
-        amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
-        self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
-        self._file.close()
+        with self._writing():
+            if summary is not None:
+                self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
+            amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
+            self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
+            self._file.flush()  # what fails here has not begun to close
+            self._file.close()
         self._file = None
 
 
@@ -195,6 +232,10 @@ class ShardLog:
 
     def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
         self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
+
+    def rows(self) -> list[int]:
+        """Of each table, whether on disk or in memory."""
+        return self._file.rows()
 
     def flush(self) -> list[int]:
         """Write what is in memory; rows of each table that are safely there."""

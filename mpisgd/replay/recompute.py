@@ -44,6 +44,8 @@ class Recompute:
         self.seam = seam
         self.at_seam: dict[int, dict[str, np.ndarray]] = {}
         """What each shard had when it came to the clock at which the next attempt begins."""
+        for shard in range(len(record.shards)):
+            self._come_to_seam(shard)
         self._losses = [0.0 for _ in record.shards]
         self._gradients = [0 for _ in record.shards]
         proof.parameters = serial.model.size
@@ -53,7 +55,7 @@ class Recompute:
         proof = self.proof
         for shard in range(len(self.clocks)):
             self._pass(shard, until, math.nan, math.nan)
-        if until != 0:
+        if until != 0 and not (until is None and len(self.at_seam) == len(self.clocks)):
             for action in serial_order(self.record):
                 self._do(action, until)
                 if len(proof.waypoints) == len(self.clocks) or (at_first and proof.finding):
@@ -110,8 +112,7 @@ class Recompute:
         recorded = self.record.shards[shard].update(clock)
         step = self.serial.update(action)
         self.clocks[shard] = clock
-        if clock == self.seam:
-            self.at_seam[shard] = {name: host_view(each).copy() for name, each in self.serial.shards[shard].state().items()}
+        self._come_to_seam(shard)
         row = clock - 1 - self.record.shards[shard].start.clock
         for name, value in step._asdict().items():
             said = recorded[name].item()
@@ -125,6 +126,10 @@ class Recompute:
         gradients, losses = self._gradients[shard], self._losses[shard]
         self._gradients[shard], self._losses[shard] = 0, 0.0
         self._pass(shard, until, losses / gradients if gradients else math.nan, recorded["mean_loss"].item())
+
+    def _come_to_seam(self, shard: int) -> None:
+        if self.clocks[shard] == self.seam:
+            self.at_seam[shard] = {name: host_view(each).copy() for name, each in self.serial.shards[shard].state().items()}
 
     def _pass(self, shard: int, until: int | None, mean_loss: float, recorded: float) -> None:
         """Note the weights where a shard passes the clock that was asked for."""

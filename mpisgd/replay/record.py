@@ -43,11 +43,23 @@ class Row(NamedTuple):
 
 
 class Departure(NamedTuple):
-    """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before."""
+    """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
+
+    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
+    """
 
     clock: int
     time_s: float
     learner_id: int
+    kind: int = Event.DEPARTED
+
+
+class Lost(NamedTuple):
+    """A learner was lost; it had been given weights of clock `given` last."""
+
+    clock: int
+    time_s: float
+    given: int
 
 
 class TimeOut(NamedTuple):
@@ -100,6 +112,11 @@ class ShardRecord:
     timeouts: list[TimeOut]
     summary: np.void
     start: Start
+    lost: dict[int, Lost] = dataclasses.field(default_factory=dict)
+    stuck: frozenset[int] = frozenset()
+    """Learners a transfer with which was given up."""
+    inserted: frozenset[int] = frozenset()
+    """Numbers of rows that the shard never had: of gradients of lost learners that came to other shards alone."""
 
     @property
     def finished(self) -> bool:
@@ -263,7 +280,7 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = [_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)]
+    shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
     return Record(run, config, shards, done, attempt, learners=learners)
 
 
@@ -277,11 +294,54 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes = pushes[pushes["clock"] <= start.clock + len(updates)]
-    departed = events[events["kind"] == Event.DEPARTED]
-    departures = [Departure(*row) for row in departed[["clock", "time_s", "learner_id"]].tolist()]
-    over = events[events["kind"] == Event.TIMEOUT]
-    timeouts = [TimeOut(*row) for row in over[["clock", "time_s"]].tolist()]
-    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start)
+    columns = ["clock", "time_s", "learner_id"]
+    came_or_went = events[np.isin(events["kind"], (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED))]
+    departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
+    lost = {
+        learner_id: Lost(clock, time_s, int(given))
+        for clock, time_s, learner_id, given in _of(events, Event.LOST, *columns, "value")
+    }
+    stuck = frozenset(learner_id for (learner_id,) in _of(events, Event.STUCK, "learner_id"))
+    timeouts = [TimeOut(*row) for row in _of(events, Event.TIMEOUT, "clock", "time_s")]
+    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck)
+
+
+def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
+    return rows
+
+
+def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
+    """The last gradient of a learner that was lost may have come to some shards and not to others: these are given a row of it.
+
+    So all shards have the same pushes of each learner, and know from which weights each was computed.
+    """
+    return [_with_rows(shard, [_missing(shard, shards, learner_id) for learner_id in shard.lost]) for shard in shards]
+
+
+def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> tuple[int, np.ndarray] | None:
+    """Where a row is to be inserted, and the row; None where no shard has more than this one."""
+    number = len(shard.rows_of[learner_id])
+    other = next((each for each in shards if len(each.rows_of[learner_id]) == number + 1), None)
+    if other is None:
+        return None
+    lost, pushes = shard.lost[learner_id], shard.pushes
+    row = other.pushes[other.rows_of[learner_id][number] :][:1].copy()
+    row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
+    row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0
+    row["arrival_s"], row["answer_s"] = lost.time_s, np.nan
+    after = (pushes["clock"] > lost.clock) | ((pushes["clock"] == lost.clock) & (pushes["arrival_s"] > lost.time_s))
+    return (int(np.argmax(after)) if after.any() else len(pushes)), row
+
+
+def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray] | None]) -> ShardRecord:
+    found = sorted((each for each in missing if each is not None), key=lambda each: each[0])
+    if not found:
+        return shard
+    places = [at for at, _ in found]
+    pushes = np.insert(shard.pushes, places, np.concatenate([row for _, row in found]))
+    inserted = frozenset(at + before for before, at in enumerate(places))
+    return dataclasses.replace(shard, pushes=pushes, inserted=inserted)
 
 
 def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:

@@ -17,9 +17,12 @@ from mpisgd import schedule
 from mpisgd.config import Config
 from mpisgd.errors import ProtocolError
 from mpisgd.parts import budget_samples, timeout_s
-from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Reason, Verdict
+from mpisgd.protocols.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Reason, Verdict
+from mpisgd.records.schema import Event
 from mpisgd.replay.finding import refuse, same
 from mpisgd.replay.record import Departure, Record, Row, ShardRecord
+
+_OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 
 
 def walk(record: Record, shard: ShardRecord) -> None:
@@ -59,6 +62,8 @@ class _Walk:
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.budget = budget_samples(self.config, self.protocol, train_samples)
         self.departures = list(shard.departures)
+        self.missed: set[int] = set()
+        """Who has departed, for good or not."""
         self.timeouts = list(shard.timeouts)
         self.timeout_s = timeout_s(self.config)
         start = shard.start
@@ -83,6 +88,8 @@ class _Walk:
 
     def walk(self) -> None:
         for number, row in enumerate(self.shard.rows()):
+            if number in self.shard.inserted:
+                continue
             self.place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
             self._check_numbers(row)
             self._let_depart(row)
@@ -130,7 +137,7 @@ class _Walk:
     def _check_turn(self, row: Row) -> None:
         """A row may be out of turn where its learner left, and it was summed then; or where the one whose turn it was had left."""
         turn = self._turn()
-        if turn in (None, row.learner_id):
+        if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
             return
         departs = any(each.learner_id == row.learner_id and each.clock <= self.clock for each in self.departures)
         if not departs and turn in self.shard.pushes["learner_id"][self.place["row"] :]:
@@ -141,7 +148,7 @@ class _Walk:
 
     def _check_learner(self, row: Row) -> None:
         """Its mini-batches follow each other, and it computed from weights that it had been given."""
-        if row.learner_id not in self.protocol.present:
+        if row.learner_id not in self.protocol.present and row.reason not in _OF_THE_MISSED and not self._was_missed(row):
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
         if last is None:
@@ -186,8 +193,26 @@ class _Walk:
             said = _said(row.verdict, row.reason, row.weight)
             self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
 
+    def _was_missed(self, row: Row) -> bool:
+        """Whether it had not left for good, and comes when the shard has finished."""
+        return self.finished and row.learner_id in self.missed
+
+    def _judge_missed(self, row: Row) -> Verdict | None:
+        """As `TolerantShard`: of a learner that is missed, or a transfer with which was given up, or that was lost half-way."""
+        learner_id, shard = row.learner_id, self.shard
+        present = learner_id in self.protocol.present
+        torn = row.reason == Reason.TORN and (learner_id in shard.lost or learner_id in shard.stuck)
+        void = row.reason == Reason.MISSED and learner_id in shard.stuck
+        if not (torn or void or (row.reason == Reason.MISSED and learner_id in self.missed and not present)):
+            return None
+        if present and not self.finished:
+            self.protocol.on_discard(learner_id, row.timestamp, self.clock)
+        return DROP_TORN if torn else DROP_MISSED
+
     def _judge(self, row: Row) -> Verdict:
         """As `Shard._judge`; where gradients that are not finite are dropped, learners give them the loss NaN."""
+        if row.reason in _OF_THE_MISSED and (verdict := self._judge_missed(row)) is not None:
+            return verdict
         if row.seq <= self.applied_seq[row.learner_id]:
             self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
             return DROP_REPEATED
@@ -242,9 +267,16 @@ class _Walk:
         Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
         """
         while self.departures and self.departures[0].clock <= self.clock:
-            if self.departures[0].time_s >= row.arrival_s and row.clock <= self.clock:
+            left = self.departures[0]
+            if left.time_s >= row.arrival_s and row.clock <= self.clock and not self._must_come_first(left, row):
                 return
             self._depart()
+
+    def _must_come_first(self, left: Departure, row: Row) -> bool:
+        """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
+        if left.kind == Event.RETURNED:
+            return left.learner_id == row.learner_id and row.reason != Reason.MISSED
+        return left.learner_id == self._turn() != row.learner_id
 
     def _depart(self) -> None:
         left = self.departures.pop(0)
@@ -255,8 +287,17 @@ class _Walk:
         before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
-        self.protocol.on_departure(left.learner_id)
-        self._update_while_due()
+        present = left.learner_id in self.protocol.present
+        if left.kind == Event.RETURNED:
+            if not present:
+                self.protocol.on_return(left.learner_id, self.clock)
+        elif left.kind == Event.PASSED:
+            self.protocol.on_discard(left.learner_id, self.clock, self.clock)
+            self._update_while_due()
+        elif present:
+            self.missed.add(left.learner_id)
+            self.protocol.on_departure(left.learner_id)
+            self._update_while_due()
 
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
         refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
@@ -294,7 +335,7 @@ class _Walk:
             why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
             refuse(why, shard.shard, "updates", row=self.clock - shard.start.clock, clock=self.clock + 1)
         if shard.finished:
-            received = shard.start.received + len(shard.pushes)
+            received = shard.start.received + len(shard.pushes) - len(shard.inserted)
             expected = {"final_clock": self.clock, "samples": self.samples, "received": received, "pushed": received}
             for name, value in expected.items():
                 if shard.summary[name] != value:

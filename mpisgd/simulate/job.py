@@ -22,6 +22,7 @@ from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
+from mpisgd.messages import Ending
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
@@ -69,12 +70,18 @@ class Job:
         self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
-        self.accounts = np.zeros((config.shards, 6), np.int64)
+        self.accounts = np.stack([account()] * config.shards)
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""
+        lock = directory.claim(self.path, overwrite=self.config.overwrite)
+        try:
+            return self._run()
+        finally:
+            lock.release()
+
+    def _run(self) -> Outcome:
         config, logged, ranks = self.config, self.config.log.enabled, len(self.roles.computing_ranks)
-        directory.claim(self.path, overwrite=config.overwrite)
         directory.write_config(self.path, config_file.dumps(config, self._environment()))
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
@@ -224,7 +231,7 @@ class Job:
                     raise _fail_fast(failure) from failure
                 wire.interrupt_by(None)
                 wire.sleep(failures.notice_s)
-                channel.goodbye(finished=False)
+                channel.goodbye(ending=Ending.NONE)
             if leader is not None:
                 leader.stop()
             if wire.rank == self.roles.evaluator_rank:

@@ -88,6 +88,9 @@ class SizedUpdate(Updates):
     def turn_to(self, place: int) -> None:
         """One size is like the other."""
 
+    def renew_scratch(self) -> None:
+        """One size is like the other."""
+
     def scratch_is_finite(self) -> bool:
         return True
 

@@ -90,6 +90,24 @@ class Alarm(Event):
         return self.wire
 
 
+class Signal(Event):
+    """What tells a rank to come to an end. One that takes whatever comes is told as by a message."""
+
+    __slots__ = ("number", "takes", "wire")
+
+    def __init__(self, wire: VirtualWire, number: int, takes: bool) -> None:
+        self.wire = wire
+        self.number = number
+        self.takes = takes
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        wire = self.wire
+        wire.signal = self.number
+        if not self.takes or wire.deaf:
+            return None
+        return wire.arrive(Sending(wire.rank, wire, Tag.INTERRUPT, (self.number,), (), now_ns), now_ns)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualWire(VirtualRank, Communicator):
     """One virtual rank, and its end of the communicator."""
@@ -109,6 +127,8 @@ class VirtualWire(VirtualRank, Communicator):
         "_takes_anything",
         "_waiting",
         "_wires",
+        "deaf",
+        "signal",
     )
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
@@ -127,6 +147,8 @@ class VirtualWire(VirtualRank, Communicator):
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: _Memory | None = None
+        self.signal = 0
+        self.deaf = False
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
@@ -210,6 +232,10 @@ class VirtualWire(VirtualRank, Communicator):
             self.now = receiving.begun
         return receiving.fields
 
+    def header_or_signal(self, posted: Any) -> None:
+        """A virtual signal to a rank that waits for one message only is heard of when that is there."""
+        self.header(posted)
+
     def arrived(self, posted: Any) -> bool:
         receiving: Receiving = posted
         self._cluster.until_first(self)
@@ -268,10 +294,14 @@ class VirtualWire(VirtualRank, Communicator):
             self._known = patterns
             self._takes_anything = patterns[-1] == _ANYTHING
 
-    def take_body(self, *bodies: Any) -> None:
+    def take_body(self, *bodies: Any) -> bool:
         self._cluster.until_first(self)
         self.now = self._transfer(self._taken, bodies, self.now)
         self._ends(self._taken, self.now)
+        return True
+
+    def give_up(self, rank: int) -> None:
+        """Here nobody hangs."""
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""

@@ -1,1 +1,1 @@
-"""Campaigns of faults: `python -m tests.faults.flips --count 1000 --seed 1 --out results/faults`."""
+"""What goes wrong, and what is said and done then: every bad input, and campaigns of flipped bits and malformed messages."""

@@ -110,9 +110,13 @@ class Slurm:
         return done.stdout
 
     def told(self) -> str:
-        """The last lines of all daemons' logs."""
+        """What SLURM says of its nodes and jobs, and the last lines of all daemons' logs."""
+        said = ""
+        for words in (["sinfo", "--Node", "--long"], ["sinfo", "--list-reasons"], ["squeue", "--long"]):
+            done = subprocess.run(words, env=os.environ | self.environment, capture_output=True, text=True, check=False)
+            said += f"\n--- {' '.join(words)}\n{done.stdout}{done.stderr}"
         logs = sorted(self.directory.glob("*.log"))
-        return "".join(f"\n--- {log.name}\n{log.read_text()[-1500:]}" for log in logs)
+        return said + "".join(f"\n--- {log.name}\n{log.read_text()[-1500:]}" for log in logs)
 
     # ---------------------------------------------------------------------------------------------------------- nodes
 
@@ -159,6 +163,16 @@ class Slurm:
         """All processes that live on a node."""
         namespace = _namespace(self.daemons[node].pid)
         return [int(each.name) for each in Path("/proc").glob("[0-9]*") if _namespace(int(each.name)) == namespace]
+
+    def heal(self) -> None:
+        """Wait until all nodes are idle; one that is down although it answers is told to serve again."""
+        until_s = time.monotonic() + 60
+        while (states := self.states()) != {"idle"}:
+            assert time.monotonic() < until_s, f"nodes are {states}, not idle{self.told()}"
+            if any(state.startswith(("down", "drain")) for state in states):
+                words = ["scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume"]
+                subprocess.run(words, env=os.environ | self.environment, capture_output=True, check=False)
+            time.sleep(0.2)
 
     def states(self) -> set[str]:
         return set(self.call("sinfo", "--noheader", "--Node", "--format=%t").split())

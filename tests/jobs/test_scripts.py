@@ -459,9 +459,8 @@ def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
     assert "warned: the time is nearly over" in outcome.stderr
     if "chain" not in script:
         assert outcome.status == 85
-        assert f"there is no {RUN[script]}/DONE (the launcher's exit status was 85)" in outcome.stderr.replace(
-            ": the run did not end well", ""
-        )
+    assert f"interrupted, with a checkpoint in {RUN[script]}: it can go on by train --resume {RUN[script]}" in outcome.stderr
+    assert "did not end well" not in outcome.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------- the array

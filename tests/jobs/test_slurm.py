@@ -1,4 +1,4 @@
-"""The scripts of jobs/ on a real SLURM of four virtual nodes (slurm.py): submitted, cancelled, queued again, robbed of a node.
+"""The scripts of jobs/ on a real SLURM of four virtual nodes (slurm.py): submitted, cancelled, warned, requeued, robbed of a node.
 
 Skipped, with the reason, where there is no SLURM. The MPI is that of this environment: Open MPI's ranks are started by mpirun,
 MPICH's by srun. Starting ranks is what takes long, so only what needs a real training has one.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Submitt
     """And, whatever became of the test, an idle cluster for the next."""
     yield Submitting(tmp_path, cluster, mpi)
     cluster.call("scancel", "--user=root")
-    slurm.wait_for(lambda: cluster.states() == {"idle"}, 30, "nodes that are idle", cluster.told)
+    cluster.heal()
 
 
 FOUR_NODES = {"nodes": 4, "ntasks": 8, "ntasks_per_node": 2, "SHARDS": 4, "EVALUATOR": 0}
@@ -149,3 +150,90 @@ def test_a_job_that_loses_a_node_fails_and_ends(checkout: Submitting) -> None:
         checkout.cluster.power_on("n3")
     state = checkout.cluster.wait_until(job, "FAILED", "NODE_FAIL", "COMPLETED", within_s=30)
     assert state == {"openmpi": "FAILED", "mpich": "NODE_FAIL"}[checkout.mpi], checkout.output(job)
+
+
+# ----------------------------------------------------------------------------------------------------------- the chain
+
+#: Stands for a run that takes three links: the first is warned, saves what it has and leaves with status 85; the second saves and
+#: goes on until its node is lost; the third ends.
+THREE_LINKS = """\
+rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}} link=${SLURM_RESTART_COUNT:-0}
+run=$(ls -d results/*.links); run=${run%.links}
+mkdir -p "$run/checkpoint"
+echo "$@" >"$run/words.$link.$rank"
+case $link in
+  0) trap 'hostname >"$run/checkpoint/rank-$rank"; exit 85' USR1 ;;
+  1) touch "$run/checkpoint/rank-$rank" ;;
+  2) touch "$run/DONE"; exit 0 ;;
+esac
+touch "$run/running.$link.$rank"
+for ((i = 0; i < 600; i++)); do sleep 0.1; done
+"""
+
+
+def wait_for_link(checkout: Submitting, job: str, link: int) -> None:
+    """Until its ranks run, on all nodes."""
+    running = f"running.{link}.*"
+    slurm.wait_for(
+        lambda: len(list(checkout.run(job).glob(running))) == len(HOSTS),
+        120,
+        f"link {link}",
+        lambda: checkout.output(job) + checkout.cluster.told(),
+    )
+
+
+def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(checkout: Submitting) -> None:
+    checkout.install(THREE_LINKS)
+    checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
+    job = checkout.submit("slurm-chain.sbatch")
+    wait_for_link(checkout, job, 0)
+    checkout.cluster.call("scancel", "--batch", "--signal=USR1", job)  # what SLURM does 120 s before the time limit
+    wait_for_link(checkout, job, 1)
+    saved = {file.read_text().strip() for file in (checkout.run(job) / "checkpoint").iterdir()}
+    assert saved == set(NODES)
+    said = checkout.output(job)
+    assert "warned: the time is nearly over" in said
+    assert "link 1 of the chain has ended: the job is queued again" in said
+
+    checkout.cluster.power_off("n3")
+    slurm.wait_for(
+        lambda: checkout.cluster.show(job)["Restarts"] == "2", 90, "restart", lambda: checkout.output(job) + checkout.cluster.told()
+    )
+    checkout.cluster.power_on("n3")
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", within_s=120)
+    assert state == "COMPLETED", checkout.output(job) + checkout.cluster.told()
+    assert len((checkout.directory / "results" / f"mpisgd-{job}.links").read_text().splitlines()) == 3
+    words = {file.name.split(".")[1]: file.read_text() for file in checkout.run(job).glob("words.*")}
+    assert words["0"].startswith("train jobs/job.toml --out")
+    assert words["1"] == words["2"] == f"train --resume results/mpisgd-{job}\n"
+
+
+def test_a_cancelled_chain_does_not_come_back(checkout: Submitting) -> None:
+    """Although it has saved, and scontrol would queue a cancelled job again."""
+    checkout.install(THREE_LINKS.replace("link=${SLURM_RESTART_COUNT:-0}", "link=1"))
+    checkout.edit("slurm-chain.sbatch", **FOUR_NODES)
+    job = checkout.submit("slurm-chain.sbatch")
+    wait_for_link(checkout, job, 1)
+    checkout.cluster.call("scancel", job)
+    checkout.cluster.heal()
+    assert checkout.cluster.show(job)["JobState"] == "CANCELLED", checkout.output(job)
+    assert checkout.cluster.show(job)["Restarts"] == "0"
+
+
+def test_the_time_limits_own_warning_leads_to_a_checkpoint_and_the_next_link_finishes(checkout: Submitting) -> None:
+    """Real training, longer than the time limit of three minutes: SLURM warns it one to two minutes after its start."""
+    checkout.configure("epochs = 0.75\nplacement = 'spread'\nstraggler = {delay = 'constant', delay_mean_s = 1.0}")
+    size = FOUR_NODES | {"ntasks": 4, "ntasks_per_node": 1, "SHARDS": 2}
+    checkout.edit("slurm-chain.sbatch", **size, time="00:03:00", signal="B:USR1@60")
+    job = checkout.submit("slurm-chain.sbatch")
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", within_s=600)
+    said = checkout.output(job)
+    assert state == "COMPLETED", said + checkout.cluster.told()
+    assert "warned: the time is nearly over" in said
+    assert "mpisgd: interrupted by SIGUSR1 at clock" in said
+    assert f"interrupted, with a checkpoint in results/mpisgd-{job}: it can go on" in said
+    assert "link 1 of the chain has ended: the job is queued again" in said
+    assert int(checkout.cluster.show(job)["Restarts"]) >= 1
+    attempts = tomllib.loads((checkout.run(job) / "config.toml").read_text())["environment"]["attempts"]
+    assert len(attempts) == 1 + int(checkout.cluster.show(job)["Restarts"])
+    assert (checkout.run(job) / "DONE").exists()

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from drive import say_size, wait_politely
@@ -24,8 +25,8 @@ from mpisgd.mpi import MPI
 WORLD = MPI.COMM_WORLD
 
 
-def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str]:
-    """The exit status, standard output and standard error of this rank."""
+def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str, float]:
+    """The exit status, standard output and standard error of this rank, and its seconds."""
     MPI.COMM_WORLD = comm
     say_size(comm.size)
     os.chdir(job["cwd"])
@@ -34,9 +35,10 @@ def execute(job: dict, comm: MPI.Intracomm) -> tuple[int, str, str]:
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
     out, err = io.StringIO(), io.StringIO()
+    start_s = time.monotonic()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(job["words"])
-    return status, out.getvalue(), err.getvalue()
+    return status, out.getvalue(), err.getvalue(), time.monotonic() - start_s
 
 
 def everything() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ class Launched:
     status: int
     out: str
     err: str
+    seconds: float = math.nan
 
     @property
     def text(self) -> str:
@@ -73,7 +75,8 @@ def execute(
     assert done.status == 0, done.text
     said = json.loads(listing.with_suffix(".json.done").read_text())
     assert [len(each) for each in said] == [n for n, _, _ in commands]
-    return [Launched(max(s for s, _, _ in each), "".join(o for _, o, _ in each), "".join(e for _, _, e in each)) for each in said]
+    columns = [list(zip(*each, strict=True)) for each in said]
+    return [Launched(max(status), "".join(out), "".join(err), max(seconds)) for status, out, err, seconds in columns]
 
 
 def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300, **env: str) -> None:

@@ -3,13 +3,16 @@
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
 there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
 {"ranks": n, "resume": directory} goes on with a run, with "shards": s in place of its own. `drive.py jobs.json together` runs all
-at once, each on ranks of its own.
+at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. `drive.py jobs.json interrupted` does so with
+jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on; and, in
+the end, once more into "whole".
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -21,6 +24,7 @@ import mpisgd
 from mpisgd import models
 from mpisgd.config import replace
 from mpisgd.config_file import from_mapping
+from mpisgd.errors import EXIT_INTERRUPTED, RunInterrupted
 from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
 from mpisgd.resume import configuration
@@ -68,6 +72,7 @@ def together(jobs: list[dict]) -> None:
     mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
     comm = world.Split(mine, world.rank)
     job = jobs[mine]
+    tell_pids(mine, len(jobs))
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
             resume(job, comm)
@@ -76,10 +81,47 @@ def together(jobs: list[dict]) -> None:
         wait_politely(world)
 
 
+def tell_pids(mine: int, jobs: int) -> None:
+    """Write down the processes of each job, in the order of its ranks."""
+    pids = MPI.COMM_WORLD.gather((mine, os.getpid()))
+    if pids is not None:
+        aside = Path(sys.argv[1] + ".aside")
+        aside.write_text(json.dumps([[pid for number, pid in pids if number == each] for each in range(jobs)]))
+        aside.rename(sys.argv[1] + ".pids")
+
+
+def interrupted(jobs: list[dict]) -> None:
+    """Each job has its own ranks, and goes on by itself after each signal."""
+    world = MPI.COMM_WORLD
+    mine = [number for number, job in enumerate(jobs) for _ in range(job["ranks"])][world.rank]
+    comm, job = world.Split(mine, world.rank), jobs[mine]
+    config, out = job["config"], job["config"]["out"]
+    tell_pids(mine, len(jobs))
+    with failing_fast(world, lambda: out):
+        for attempt, kept in enumerate(job["kept"]):
+            try:
+                if attempt:
+                    mpisgd.train(comm=comm, resume=out)
+                else:
+                    mpisgd.train(config=from_mapping(config), comm=comm)
+            except RunInterrupted as end:
+                assert end.code == EXIT_INTERRUPTED
+                if comm.rank == 0:
+                    shutil.copytree(out, kept)
+                    Path(kept, "kept").touch()
+                wait_politely(comm)
+            else:
+                raise AssertionError(f"{out} came to its end without a signal")
+        mpisgd.train(comm=comm, resume=out)
+        if job["whole"]:
+            mpisgd.train(config=from_mapping(config | {"out": job["whole"]}), comm=comm)
+        wait_politely(world)
+
+
 def main() -> None:
     world = MPI.COMM_WORLD
-    if sys.argv[2:] == ["together"]:
-        together(json.loads(Path(sys.argv[1]).read_text()))
+    if sys.argv[2:]:
+        {"together": together, "interrupted": interrupted}[sys.argv[2]](json.loads(Path(sys.argv[1]).read_text()))
         return
     doing = [""]
     with failing_fast(world, lambda: doing[0]):

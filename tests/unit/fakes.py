@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import mpisgd
-from mpisgd.messages import LAYOUTS, Goodbye, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
 
 WIRE = Path(mpisgd.__file__).parent / "wire.py"
 
@@ -181,7 +181,7 @@ class ScriptedChannel:
                 assert until_s < math.inf, "nobody asked for a time-out"
                 del self.waiting[place]
                 return None
-            if learner_id is None or isinstance(message, Pull | SnapshotPull) or message.learner_id == learner_id:
+            if learner_id is None or isinstance(message, Pull | SnapshotPull | Interrupt) or message.learner_id == learner_id:
                 del self.waiting[place]
                 if values is not None:
                     gradient[:] = values
@@ -204,8 +204,8 @@ class ScriptedChannel:
     def finish_answers(self) -> None:
         """Nothing is under way."""
 
-    def stop(self, learner_id: int, clock: int) -> None:
-        self.answers.append(("stop", learner_id, clock))
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+        self.answers.append(("stop" if ending == Ending.FINISHED else "interrupted", learner_id, clock))
 
     def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
         self.answers.append(("snapshot", clock, samples, [vector.tolist() for vector in vectors]))
@@ -240,7 +240,7 @@ class Crew(ScriptedChannel):
         if isinstance(message, Push):
             who, self._seq[message.learner_id] = message.learner_id, message.seq + 1
             if self._leave.get(who) == message.seq + 1:
-                self.waiting.append(Goodbye(who, message.seq + 1, finished=False))
+                self.waiting.append(Goodbye(who, message.seq + 1, Ending.NONE))
             else:
                 self.waiting.append(Pull(who, self._next_clock(message.timestamp)))
         return message
@@ -251,9 +251,9 @@ class Crew(ScriptedChannel):
             seq = self._seq[learner_id]
             self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))
 
-    def stop(self, learner_id: int, clock: int) -> None:
-        super().stop(learner_id, clock)
-        self.waiting.append(Goodbye(learner_id, self._seq[learner_id], finished=True))
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+        super().stop(learner_id, clock, ending)
+        self.waiting.append(Goodbye(learner_id, self._seq[learner_id], ending))
 
 
 # ------------------------------------------------------------------------------------------------------------ the others

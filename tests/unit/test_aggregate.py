@@ -26,7 +26,7 @@ class Memory:
         self.places = places
         self.barrier = threading.Barrier(places, timeout=20)
         self.vectors = [np.full(SIZE, np.nan, np.float32) for _ in range(1 + places)]
-        self.words = np.full(1 + 2 * places, np.nan)
+        self.words = np.full(1 + 3 * places, np.nan)
 
 
 class ThreadNode:
@@ -56,6 +56,7 @@ class Wire:
     def __init__(self) -> None:
         self.slept: list[float] = []
         self.ns = 0
+        self.signal = 0
 
     def now_ns(self) -> int:
         self.ns += 10_000_000

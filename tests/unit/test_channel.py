@@ -7,6 +7,7 @@ wire, with messages that lie before it in memory (DESIGN 4, 5).
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -22,7 +23,22 @@ from mpisgd.communicator import Communicator
 from mpisgd.config_virtual import NetworkOptions
 from mpisgd.errors import DeadlockError, PeerError
 from mpisgd.flat import slice_bounds
-from mpisgd.messages import FINAL, LAYOUTS, MAGIC, NOTHING_MORE, Goodbye, Message, Pull, Push, Refused, SnapshotPull, Tag
+from mpisgd.messages import (
+    FINAL,
+    LAYOUTS,
+    MAGIC,
+    NOBODY,
+    NOTHING_MORE,
+    Ending,
+    Goodbye,
+    Interrupt,
+    Message,
+    Pull,
+    Push,
+    Refused,
+    SnapshotPull,
+    Tag,
+)
 from mpisgd.virtual.wire import VirtualWire
 from tests.unit.fakes import Comm, Envelope, Stuck, told, wire_without_mpi
 from tests.virtual.scene import FREE, Scene, WatchedWire, packed
@@ -87,7 +103,7 @@ class Job:
             assert isinstance(message, Pull)
             self.asked.append((shard, message.learner_id, message.min_clock))
             if clock < 0:
-                channel.stop(message.learner_id, 99)
+                channel.stop(message.learner_id, 99, Ending.FINISHED)
             else:
                 weights = np.full(len(self.scratch[shard]), 10 * shard + clock, np.float32)
                 channel.start_answers([message.learner_id], weights, clock, {})
@@ -122,7 +138,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         )
         assert took_ns > 0
         assert channel.pushed == [1, 1]
-        channel.goodbye(finished=True)
+        channel.goodbye(ending=Ending.FINISHED)
 
     def shard(number: int) -> None:
         job.answers(number, [7 + 2 * number])
@@ -140,7 +156,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, 50, 60, SLICE // 2, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
-        assert goodbye == Goodbye(2, 1, True)
+        assert goodbye == Goodbye(2, 1, Ending.FINISHED)
 
 
 @pytest.mark.parametrize(("meanwhile_s", "took_s"), [(0.0, 2.0), (1.5, 2.0), (3.0, 3.0)])
@@ -195,7 +211,7 @@ def test_pulls_go_first_so_a_push_must_be_taken_before_its_learner_pulls() -> No
 
     def pushes() -> None:
         assert job.push(0) > 0.9e9, "it waits until the shard has taken it"
-        job.learners[0].goodbye(finished=True)
+        job.learners[0].goodbye(ending=Ending.FINISHED)
 
     def pulls() -> None:
         job.wires[2].sleep(0.5)
@@ -357,7 +373,7 @@ def test_after_its_goodbye_a_learner_is_not_interrupted() -> None:
     def learner() -> None:
         channel = job.learners[0]
         assert channel.pull(0).stop
-        channel.goodbye(finished=True)
+        channel.goodbye(ending=Ending.FINISHED)
         job.wires[2].sleep(1.0)
         seen.append(interrupted(channel))
 
@@ -495,9 +511,46 @@ def test_valid_messages_pass_whole(polite: bool) -> None:
     assert told(door.receive()) == (Pull, 1, 7)
     assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
-    assert [door.receive(), door.receive()] == [Goodbye(0, 3, True), SnapshotPull(3)]
+    assert [door.receive(), door.receive()] == [Goodbye(0, 3, Ending.FINISHED), SnapshotPull(3)]
     with pytest.raises(Stuck):
         door.receive()
+
+
+@pytest.mark.parametrize("polite", [False, True])
+@pytest.mark.parametrize("learner_id", [None, 1])
+@pytest.mark.parametrize("until_s", [math.inf, 1e9])
+def test_a_shard_hears_of_a_signal_once_however_busy_it_is(polite: bool, learner_id: int | None, until_s: float) -> None:
+    door = Door(polite)
+    door.comes(2, Tag.GOODBYE, header(Tag.GOODBYE, 1, 0, 2))
+    door.wire.hear(10)
+    received = [door.shard.receive(door.scratch, learner_id, until_s) for _ in range(2)]
+    assert received == [Interrupt(10), Goodbye(1, 0, Ending.INTERRUPTED)]
+    with pytest.raises(Stuck):
+        door.receive()
+
+
+@pytest.mark.parametrize("polite", [False, True])
+def test_a_signal_ends_a_shards_waiting(polite: bool) -> None:
+    door = Door(polite)
+    probe = door.comm.Improbe
+    asked = 0
+
+    def improbe(source: int, tag: int, status: Any) -> Envelope | None:
+        nonlocal asked
+        asked += 1
+        if asked == 50:
+            door.wire.hear(12)
+        return probe(source, tag, status) if door.comm.inbox else None
+
+    door.comm.Improbe = improbe  # type: ignore[method-assign]
+    assert door.receive() == Interrupt(12)
+
+
+def test_a_signal_that_another_rank_tells_of_is_taken_from_anybody() -> None:
+    door = Door()
+    for source in (2, 3):
+        door.comes(source, Tag.INTERRUPT, header(Tag.INTERRUPT, 15))
+    assert [door.receive(learner_id=0), door.receive()] == [Interrupt(15), Interrupt(15)]
 
 
 def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
@@ -522,15 +575,21 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
             1,
             Tag.GRADIENT,
             b"\0" * 24,
-            "rank 1 sent GRADIENT, 24 bytes: expected one of PUSH, PULL, ANSWER, GOODBYE, NOTICE, GAVE_UP, SNAPSHOT_PULL",
+            "rank 1 sent GRADIENT, 24 bytes: expected one of PUSH, PULL, ANSWER, GOODBYE, NOTICE, GAVE_UP, INTERRUPT, ROUND, DUTY",
         ),
         (1, Tag.WEIGHTS, b"\0" * 24, "rank 1 sent WEIGHTS, 24 bytes: expected one of"),
         (1, 77, b"\0" * 24, "rank 1 sent tag 77, 24 bytes: expected one of"),
+        (1, Tag.LOST, b"\0" * 24, "rank 1 sent LOST, 24 bytes: expected one of"),
+        (1, Tag.STUCK, b"\0" * 24, "rank 1 sent STUCK, 24 bytes: expected one of"),
+        (1, Tag.DUTY, header(Tag.DUTY, 0), "rank 1 sent DUTY to a shard"),
+        (1, Tag.GAVE_UP, header(Tag.GAVE_UP, NOBODY, 0), "rank 1 says it is learner -2"),
+        (3, Tag.PUSH, a_push(-1), "rank 3 says it is learner -1"),
+        (1, Tag.INTERRUPT, header(Tag.INTERRUPT, 9), "rank 1 tells of signal 9: expected one of SIGTERM, SIGUSR1, SIGUSR2"),
         (
             1,
             Tag.ANSWER,
             header(Tag.ANSWER, *ZERO),
-            "rank 1 sent ANSWER to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP or SNAPSHOT_PULL",
+            "rank 1 sent ANSWER to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL",
         ),
         (1, Tag.SNAPSHOT_ANSWER, header(Tag.SNAPSHOT_ANSWER, *(0,) * 6), "rank 1 sent SNAPSHOT_ANSWER to a shard"),
         (1, Tag.PUSH, a_push(1), "rank 1 says it is learner 1: it is not"),
@@ -666,7 +725,7 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
     door, weights = Door(), np.arange(SIZE, dtype=np.float32)
     door.shard.start_answers([1], weights, 3, {1: 2})
     door.shard.finish_answers()
-    door.shard.stop(0, 9)
+    door.shard.stop(0, 9, Ending.FINISHED)
     assert [(dest, tag) for _, dest, tag, _ in door.comm.sent] == [
         (2, Tag.ANSWER), (2, Tag.WEIGHTS), (1, Tag.ANSWER), (1, Tag.WEIGHTS)
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import time
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -262,11 +264,57 @@ def test_the_copy_is_of_its_moment(tmp_path: Path) -> None:
     np.testing.assert_array_equal(disk.newest(tmp_path).tensors(0)["weights"], before)
 
 
-def test_a_disk_that_fails_is_told_of(tmp_path: Path) -> None:
-    writer = checkpoints(tmp_path, make_update(), beside=[tmp_path / "nowhere.h5"])
-    with pytest.raises(CheckpointError, match=r"a checkpoint of shard 0 could not be written: .*nowhere\.h5"):
-        take(writer, 10)
-    assert not writer.busy(), "it is told once"
+def test_what_cannot_be_written_is_told_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    writer = checkpoints(tmp_path, make_update(), complain=said.append)
+    take(writer, 10)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patched:
+        patched.setattr(disk.os, "fsync", Mock(side_effect=[None, full, full]))
+        for clock in (20, 30):  # after the tensors have been written, and before
+            take(writer, clock)
+            assert not writer.busy()
+    assert disk.newest(tmp_path).clock == 10
+    assert [path.name for path in disk.directories(tmp_path)] == ["clock-000010"], "the room of what is incomplete is given back"
+    take(writer, 40)
+    assert disk.newest(tmp_path).clock == 40
+    assert writer.lost() == [20, 30]
+    assert writer.lost() == [], "each is told once"
+    assert said == [
+        f"the checkpoint of clock 20 could not be written: {disk.directory_of(tmp_path, 20)}: No space left on device: make room;"
+        " training goes on, and tries again at the next",
+        "the checkpoint of clock 40 could be written again",
+    ]
+
+
+def test_a_run_that_has_vanished_is_not_made_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "run").mkdir()
+    writer = checkpoints(tmp_path / "run", make_update(), complain=said.append)
+    (tmp_path / "run").rmdir()
+    take(writer, 10)
+    assert not list(tmp_path.iterdir())
+    assert "No such file or directory: see who removed it" in said[0]
+
+
+def test_a_bug_in_the_thread_is_no_full_disk(tmp_path: Path) -> None:
+    writer = checkpoints(tmp_path, make_update())
+    with pytest.raises(CheckpointError, match=r"could not be made: .*JSON"):
+        take(writer, 10, now_s=float("nan"))
+
+
+def test_the_way_on(tmp_path: Path) -> None:
+    assert disk.way_on(tmp_path) == "", "no run yet"
+    (tmp_path / schema.CONFIG).write_text("")
+    assert disk.way_on(tmp_path) == f"{tmp_path} has no complete checkpoint to go on from: begin anew with --overwrite"
+    writer = checkpoints(tmp_path, make_update())
+    take(writer, 10)
+    take(writer, 20)
+    assert disk.way_on(tmp_path) == f"to go on from its checkpoint of clock 20: mpisgd train --resume {tmp_path}"
+    (disk.directory_of(tmp_path, 20) / disk.MANIFEST).unlink()
+    assert "of clock 10:" in disk.way_on(tmp_path)
+    (tmp_path / schema.DONE).write_text("{}")
+    assert disk.way_on(tmp_path) == ""
 
 
 # ------------------------------------------------------------------------------------------------- snapshots, and the lock
@@ -311,6 +359,48 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     lock = Lock(tmp_path)
     lock.release()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_lock_where_there_are_no_hard_links(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
+    lock = Lock(tmp_path)
+    with pytest.raises(ConfigError, match="is being written by another job"):
+        Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    path.write_text(json.dumps({**json.loads(path.read_text()), "begun": "1"}))
+    lock = Lock(tmp_path)  # of a process that has ended
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_directory_that_cannot_be_locked(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be locked: LOCK cannot be made: {os.strerror(number)}: "):
+        Lock(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_holds_a_lock_does_not_rest_on_the_clock(tmp_path: Path) -> None:
+    """Of another host, whose clock may be hours off: whatever its age, it is a lock."""
+    Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    for since in ("1970-01-01T00:00:00+00:00", "2100-01-01T00:00:00+00:00"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere", "since": since}))
+        os.utime(path, (0, 0))
+        with pytest.raises(ConfigError, match=f"on elsewhere, since {since[:4]}"):
+            Lock(tmp_path)
+
+
+def test_the_newest_is_that_of_the_largest_clock_not_of_the_latest_date(tmp_path: Path) -> None:
+    writer = checkpoints(tmp_path, make_update())
+    for clock in (10, 20, 30, 40):
+        take(writer, clock)
+        for path in (disk.directory_of(tmp_path, clock), *disk.directory_of(tmp_path, clock).iterdir()):
+            os.utime(path, (2e9 - 1e6 * clock,) * 2)
+    assert [path.name for path in disk.directories(tmp_path)] == ["clock-000040", "clock-000030"]
+    assert disk.newest(tmp_path).clock == 40
 
 
 def test_a_folder_of_the_users_is_no_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpisgd.channel import Snapshot
+from mpisgd.channel import Interrupted, Snapshot
 from mpisgd.evaluator import Evaluator
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.messages import FINAL
@@ -27,10 +28,15 @@ class Told:
         self.calls: list[object] = []
         self.seconds = 0.0
         self.model: FlatModel | None = None
+        self.check_signal: Callable[[], None] = lambda: None
+        self.asks: Callable[[], None] | None = None
 
     def now_s(self) -> float:
         self.seconds += 0.5
         return self.seconds
+
+    def check(self) -> None:
+        self.check_signal()
 
     def pull(self, number: int) -> Snapshot | None:
         self.calls.append(number)
@@ -48,8 +54,13 @@ class Told:
     def prepare(self) -> None:
         self.calls.append("prepare")
 
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        self.asks = check
+
     def of(self, *, train: bool) -> tuple[float, float]:
         assert self.model is not None
+        if self.asks is not None:
+            self.asks()
         return self.model.weights[0].item() + 0.5 * train, 0.25
 
 
@@ -80,6 +91,33 @@ def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_p
         assert state["weight"].is_contiguous()
         np.testing.assert_array_equal(state["weight"], 9 + 100 * kind)
         nn.Conv2d(2, 2, 3, bias=False).load_state_dict(state)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_signal_ends_an_evaluation_unless_the_run_is_over(tmp_path: Path, over: bool) -> None:
+    """The evaluator asks again: shards that are interrupted have no snapshot any more; of a run that is over all are evaluated."""
+    model = FlatModel(nn.Linear(2, 2))
+    pulled = [host_vector(model.size) for _ in range(2)]
+    told = Told(pulled, snapshots=3, final=over)
+    told.model = model
+    measured: list[float] = []
+
+    def check() -> None:
+        measured.append(model.weights[0].item())
+        if model.weights[0].item() >= 101:  # in the middle of snapshot 1, whose first half has been measured
+            told.snapshots = 3 if over else 0
+            raise Interrupted
+
+    told.check_signal = check
+    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1)  # type: ignore[arg-type]
+    evaluator.evaluate_all(tmp_path / "weights.pt")
+    log.close()
+    assert measured == [0, 100, 1, 101], "none is asked about after that"
+    evaluated = read_table(tmp_path / "log.h5", "evaluations")["snapshot"].tolist()
+    assert evaluated == ([0, 0, 1, 1, 2, 2, 3, 3] if over else [0, 0]), "whole snapshots only, none twice"
+    assert told.calls[-1] == "goodbye"
+    assert (tmp_path / "weights.pt").exists() == over
 
 
 def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:

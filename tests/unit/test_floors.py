@@ -25,9 +25,11 @@ FLOORS = {
             "flat roles models data schedule streams imports compiled",
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
-            "messages communicator channel layerwise wire mpi world survey launch guard records virtual",
-            "shard refusals learner allreduce aggregate evaluator analysis",
-            "run parts simulate replay plan finish resume provenance api cli __main__ doctor bench demo submit",
+            "messages communicator channel tolerant_channel layerwise wire tolerant ulfm"
+            " mpi world survey launch guard signals records virtual",
+            "shard refusals tolerant_shard attendance succession learner allreduce aggregate evaluator analysis",
+            "run tolerance parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
+            " demo submit",
         ]
     )
     for name in names.split()

@@ -67,8 +67,8 @@ class Told:
     def take_own_step(self) -> None:
         self.calls.append(("own step",))
 
-    def goodbye(self, *, finished: bool) -> None:
-        self.calls.append(("goodbye", finished))
+    def goodbye(self, *, ending: int) -> None:
+        self.calls.append(("goodbye", ending))
 
 
 def learned(clocks: list[tuple[int, ...]], options: ProtocolOptions, straggler: StragglerOptions) -> Told:

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd.errors import ConfigError, DataError
+from mpisgd.errors import ConfigError, DataError, StorageError
 from mpisgd.records import directory, schema
 from mpisgd.records.reader import Run, read_summary, read_table
 from mpisgd.records.writer import EvaluatorLog, TableFile
@@ -150,7 +150,7 @@ def test_a_log_that_is_off_keeps_nothing() -> None:
 def test_an_existing_file_is_never_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "shard.h5"
     table_file(path).close()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(StorageError, match="File exists"):
         table_file(path)
 
 
@@ -329,7 +329,10 @@ def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     run_of(tmp_path / "run")
     run = Run(tmp_path / "run")
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(StorageError, match="DONE cannot be written: No space left on device: make room"),
+    ):
         patched.setattr("mpisgd.records.directory.os.fsync", full)
         directory.mark_done(run.path, {"clock": [30]})
     assert run.done is None
@@ -352,8 +355,13 @@ def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
 
 def test_only_a_run_is_overwritten(tmp_path: Path) -> None:
     run_of(tmp_path / "run")
+    (tmp_path / "run" / "report").mkdir()
+    with pytest.raises(ConfigError, match="is being written by another job"):
+        directory.claim(tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / schema.CONFIG).exists(), "before anything of it is removed"
+    (tmp_path / "run" / schema.LOCK).unlink()
     directory.claim(tmp_path / "run", overwrite=True)
-    assert list((tmp_path / "run").iterdir()) == []
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [schema.LOCK]
 
 
 @pytest.mark.parametrize("config", [None, "", "mu = 4\nshards = 2\n", "not TOML"])

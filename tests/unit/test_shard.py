@@ -25,7 +25,7 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
-from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Pull, Push, Refused, SnapshotPull
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.progress import Progress
@@ -110,8 +110,8 @@ def pulls(*learner_ids: int, clock: int = 0) -> list[Pull]:
     return [Pull(learner_id, clock) for learner_id in learner_ids]
 
 
-def byes(pushed: dict[int, int], finished: bool = True) -> list[Any]:
-    return [*(Goodbye(learner_id, count, finished) for learner_id, count in pushed.items()), LEAVE]
+def byes(pushed: dict[int, int], ending: Ending = Ending.FINISHED) -> list[Any]:
+    return [*(Goodbye(learner_id, count, ending) for learner_id, count in pushed.items()), LEAVE]
 
 
 # -------------------------------------------------------------------------------------------------------------- protocols
@@ -151,7 +151,7 @@ def test_softsync_measures_staleness_when_the_gradient_is_added(log: Path) -> No
 def test_softsync_answers_at_once_with_the_clock_it_has(log: Path) -> None:
     script = [
         *pulls(0, 1), (push(0), 2.0), *pulls(0), (push(0, seq=1), 4.0), *pulls(0), (push(1), 6.0), *pulls(1),
-        Goodbye(0, 2, False), *byes({1: 1}, finished=False),
+        Goodbye(0, 2, Ending.NONE), *byes({1: 1}, ending=Ending.NONE),
     ]  # fmt: skip
     done = serve(log, script, SoftsyncOptions(n=1), 2)
     assert done.answers == [
@@ -236,7 +236,7 @@ def test_drop_leaves_it_out_and_counts_it_out(log: Path) -> None:
 
 def test_an_update_of_which_all_was_dropped_goes_by_without_weights(log: Path) -> None:
     script = [
-        *pulls(0, 1), (push(0), math.nan), (push(1), math.inf), *pulls(0, 1, clock=1), *byes({0: 1, 1: 1}, finished=False)
+        *pulls(0, 1), (push(0), math.nan), (push(1), math.inf), *pulls(0, 1, clock=1), *byes({0: 1, 1: 1}, ending=Ending.NONE)
     ]  # fmt: skip
     done = serve(log, script, HardsyncOptions(), 2, nonfinite="drop")
     assert done.rows("updates", "clock", "gradients", "samples") == [(1, 0, 0)]
@@ -315,8 +315,8 @@ def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: P
     """Two have pushed and wait for the third, who leaves instead (TRAPS 1: 3 against 2 batches)."""
     clock = protocols.make(options, 3).next_clock(0)
     script = [
-        *pulls(*EVERYBODY), (push(0), 2.0), Pull(0, clock), (push(1), 4.0), Pull(1, clock), Goodbye(2, 0, False),
-        *pulls(), *byes({0: 1, 1: 1}, finished=False),
+        *pulls(*EVERYBODY), (push(0), 2.0), Pull(0, clock), (push(1), 4.0), Pull(1, clock), Goodbye(2, 0, Ending.NONE),
+        *pulls(), *byes({0: 1, 1: 1}, ending=Ending.NONE),
     ]  # fmt: skip
     done = serve(log, script, options, 3)
     assert done.rows("updates", "clock", "gradients") == [(1, 2)]
@@ -333,7 +333,7 @@ def test_a_learner_that_another_shard_stopped_may_go_while_this_one_still_works(
     """This shard has dropped a slice more than the other and would go on; it must end with its learners, not wait for them."""
     clock = protocols.make(options, 2).next_clock(0)
     script = [
-        *pulls(0, 1), (push(0), math.nan), (push(1), 2.0), Pull(0, clock), Pull(1, clock), Goodbye(0, 1, True),
+        *pulls(0, 1), (push(0), math.nan), (push(1), 2.0), Pull(0, clock), Pull(1, clock), Goodbye(0, 1, Ending.FINISHED),
         *byes({1: 1}),
     ]  # fmt: skip
     done = serve(log, script, options, 2, budget=4, nonfinite="drop")
@@ -343,7 +343,7 @@ def test_a_learner_that_another_shard_stopped_may_go_while_this_one_still_works(
 
 def test_a_shard_waits_for_every_goodbye_and_for_the_evaluators(log: Path) -> None:
     script = [*pulls(0), (push(0), 2.0), *pulls(0)]
-    for last in ([], [LEAVE], [Goodbye(0, 1, True)]):
+    for last in ([], [LEAVE], [Goodbye(0, 1, Ending.FINISHED)]):
         with pytest.raises(Stuck):
             serve(log.with_suffix(f".{len(last)}{last and type(last[0]).__name__}"), [*script, *last], SoftsyncOptions(), 1)
 
@@ -371,7 +371,7 @@ def test_snapshots_are_given_in_order_when_they_are_there_and_nothing_after_the_
 
 
 def test_a_snapshot_that_is_waited_for_ends_with_the_learners(log: Path) -> None:
-    script = [*pulls(0), SnapshotPull(5), Goodbye(0, 0, False), SnapshotPull(FINAL), LEAVE]
+    script = [*pulls(0), SnapshotPull(5), Goodbye(0, 0, Ending.NONE), SnapshotPull(FINAL), LEAVE]
     done = serve(log, script, SoftsyncOptions(), 1)
     assert done.answers[1:] == [("snapshot", 0, 0, [[]]), ("snapshot", 0, 0, [[0.0]])]
 
@@ -508,7 +508,7 @@ def test_a_mini_batch_that_was_applied_here_is_counted_but_not_applied_again(log
     """Learner 0's first mini-batch is pushed twice, for another shard rejected it: two pushes of clock 1 make update 2."""
     script = [
         *pulls(0, 1), (push(0, 0, 0), 2.0), *pulls(0), (push(0, 0, 1), 4.0), *pulls(0), (push(1, 0, 0), 100.0), *pulls(1),
-        (push(0, 1, 1), 4.0), (push(1, 1, 0), 8.0), *pulls(0, 1), *byes({0: 3, 1: 2}, finished=False),
+        (push(0, 1, 1), 4.0), (push(1, 1, 0), 8.0), *pulls(0, 1), *byes({0: 3, 1: 2}, ending=Ending.NONE),
     ]  # fmt: skip
     done = serve(log, script, VersionedOptions(), 2)
     rows = done.rows("pushes", "learner_id", "seq", "clock", "verdict", "reason")
@@ -529,6 +529,7 @@ class Noted:
         self.slow_at = slow_at
         self.taken: list[dict[str, Any]] = []
         self.asked = 0
+        self.failed: list[int] = []
 
     def due(self, clock: int) -> bool:
         return clock % self.every == 0
@@ -539,6 +540,15 @@ class Noted:
 
     def take(self, **account: Any) -> None:
         self.taken.append({key: list(value) if isinstance(value, list) else value for key, value in account.items()})
+        if account["clock"] in (2, 8):
+            self.failed.append(account["clock"])
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def lost(self) -> list[int]:
+        failed, self.failed = self.failed, []
+        return failed
 
 
 def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
@@ -552,11 +562,119 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     assert [each["clock"] for each in noted.taken] == [2, 4, 8], "not at 6, and not at the end"
     assert events["clock"][events["kind"] == Event.SKIPPED].tolist() == [6]
     assert events["clock"][events["kind"] == Event.CHECKPOINT].tolist() == [2, 4, 8]
+    lost = events[events["kind"] == Event.UNSAVED]
+    assert lost["value"].tolist() == [2, 8]
+    assert lost["clock"].tolist() == [4, shard.clock], "told at the next, or at the end"
     for each in noted.taken:
         before = pushes[: each["rows"][0]]
         assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
         assert each["next_seq"] == [1 + before["seq"][before["learner_id"] == who].max(initial=-1) for who in EVERYBODY]
         assert [clock for clock, _, _ in each["snapshots"]] == [*range(0, each["clock"] + 1, 2)]
+
+
+# ----------------------------------------------------------------------------------------------------------- interruptions
+
+INTERRUPTED = Ending.INTERRUPTED
+#: Three gradients make an update. The first is made before the signal; after it come two more gradients.
+DRAIN: list[Any] = [
+    *pulls(*EVERYBODY), (push(0, 0), 1.0), Pull(0, 0), (push(0, 0), 1.0), (push(1, 0), 1.0), Pull(0, 1), Pull(1, 2),
+    Interrupt(10), SnapshotPull(0), (push(2, 0), 5.0), Pull(2, 0), (push(0, 1), 5.0), Pull(0, 1), Interrupt(10),
+]  # fmt: skip
+
+
+def interrupted(log: Path, script: Sequence[Any], options: ProtocolOptions, **fields: Any) -> tuple[Shard, Noted, list[Any]]:
+    channel = ScriptedChannel(script)
+    shard, snapshots = make(log, channel, options, 3, **fields)
+    shard.checkpoints = noted = Noted(100)  # type: ignore[assignment]
+    shard.serve()
+    snapshots.close()
+    shard.log.summary(-1, 0, 0, 0, False)
+    return shard, noted, channel.answers
+
+
+def goodbyes(*pushed: int, ending: Ending = INTERRUPTED) -> list[Any]:
+    return byes(dict(enumerate(pushed)), ending)
+
+
+def test_an_interrupted_shard_drains_and_saves_what_its_last_update_left(log: Path) -> None:
+    script = [*DRAIN, *goodbyes(3, 1, 1)]
+    shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"))
+    assert (shard.interrupted, shard.finished, shard.clock) == (True, False, 1)
+    assert answers[5:] == [
+        ("interrupted", 1, 1), ("interrupted", 2, 1), ("interrupted", 0, 1), ("snapshot", 0, 0, [[]])
+    ], "at once who waits; the evaluator when it is known that the run does not end by itself"  # fmt: skip
+    rows, events = read_table(log, "pushes"), read_table(log, "events")
+    assert rows["verdict"].tolist() == [Verdict.APPLY] * 5
+    assert events[events["kind"] == Event.INTERRUPTED][["clock", "value"]].tolist() == [(1, 10)], "once"
+    (saved,) = noted.taken
+    assert (saved["clock"], saved["received"], saved["last"]) == (1, 3, True)
+    assert (saved["applied_seq"], saved["next_seq"]) == ([1, 0, -1], [2, 1, 0]), "the two gradients after it are computed again"
+    assert saved["rows"][:2] == [3, 1]
+    assert [clock for clock, _, _ in saved["snapshots"]] == [0]
+
+
+def test_updates_are_made_in_the_drain(log: Path) -> None:
+    """And a shard that no signal came to learns of it from the goodbyes; nobody has departed."""
+    script = [
+        *pulls(*EVERYBODY), *((push(each, 0), 1.0) for each in EVERYBODY), *pulls(*EVERYBODY), (push(0, 1), 1.0), Pull(0, 0),
+        Goodbye(0, 2, INTERRUPTED), (push(1, 1), 1.0), Pull(1, 0), (push(2, 1), 1.0), Pull(2, 0), *goodbyes(2, 2, 2)[1:],
+    ]  # fmt: skip
+    shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"))
+    assert (shard.interrupted, shard.finished, shard.clock) == (True, False, 2)
+    assert answers[-2:] == [("interrupted", 1, 1), ("interrupted", 2, 2)]
+    assert (noted.taken[-1]["clock"], noted.taken[-1]["next_seq"]) == (2, [2, 2, 2])
+    assert Event.DEPARTED not in read_table(log, "events")["kind"]
+
+
+def test_a_budget_that_the_drain_uses_up_ends_the_run(log: Path) -> None:
+    """Five gradients of two samples, and the sixth: all shards come to that, for all have the same pushes in the end."""
+    script = [*DRAIN, (push(1, 1), 2.0), Pull(1, 2), *goodbyes(3, 2, 1)[:-1], SnapshotPull(FINAL), LEAVE]
+    script.remove(SnapshotPull(0))
+    shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"), budget=12)
+    assert (shard.finished, shard.clock, noted.taken) == (True, 2, [])
+    assert answers[-2:] == [("stop", 1, 2), ("snapshot", 2, 12, [[-5.0]])]
+
+
+def test_a_signal_after_the_end_is_too_late(log: Path) -> None:
+    script = [
+        *pulls(0),
+        (push(0), 1.0),
+        Interrupt(10),
+        Pull(0, 0),
+        *byes({0: 1}),
+    ]
+    channel = ScriptedChannel(script)
+    shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 1, budget=2)
+    shard.serve()
+    snapshots.close()
+    assert (shard.interrupted, shard.finished) == (False, True)
+    assert tuple(read_summary(log)[0])[:3] == (0, 1, 2)
+
+
+@pytest.mark.parametrize("parked_nbytes", [0, 2**30])
+def test_an_ordered_sum_that_will_not_be_finished_is_left_as_it_is(
+    log: Path, parked_nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hardsync: learner 1's turn never comes, so what learner 2 has pushed is neither summed nor in the log."""
+    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", parked_nbytes)
+    script: list[Any] = [
+        *pulls(0, 2), (push(0), 1.0), Interrupt(15), Pull(1, 0), Pull(0, 1), Goodbye(1, 0, INTERRUPTED), (push(2), 1.0), Pull(2, 1),
+        Goodbye(0, 1, INTERRUPTED), Goodbye(2, 1, INTERRUPTED), LEAVE,
+    ]  # fmt: skip
+    _, noted, answers = interrupted(log, script, HardsyncOptions())
+    assert read_table(log, "pushes")["learner_id"].tolist() == [0]
+    assert (noted.taken[0]["clock"], noted.taken[0]["received"], noted.taken[0]["next_seq"]) == (0, 0, [0, 0, 0])
+    assert answers[-3:] == [("interrupted", 1, 0), ("interrupted", 0, 0), ("interrupted", 2, 0)]
+
+
+def test_what_was_saved_is_not_saved_again(log: Path) -> None:
+    script = [*DRAIN, *goodbyes(3, 1, 1)]
+    channel = ScriptedChannel(script)
+    shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 3)
+    shard.checkpoints = noted = Noted(1)  # type: ignore[assignment]
+    shard.serve()
+    snapshots.close()
+    assert [each["clock"] for each in noted.taken] == [1]
 
 
 def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
@@ -605,9 +723,7 @@ def test_a_push_that_cannot_be_changes_nothing_for_those_who_behave(
 ) -> None:
     """The run goes on, its books are of what was taken, and what was refused is told and in the log."""
     script = [*pulls(0), (bad, 9.0), *[item for seq in range(3) for item in ((push(0, seq, seq), 1.0), *pulls(0))]]
-    shard, _ = make(
-        log, ScriptedChannel([*script, Goodbye(0, 3, finished=False), SnapshotPull(NOTHING_MORE)]), SoftsyncOptions(), 1
-    )
+    shard, _ = make(log, ScriptedChannel([*script, Goodbye(0, 3, Ending.NONE), SnapshotPull(NOTHING_MORE)]), SoftsyncOptions(), 1)
     shard.serve()
     assert why in capsys.readouterr().err
     assert shard.update.weights.item() == -3.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
 from mpisgd.flat import host_view
+from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, stepper
 from mpisgd.schedule import make as make_schedule
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import tensor
@@ -248,3 +251,39 @@ def test_the_rate_of_the_schedule_is_the_rate_of_the_step() -> None:
         add(update, 1.0, samples=10)
         update.step()
     assert update.weights.item() == pytest.approx(-2.0 - 0.2)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("size", [50, CACHED_NBYTES // 4 + 1])
+def test_sgd_has_the_bits_of_torchs_own_from_the_first_step_on(momentum: float, nesterov: bool, size: int) -> None:
+    options = SgdOptions(momentum=momentum, nesterov=nesterov and momentum > 0, weight_decay=0.1)
+    ours, theirs = torch.linspace(-1, 1, size), torch.nn.Parameter(torch.linspace(-1, 1, size))
+    step = stepper(make_optimizer(options, parameter := torch.nn.Parameter(ours), 0.1), parameter)
+    fused = size > CACHED_NBYTES // 4
+    torchs = torch.optim.SGD(
+        [theirs], lr=0.1, momentum=momentum, nesterov=options.nesterov, weight_decay=0.1, fused=fused, foreach=False
+    )
+    for divisor in (3, 1, 2):
+        gradient = torch.linspace(0.1, 7.0, size) * divisor
+        theirs.grad = gradient / divisor
+        step(gradient, divisor)
+        torchs.step()
+        assert torch.equal(ours, theirs.detach())
+
+
+def test_a_shard_starts_without_torchs_compiler() -> None:
+    """Which would take as long to import as torch; a user's own torch.compile still finds it."""
+    code = """
+import sys, torch
+from mpisgd.config import SgdOptions
+from mpisgd.update import SliceUpdate
+update = SliceUpdate(torch.zeros(9), SgdOptions(), learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
+update.accumulate(1.0, 4, 0)
+update.step()
+print("torch._dynamo" in sys.modules)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["False", "True"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpisgd.channel import LearnerChannel, ShardChannel
 from mpisgd.config_virtual import NetworkOptions
 from mpisgd.errors import DeadlockError
-from mpisgd.messages import Goodbye, Pull, Tag
+from mpisgd.messages import Ending, Goodbye, Pull, Tag
 from tests.virtual.scene import Scene, WatchedWire, packed
 
 Steps = list[list[int]]
@@ -258,7 +258,7 @@ def the_projects_channel(schedule: Schedule) -> None:
             wire.sleep(schedule.seconds())
             channel.push(seq=seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=answers, push_ns=0)
             answers = channel.pull(0)
-        channel.goodbye(finished=True)
+        channel.goodbye(ending=Ending.FINISHED)
 
     scene.run(mains(shard, learner))
 

@@ -1,0 +1,287 @@
+"""The wire of a fault-tolerant run: every blocking call is a non-blocking one waited for with a deadline (DESIGN 4, law 1).
+
+A rank that died, as MPI tells (`ulfm.py`), or that holds up a transfer for longer than is patient, does not hold up this one: what
+was under way to or from it is given up, and `take` says so, ahead of all messages, as if the rank had sent LOST or STUCK. Ranks
+without which there is no job, the shards, are *vital*: that one is lost raises `RankLost`.
+
+At the end ranks meet at the first one, which knows who is still there; a barrier of all would wait for the dead.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from mpisgd import ulfm
+from mpisgd.communicator import Pattern
+from mpisgd.errors import PeerError
+from mpisgd.messages import NOBODY, Fields, Tag
+from mpisgd.mpi import MPI
+from mpisgd.wire import Receiving, Sending, Wire
+
+_SPIN_S = 0.02
+"""A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
+_SLEEP_S = 100e-6
+
+MEET_S = 60.0
+"""How long the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
+
+HUB = 0
+"""The first shard is there: a vital rank."""
+
+
+class RankLost(PeerError):
+    """A rank without which there is no job has died."""
+
+
+class TolerantWire(Wire):
+    """One rank's end.
+
+    Args:
+        vital: ranks that must not be lost.
+        describe: what a rank is called: `"shard 0"`.
+        patience_s: how long a rank that is not vital may hold up a transfer.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        polite: bool,
+        vital: Collection[int],
+        describe: Callable[[int], str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(comm, polite=polite)
+        self._vital = frozenset(vital)
+        self._describe = describe
+        self._patience_s = patience_s
+        self._lost: set[int] = set()
+        self._given_up: set[int] = set()
+        self._news: deque[tuple[int, int]] = deque()
+        self._kept: list[Any] = []
+        """Transfers that were given up: MPI may still write there, or read."""
+        self._owed: set[tuple[int, int]] = set()
+        """Bodies, by source and tag, whose header has come, and that were given up."""
+        self._here_early: dict[int, np.ndarray] = {}
+        """What ranks said as they came to meet the others, before this one did."""
+
+    # ---------------------------------------------------------------------------------------------------------- failures
+
+    def _learn(self, error: MPI.Exception) -> None:
+        """Note down who has failed. Raises RankLost; and whatever else MPI has to say."""
+        if not ulfm.is_failure(error):
+            raise error
+        for rank in ulfm.failed(self._comm):
+            if rank in self._vital:
+                raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
+            if rank not in self._lost:
+                self._lost.add(rank)
+                self._news.append((rank, Tag.LOST))
+
+    def give_up(self, rank: int) -> None:
+        """Nobody will wait for this rank any more, not even at the end."""
+        self._given_up.add(rank)
+
+    # -------------------------------------------------------------------------------------------------------------- send
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
+        """The same; to a rank that is lost nothing is sent."""
+        if dest not in self._lost:
+            try:
+                return super().start(dest, tag, fields, *bodies)
+            except MPI.Exception as error:
+                self._learn(error)
+        return Sending(dest, tag, False, [])
+
+    def finish(self, transfer: Sending | Receiving) -> None:
+        """The same; or until its other end is lost, or has held it up for too long."""
+        self.awaited = transfer
+        peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
+        until_s = time.perf_counter() + (float("inf") if peer in self._vital else self._patience_s)
+        for request in transfer.requests:
+            if not self._until(request, peer, until_s):
+                self._kept.append(transfer)
+                break
+        self._goes_on()
+
+    def _until(self, request: MPI.Request, peer: int, until_s: float) -> bool:
+        """Wait for a request; whether it was done in time."""
+        start_s = now_s = time.perf_counter()
+        while True:
+            try:
+                if request.Test():
+                    return True
+            except MPI.Exception as error:
+                self._learn(error)
+                return False
+            if peer in self._lost:
+                return False
+            if now_s > until_s:
+                self._news.append((peer, Tag.STUCK))
+                return False
+            now_s = time.perf_counter()
+            if now_s - start_s > _SPIN_S:
+                time.sleep(_SLEEP_S)
+            elif self.polite:
+                os.sched_yield()
+
+    # ----------------------------------------------------------------------------------------------------------- receive
+
+    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        """The same; what has happened to other ranks goes before their messages."""
+        while not self._news:
+            try:
+                return super().take(patterns)
+            except MPI.Exception as error:
+                self._learn(error)
+        return self._tell()
+
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        """The same."""
+        while not self._news:
+            try:
+                return super().take_until(patterns, until_ns)
+            except MPI.Exception as error:
+                self._learn(error)
+        return self._tell()
+
+    def _tell(self) -> tuple[int, int, Fields]:
+        rank, tag = self._news.popleft()
+        return rank, tag, (NOBODY,)
+
+    def header_or_signal(self, posted: Receiving) -> None:
+        try:
+            super().header_or_signal(posted)
+        except MPI.Exception as error:
+            self._learn(error)
+
+    def take_body(self, *bodies: np.ndarray) -> bool:
+        """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
+        not be used again, for MPI may yet write there."""
+        source, layout = self._taken
+        until_s = time.perf_counter() + self._patience_s
+        for body in bodies:
+            probed = self._probe_body(source, layout.body, until_s)
+            if probed is None:
+                return False
+            _, tag, nbytes, message = probed
+            self.check_size(source, tag, nbytes, message, body.nbytes)
+            request = message.Irecv(body)
+            if not self._until(request, source, until_s):
+                self._kept.append((request, body))
+                return False
+        return True
+
+    def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+        while source not in self._lost:
+            try:
+                if self._expect_body(source, tag, until_s):
+                    return self._probe(((source, tag),))
+            except MPI.Exception as error:
+                self._learn(error)
+                continue
+            self._news.append((source, Tag.STUCK))
+            self._owed.add((source, tag))
+            return None
+        return None
+
+    def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        """The same, for as long as is patient."""
+        waste = bytearray(nbytes)
+        request = message.Irecv(waste)
+        if not self._until(request, source, time.perf_counter() + self._patience_s):
+            self._kept.append((request, waste))
+
+    def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
+        """The same, without what is nobody's message: see `_put_aside`."""
+        while True:
+            probed = super()._probe_until(patterns, over)
+            if probed is None or not self._put_aside(*probed):
+                return probed
+
+    def _put_aside(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> bool:
+        """Ranks that have come to the end may say so while others still train; and a body that was given up may come yet."""
+        if tag == Tag.HERE and self.rank == HUB:
+            self._here_early[source] = row = np.zeros(nbytes // 8, np.int64)
+            message.Recv(row)
+            return True
+        if (source, tag) in self._owed:
+            self._owed.discard((source, tag))
+            self._throw_away(source, nbytes, message)
+            return True
+        return False
+
+    def wait(self, request: MPI.Request) -> None:
+        """Wait for something that no rank which may be lost could hold up."""
+        try:
+            super().wait(request)
+        except MPI.Exception as error:
+            self._learn(error)
+
+    # ----------------------------------------------------------------------------------------------------------- the end
+
+    def meet(self) -> None:
+        """Wait until all who are not lost are here."""
+        self.gather(np.zeros(1, np.int64))
+
+    def gather(self, said: np.ndarray) -> np.ndarray:
+        """The same; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits for."""
+        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+        if self.rank != HUB:
+            answer = self._comm.Irecv(table, HUB, Tag.MET)
+            self.wait(self._comm.Issend(said, HUB, Tag.HERE))
+            self.wait(answer)
+            return table
+        table[HUB] = said
+        heard = self._hear(table)
+        answers = {rank: self._comm.Issend(table, rank, Tag.MET) for rank in heard}
+        until_s = time.perf_counter() + MEET_S
+        for rank, answer in answers.items():
+            if not self._until(answer, rank, until_s):
+                self._kept.append((answer, table))
+                self.give_up(rank)
+        return table
+
+    def _hear(self, table: np.ndarray) -> list[int]:
+        """Receive a row of the table from every rank; those who have come."""
+        heard = list(self._here_early)
+        for rank, row in self._here_early.items():
+            table[rank] = row
+        self._here_early.clear()
+        coming = {
+            rank: self._comm.Irecv(table[rank], rank, Tag.HERE)
+            for rank in range(len(table))
+            if rank not in self._lost and rank not in self._given_up and rank not in heard and rank != HUB
+        }
+        until_s = time.perf_counter() + MEET_S
+        sleep_s = _SLEEP_S
+        while coming:
+            for rank, request in list(coming.items()):
+                if self._here(request, rank):
+                    heard.append(rank)
+                elif rank not in self._lost and time.perf_counter() < until_s:
+                    continue
+                else:
+                    table[rank] = 0
+                    self.give_up(rank)
+                    self._kept.append((request, table))
+                del coming[rank]
+            time.sleep(sleep_s)
+            sleep_s = min(1.5 * sleep_s, 2e-3)
+        return heard
+
+    def _here(self, request: MPI.Request, rank: int) -> bool:
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
+
+    def given_up(self) -> list[int]:
+        return sorted(self._given_up - self._lost)

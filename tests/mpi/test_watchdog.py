@@ -1,0 +1,62 @@
+"""A learner that is stopped in mid-run: the others say whom they wait for; when it goes on, so does the run (DESIGN 4, law 9)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mpisgd.launch import environment, mpirun
+from mpisgd.records import schema
+from mpisgd.records.reader import Run
+
+from .conftest import DRIVE
+
+
+def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
+    config = {
+        "out": str(tmp_path / "run"),
+        "epochs": 1.0,
+        "threads": 1,
+        "model": "softmax",
+        "log": {"progress": "off", "quiet_s": 2.0},
+        "straggler": {"delay": "constant", "delay_mean_s": 0.02},
+    }
+    listing, said = tmp_path / "jobs.json", tmp_path / "said"
+    listing.write_text(json.dumps([{"ranks": 3, "config": config}]))
+    command = [*mpirun(3), sys.executable, str(DRIVE), str(listing), "together"]
+    told = (
+        re.compile(
+            r"moved for \d+ s: shard 0 \(rank 0 on .*\) at clock (\d+) waits for learner 1 \(rank 2 on .*\), which was given "
+        ),
+        re.compile(r"learner 0 \(rank 1 on .*\) waits for it, for clock \d+ or later"),
+        re.compile(r"moved for \d+ s: learner 0 \(rank 1 on .*\) waits for ANSWER of shard 0 \(rank 0 on "),
+    )
+    with said.open("w") as err:
+        process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=err)
+    until_s = time.monotonic() + 120
+    try:
+        while not (tmp_path / "run" / schema.shard_file(0)).exists():
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        time.sleep(0.5)
+        stopped = json.loads(Path(f"{listing}.pids").read_text())[0][2]
+        os.kill(stopped, signal.SIGSTOP)
+        while not all(each.search(said.read_text()) for each in told):
+            assert process.poll() is None, said.read_text()
+            assert time.monotonic() < until_s, said.read_text()
+            time.sleep(0.1)
+        os.kill(stopped, signal.SIGCONT)
+        assert process.wait(120) == 0, said.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert Run(tmp_path / "run").done is not None

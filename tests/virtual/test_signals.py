@@ -1,0 +1,165 @@
+"""A signal at a random moment of random virtual jobs: all shards come to one clock and save it, or the run ends by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mpisgd import replay
+from mpisgd.config import Config
+from mpisgd.finish import Outcome
+from mpisgd.parts import NOTHING_BROUGHT
+from mpisgd.records.checkpoints import Checkpoints
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event
+from mpisgd.roles import Roles
+from mpisgd.shard import Shard
+from mpisgd.simulate import job
+from mpisgd.virtual.wire import Signal
+from tests.virtual import jobs as small
+from tests.virtual.test_laws import JitteryWire
+from tests.virtual.test_laws import jobs as any_job
+
+SIGUSR1 = 10
+
+
+class Noted(Checkpoints):
+    """Checkpoints that are noted, not written."""
+
+    def __init__(self) -> None:
+        self.taken: list[dict[str, Any]] = []
+
+    def due(self, clock: int) -> bool:
+        return False
+
+    def busy(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        """They are written."""
+
+    def take(self, **account: Any) -> None:
+        self.taken.append(account)
+
+
+class SignalledWire(JitteryWire):
+    """Is sent a signal when its time has come."""
+
+    when_ns: Mapping[int, int] = {}
+    roles: Roles
+
+    def start_clock(self) -> None:
+        super().start_clock()
+        if self.rank in self.when_ns:
+            takes = self.rank in self.roles.shard_ranks
+            self._cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
+
+
+class Signalled(job.Job):
+    """A job whose shards note their checkpoints."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config, NOTHING_BROUGHT)
+        self.servers: list[Shard] = []
+
+    def _server(self, *arguments: Any) -> Shard:
+        server = super()._server(*arguments)
+        server.checkpoints = Noted()
+        self.servers.append(server)
+        return server
+
+
+def signalled(
+    out: Path, base: Mapping[str, Any], changes: Mapping[str, Any], jitter_s: float, when_s: Mapping[int, float]
+) -> Signalled:
+    """A job whose ranks are sent signals at these seconds. It comes to an end, on wires that watch law 1."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job, "VirtualWire", SignalledWire)
+        patched.setattr(job, "finish", _unless_interrupted)
+        patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
+        patched.setattr(SignalledWire, "when_ns", {rank: round(1e9 * each) for rank, each in when_s.items()})
+        done = Signalled(small.config(out, base, **changes))
+        patched.setattr(SignalledWire, "roles", done.roles, raising=False)
+        done.run()
+    return done
+
+
+_finish = job.finish
+
+
+def _unless_interrupted(outcome: Outcome, *, logged: bool) -> Outcome:
+    return (
+        outcome
+        if len(Run(outcome.path).events[Run(outcome.path).events["kind"] == Event.STOPPED]) == 0
+        else _finish(outcome, logged=logged)
+    )
+
+
+def hold(done: Signalled) -> bool:
+    """What must be true of such a job; whether it was interrupted."""
+    shards = done.servers
+    assert len({shard.clock for shard in shards}) == 1
+    assert len({shard.finished for shard in shards}) == 1
+    assert all(shard.received == shards[0].received for shard in shards)
+    run = Run(done.path)
+    told = run.events["kind"] == Event.INTERRUPTED
+    assert Event.DEPARTED not in run.events["kind"] or done.protocol.exact, "nobody's goodbye lowers what an update needs"
+    for number, shard in enumerate(shards):
+        noted = shard.checkpoints
+        assert isinstance(noted, Noted)
+        assert np.count_nonzero(told & (run.events["shard"] == number)) == shard.interrupted
+        if shard.finished:
+            assert noted.taken == []
+            continue
+        (saved,) = noted.taken
+        rows = run.pushes[run.pushes["shard"] == number]
+        assert saved["clock"] == shard.clock
+        assert saved["rows"][1] == shard.clock, "an update for each clock"
+        assert saved["received"] == saved["rows"][0] <= len(rows) <= sum(shard.received)
+        assert (rows["clock"][saved["rows"][0] :] == shard.clock).all(), "what came after it is in a sum that is not finished"
+    assert replay.check(done.path) == "", "law 6"
+    return not shards[0].finished
+
+
+PROTOCOLS = ("hardsync", "allreduce", "softsync", "backup", "versioned", "async", "downpour", "ssp")
+
+
+@st.composite
+def scenes(draw: st.DrawFn, name: str) -> tuple[dict[str, Any], float, dict[int, float]]:
+    """A job, jitter, and the second at which each of some ranks is sent a signal."""
+    drawn = draw(any_job(name))
+    drawn["failures"] = {}
+    learners = drawn["virtual"]["learners"]
+    if name == "async":  # else shards drop different gradients, and come to different clocks
+        drawn["protocol"].pop("most_staleness", None)
+    shards = 0 if name == "allreduce" else drawn["shards"]
+    ranks = shards + learners + drawn["evaluator"]
+    when_s = draw(st.sampled_from([0.0, 1e-6, 0.05, 0.3, 1.0, 3.0]))
+    apart_s = draw(st.sampled_from([0.0, 0.1]))
+    who = draw(st.one_of(st.just(list(range(ranks))), st.lists(st.integers(0, ranks - 1), min_size=1, max_size=1)))
+    return drawn, draw(st.sampled_from([0.0, 1e-6, 0.02])), {rank: when_s + apart_s * draw(st.floats(0, 1)) for rank in who}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_signal_at_any_time_to_any_ranks(name: str) -> None:
+    ends: list[bool] = []
+
+    @settings(
+        max_examples=15, derandomize=True, deadline=None, phases=[Phase.generate, Phase.shrink], database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(scenes(name))
+    def of(scene: tuple[dict[str, Any], float, dict[int, float]]) -> None:
+        changes, jitter_s, when_s = scene
+        with tempfile.TemporaryDirectory() as directory:
+            ends.append(hold(signalled(Path(directory) / "run", small.SIZES, changes, jitter_s, when_s)))
+
+    of()
+    assert 0 < sum(ends) < len(ends), "some were interrupted, some ended before"
