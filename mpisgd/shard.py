@@ -5,8 +5,8 @@ waits for another shard (law 2) and sends only to receives that are posted (law 
 
 Where a signal interrupts the run, a shard answers every pull with that, and goes on taking what is pushed, by the rules of the
 protocol, until all learners have left: so all shards have had the same pushes, and no shard need ask another at which clock to
-write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or a bound on staleness: then no
-complete checkpoint arises there, and the newest one before counts.)
+write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or where staleness is bounded but
+not zero: then no complete checkpoint arises there, and the newest one before counts.)
 """
 
 from __future__ import annotations

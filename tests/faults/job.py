@@ -1,0 +1,118 @@
+"""A run of real ranks that something is done to: its lines with the second at which each came, and the process of each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpisgd.launch import environment, mpirun
+
+_RANK = "OMPI_COMM_WORLD_RANK="
+GONE_S = 10.0
+"""After the launcher has ended, or was to end, all processes must be gone."""
+
+
+class Job:
+    """`mpirun [options] -n ranks mpisgd train words...`, under way."""
+
+    def __init__(self, ranks: int, words: Sequence[str], options: Sequence[str] = (), **env: str) -> None:
+        launcher, *rest = mpirun(ranks)
+        command = [launcher, *options, *rest, sys.executable, "-m", "mpisgd", "train", *words]
+        self.ranks = ranks
+        self.lines: list[tuple[float, str]] = []
+        self._new = threading.Condition()
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment() | env,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._pids: dict[int, int] = {}
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._new:
+                self.lines.append((time.monotonic(), line.rstrip()))
+                self._new.notify_all()
+        with self._new:
+            self._new.notify_all()
+
+    def wait_for(self, text: str, timeout_s: float = 120.0) -> float:
+        """The second at which a line with this text came. Raises TimeoutError."""
+
+        def found() -> float | None:
+            return next((at for at, line in self.lines if text in line), None)
+
+        with self._new:
+            if self._new.wait_for(lambda: found() is not None or not self._reader.is_alive(), timeout_s):
+                at = found()
+                if at is not None:
+                    return at
+        raise TimeoutError(f"no line with {text!r}:\n{self.text}")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each rank that was ever seen."""
+        if len(self._pids) < self.ranks:
+            for path in Path("/proc").glob("[0-9]*/environ"):
+                with contextlib.suppress(OSError):
+                    words = path.read_bytes().split(b"\0")
+                    parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+                    rank = next((word for word in words if word.startswith(_RANK.encode())), b"")
+                    if rank and parent == self._process.pid:
+                        self._pids[int(rank[len(_RANK) :])] = int(path.parent.name)
+        return self._pids
+
+    def send(self, rank: int, signum: int) -> float:
+        """Send a signal to a rank; the second at which that was."""
+        at = time.monotonic()
+        os.kill(self.pids[rank], signum)
+        return at
+
+    def end(self, timeout_s: float) -> int | None:
+        """The launcher's exit status; None where it had to be killed."""
+        try:
+            status: int | None = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        else:
+            self._reader.join(5)
+        self.left_s = self._see_them_gone(GONE_S if status is not None else 0.0)
+        return status
+
+    def _see_them_gone(self, within_s: float) -> float | None:
+        """Seconds until no process of the job was there; None where some had to be killed."""
+        begun_s = time.monotonic()
+        pids = [*self.pids.values(), self._process.pid]
+        while any(_alive(pid) for pid in pids):
+            if time.monotonic() - begun_s > within_s:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                self._process.wait()
+                return None
+            time.sleep(0.01)
+        return time.monotonic() - begun_s
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

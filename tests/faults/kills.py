@@ -1,0 +1,219 @@
+"""Learners killed at random moments: the others finish, nothing is applied in part or twice, the books balance.
+
+`python -m tests.faults.kills --count 300 --seed 1 --out results/faults` writes kills.json there. Each run draws its protocol, its
+shards, its ranks (5 to 8), its model (350 kB or 8 MB), what carries its messages (shared memory or TCP), and who is killed, by
+SIGKILL, when: 1 to lambda - 1 learners. `kinds` counts what was drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpisgd import replay
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event, Reason, Verdict
+from tests.faults.job import Job
+from tests.faults.where import machine
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "hardsync": {},
+    "softsync": {"n": 2},
+    "backup": {"b": 1},
+    "ssp": {"slack": 1},
+    "async": {},
+}
+MODELS = {"350 kB": (1165,), "8 MB": (1400, 1360)}
+"""Hidden units of a network for 64 inputs and 10 classes."""
+CARRIERS = {"shared memory": "sm,self", "TCP": "tcp,self"}
+LIMIT_S = 150.0
+OVER_S = 1.5
+"""The kills of one run lie in so many seconds."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One run of the campaign. Learner l is rank shards + l; `kills`: (learner_id, seconds after training was seen to go on)."""
+
+    protocol: str
+    shards: int
+    ranks: int
+    model: str
+    carrier: str
+    evaluator: bool
+    kills: list[tuple[int, float]]
+
+    @property
+    def learners(self) -> int:
+        return self.ranks - self.shards - self.evaluator
+
+
+def draw(generator: random.Random) -> Draw:
+    shards, ranks, evaluator = generator.choice((1, 2)), generator.randint(5, 8), generator.random() < 0.2
+    learners = ranks - shards - evaluator
+    victims = generator.sample(range(learners), generator.randint(1, learners - 1))
+    return Draw(
+        protocol=generator.choice(list(PROTOCOLS)),
+        shards=shards,
+        ranks=ranks,
+        model=generator.choice(list(MODELS)),
+        carrier=generator.choice(list(CARRIERS)),
+        evaluator=evaluator,
+        kills=sorted(((victim, generator.uniform(0, OVER_S)) for victim in victims), key=lambda kill: kill[1]),
+    )
+
+
+def config_of(drawn: Draw, out: Path) -> dict[str, Any]:
+    large = drawn.model == "8 MB"
+    return {
+        "out": str(out),
+        "protocol": {"name": drawn.protocol, **PROTOCOLS[drawn.protocol]},
+        "model": {"name": "mlp", "hidden": MODELS[drawn.model]},
+        "shards": drawn.shards,
+        "evaluator": drawn.evaluator,
+        "epochs": 2.5 if large else 6.0,
+        "mu": 16,
+        "alpha0": 0.02,
+        "threads": 1,
+        "straggler": {"delay": "exponential", "delay_mean_s": 0.02},
+        "evaluation": {"train": False, "every_epochs": 2.0},
+        "log": {"progress": "plain", "progress_s": 0.1, "flush_s": 0.2},
+        "faults": {"mode": "tolerant"},
+    }
+
+
+def execute(drawn: Draw, directory: Path, replayed: bool) -> dict[str, Any]:
+    """Run it, kill, and look at what is left; what is wrong is in `failures`."""
+    from mpisgd import config_file
+
+    out = directory / "run"
+    settings = directory / "job.toml"
+    settings.write_text(config_file.dumps(config_file.from_mapping(config_of(drawn, out))))
+    job = Job(drawn.ranks, [str(settings)], ["--with-ft", "ulfm", "--mca", "btl", CARRIERS[drawn.carrier]])
+    found: dict[str, Any] = {"failures": [], "noticed_s": [], "stood_still_s": []}
+    try:
+        begun_s = job.wait_for("epoch ")
+        killed: dict[int, float] = {}
+        for learner_id, after_s in drawn.kills:
+            time.sleep(max(0.0, begun_s + after_s - time.monotonic()))
+            killed[learner_id] = job.send(drawn.shards + learner_id, signal.SIGKILL)
+    except (TimeoutError, ProcessLookupError, KeyError) as error:
+        found["failures"].append(f"not killed: {error}")
+        killed = {}
+    status = job.end(LIMIT_S)
+    if status != 0 or job.left_s is None or not (out / "DONE").is_file():
+        found["failures"].append(f"status {status}, gone {job.left_s}, DONE {(out / 'DONE').is_file()}\n{job.text}")
+        return found
+    _look_at_log(Run(out), drawn, killed, job, found)
+    if replayed:
+        proof = replay.replay(out)
+        if proof.reason or not proof.lines()[-1].startswith("identical"):
+            found["failures"].append(f"replay: {proof.lines()[-2:]}")
+        found["replayed"] = 1
+    return found
+
+
+def _look_at_log(run: Run, drawn: Draw, killed: dict[int, float], job: Job, found: dict[str, Any]) -> None:
+    failures = found["failures"]
+    pushes, events, updates = run.pushes, run.events, run.updates
+    for books in run.books():
+        if not books.balanced:
+            failures.append(f"{books}")
+    found["torn"] = int(np.count_nonzero(pushes["reason"] == Reason.TORN))
+    found["gradients"] = int(np.count_nonzero(pushes["verdict"] == Verdict.APPLY))
+    seen = collections.defaultdict(list)
+    for shard in range(drawn.shards):
+        for learner_id in range(drawn.learners):
+            mine = pushes[(pushes["shard"] == shard) & (pushes["learner_id"] == learner_id)]
+            seen[learner_id].append(len(mine))
+            if np.any(np.diff(mine["seq"]) != 1):
+                failures.append(f"shard {shard}, learner {learner_id}: its mini-batches do not follow each other")
+        lost = events[(events["shard"] == shard) & (events["kind"] == Event.LOST)]
+        wrong = set(lost["learner_id"].tolist()) - set(killed)
+        if wrong:
+            failures.append(f"shard {shard} lost learners {wrong}, who were not killed")
+        times = updates["time_s"][updates["shard"] == shard]
+        for event in lost:
+            learner_id = int(event["learner_id"])
+            told = f"clock {event['clock']}: learner {learner_id} is lost"
+            at = [at for at, line in job.lines if told in line and f"shard {shard} " in line]
+            if not at:
+                failures.append(f"shard {shard} did not say that learner {learner_id} is lost")
+                continue
+            noticed_s = at[0] - killed[learner_id]
+            found["noticed_s"].append(noticed_s)
+            kill_s = event["time_s"] - noticed_s
+            before, after = times[times <= kill_s].max(initial=0.0), times[times > kill_s]
+            if len(after):
+                found["stood_still_s"].append(float(after.min() - before - np.median(np.diff(times))))
+    found["uneven"] = sum(min(counts) != max(counts) for learner_id, counts in seen.items() if learner_id in killed)
+    found["killed"] = len(killed)
+
+
+def campaign(count: int, seed: int) -> dict[str, Any]:
+    kinds: collections.Counter[str] = collections.Counter()
+    totals: collections.Counter[str] = collections.Counter()
+    noticed: list[float] = []
+    stood_still: list[float] = []
+    failures: list[str] = []
+    for number in range(count):
+        drawn = draw(random.Random(f"{seed}:{number}"))
+        with tempfile.TemporaryDirectory() as directory:
+            found = execute(drawn, Path(directory), replayed=number % 5 == 0)
+        failures += [f"run {number}, {asdict(drawn)}: {failure}" for failure in found["failures"]]
+        kinds.update([drawn.protocol, f"S = {drawn.shards}", drawn.model, drawn.carrier, f"{drawn.ranks} ranks"])
+        totals.update({name: found[name] for name in ("killed", "torn", "uneven", "gradients", "replayed") if name in found})
+        noticed += found["noticed_s"]
+        stood_still += found["stood_still_s"]
+        print(f"{number + 1} of {count}: {drawn.protocol}, {drawn.carrier}, {drawn.model}: {found['failures'] or 'well'}", file=sys.stderr)
+    return {
+        "count": count,
+        "seed": seed,
+        "kinds": dict(sorted(kinds.items())),
+        "totals": dict(totals),
+        "noticed_s": quantiles(noticed),
+        "stood_still_s": quantiles(stood_still),
+        "failures": failures,
+    }
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {
+        "median": round(float(np.median(seconds)), 4),
+        "99 %": round(float(np.quantile(seconds, 0.99)), 4),
+        "worst": round(max(seconds), 4),
+        "number": len(seconds),
+    }
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description="Learners killed at random moments.")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a directory for kills.json")
+    options = parser.parse_args(argv)
+    begun_s = time.monotonic()
+    found = {**campaign(options.count, options.seed), "seconds": round(time.monotonic() - begun_s), **machine()}
+    text = json.dumps(found, indent=1) + "\n"
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "kills.json").write_text(text)
+    print(text, end="")
+    return 1 if found["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
