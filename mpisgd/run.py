@@ -37,7 +37,7 @@ from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import evaluated
-from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
@@ -187,10 +187,14 @@ class Rank:
             self.lock.release()
 
     def _load(self) -> dict[str, np.ndarray]:
-        """A shard's tensors from the checkpoint, where the run is continued."""
+        """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
         if self.resumption is None or self.rank not in self.roles.shard_ranks:
             return {}
-        return self.resumption.checkpoint.tensors(self.roles.index(self.rank))
+        shard, checkpoint = self.roles.index(self.rank), self.resumption.checkpoint
+        start, end = self.bounds[shard]
+        vectors = 2 if self.config.averaging > 0 else 1
+        check_spool(self._spool(shard), len(checkpoint.parts[shard].account.snapshots), 4 * vectors * (end - start))
+        return checkpoint.tensors(shard)
 
     def _environment(self) -> dict[str, Any]:
         return environment(

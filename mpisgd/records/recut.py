@@ -19,6 +19,7 @@ import numpy as np
 from mpisgd.errors import CheckpointError
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account, Checkpoint, Part
+from mpisgd.records.snapshots import check_spool
 
 Bounds = Sequence[tuple[int, int]]
 Tensors = Mapping[str, np.ndarray]
@@ -99,7 +100,7 @@ def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> N
     """Write the snapshots that were taken for evaluation as the shards of the new slices would have, beside the old files.
 
     Those stay until the run is done: until there is a checkpoint of the new shards, another attempt would need them again.
-    `vectors`: of one snapshot, see `Snapshots`. Raises CheckpointError where an old file is too short.
+    `vectors`: of one snapshot, see `Snapshots`. Raises DataError where an old file is not there, or too short.
     """
     before = cut_anew.before.parts
     old = []
@@ -107,10 +108,8 @@ def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> N
         path = run / schema.spool_file(part.account.shard, part.account.rows[0][0])
         start, end = part.account.bounds
         shape = (len(part.account.snapshots), vectors, end - start)
-        try:
-            old.append(np.memmap(path, np.float32, "r", shape=shape))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} has not the {shape[0]} snapshots that the checkpoint says: {error}") from error
+        check_spool(path, shape[0], 4 * vectors * (end - start))
+        old.append(np.memmap(path, np.float32, "r", shape=shape))
     count = len(cut_anew.parts[0].account.snapshots)
     for part in cut_anew.parts:
         start, end = part.account.bounds

@@ -78,15 +78,24 @@ def descendants(pid: int) -> list[int]:
 
 
 def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str, int]) -> None:
-    """Run all jobs at once, and kill all their ranks when each has a newer checkpoint than `least`."""
+    """Run all jobs at once, and kill all their ranks when each has a newer checkpoint than `least`.
+
+    Jobs that have one stand still while they wait for the others: none comes to its end meanwhile.
+    """
     listing = directory / "together.json"
     listing.write_text(json.dumps(jobs))
+    Path(f"{listing}.pids").unlink(missing_ok=True)
     command = [*mpirun(sum(job["ranks"] for job in jobs)), sys.executable, str(DRIVE), str(listing), "together"]
     process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 240
     try:
-        while time.monotonic() < deadline_s and not all(newest(directory / name) > clock for name, clock in least.items()):
+        behind = dict(least)
+        while time.monotonic() < deadline_s and behind:
             assert process.poll() is None, process.communicate()[1]
+            for name in [name for name, clock in behind.items() if newest(directory / name) > clock]:
+                del behind[name]
+                for pid in json.loads(Path(f"{listing}.pids").read_text())[list(least).index(name)]:
+                    os.kill(pid, signal.SIGSTOP)
             time.sleep(0.01)
     finally:
         ranks = descendants(process.pid)
