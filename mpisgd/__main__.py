@@ -82,6 +82,8 @@ def leave_together(status: int, reason: str) -> None:
     sys.stderr.flush()
     from mpisgd.mpi import MPI
 
+    if ulfm.enabled() and ulfm.failed(MPI.COMM_WORLD):  # those who are left have met before (`tolerant.py`)
+        return
     together = MPI.COMM_WORLD.Ibarrier()
     patient_until_s = time.monotonic() + _PATIENCE_S
     while not together.Test():

@@ -160,10 +160,12 @@ class Shard:
             self.serve_one()
         if self.interrupted and not self.finished:
             self._save()
-            return
         if self.checkpoints is not None:
             self.checkpoints.wait()
             self._note_unsaved(self.checkpoints)
+        if self.interrupted and not self.finished:
+            self.log.flush()
+            return
         received, pushed = self._carried + sum(self.received), self._carried + sum(self.pushed)
         self.log.summary(self.clock, self.update.samples, received, pushed, self.diverged)
 

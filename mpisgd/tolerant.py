@@ -9,9 +9,10 @@ At the end ranks meet at the first one, which knows who is still there; a barrie
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -20,19 +21,25 @@ import numpy as np
 from mpisgd import ulfm
 from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import NOBODY, Fields, Tag
+from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
 from mpisgd.wire import Receiving, Sending, Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
 _SLEEP_S = 100e-6
+_SLEEP_MOST_S = 1e-3
+_NO_RANK = -1
 
 MEET_S = 60.0
 """How long the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
 
 HUB = 0
 """The first shard is there: a vital rank."""
+
+
+class _NotForTheLoop(Exception):
+    """A message has been taken that no loop is to see."""
 
 
 class RankLost(PeerError):
@@ -66,10 +73,10 @@ class TolerantWire(Wire):
         self._news: deque[tuple[int, int]] = deque()
         self._kept: list[Any] = []
         """Transfers that were given up: MPI may still write there, or read."""
-        self._owed: set[tuple[int, int]] = set()
-        """Bodies, by source and tag, whose header has come, and that were given up."""
-        self._here_early: dict[int, np.ndarray] = {}
-        """What ranks said as they came to meet the others, before this one did."""
+        self._strays: Counter[int] = Counter()
+        """Bodies that were given up before they began, by sender."""
+        self._said: dict[int, np.ndarray] = {}
+        """What ranks have said that are at the end already (`gather`)."""
 
     # ---------------------------------------------------------------------------------------------------------- failures
 
@@ -103,20 +110,22 @@ class TolerantWire(Wire):
         """The same; or until its other end is lost, or has held it up for too long."""
         self.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
-        until_s = time.perf_counter() + (float("inf") if peer in self._vital else self._patience_s)
+        until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
         for request in transfer.requests:
             if not self._until(request, peer, until_s):
                 self._kept.append(transfer)
                 break
         self._goes_on()
 
-    def _until(self, request: MPI.Request, peer: int, until_s: float) -> bool:
-        """Wait for a request; whether it was done in time."""
+    def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, sleep_s: float = _SLEEP_S) -> bool:
+        """Wait for a request, in sleeps that grow from the shortest to this; whether it was done in time."""
         start_s = now_s = time.perf_counter()
+        pause_s = min(_SLEEP_S, sleep_s)
         while True:
             try:
                 if request.Test():
                     return True
+                self._see_whether_all_is_over()
             except MPI.Exception as error:
                 self._learn(error)
                 return False
@@ -127,9 +136,15 @@ class TolerantWire(Wire):
                 return False
             now_s = time.perf_counter()
             if now_s - start_s > _SPIN_S:
-                time.sleep(_SLEEP_S)
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, sleep_s)
             elif self.polite:
                 os.sched_yield()
+
+    def _see_whether_all_is_over(self) -> None:
+        """Another rank has ended the job: MPI leaves requests that were begun before as they are, pending for ever."""
+        if self._comm.Is_revoked():
+            raise ulfm.Revoked
 
     # ----------------------------------------------------------------------------------------------------------- receive
 
@@ -138,6 +153,8 @@ class TolerantWire(Wire):
         while not self._news:
             try:
                 return super().take(patterns)
+            except _NotForTheLoop:
+                continue
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
@@ -147,19 +164,41 @@ class TolerantWire(Wire):
         while not self._news:
             try:
                 return super().take_until(patterns, until_ns)
+            except _NotForTheLoop:
+                continue
             except MPI.Exception as error:
                 self._learn(error)
         return self._tell()
+
+    def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
+        """The same; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        stray = tag not in LAYOUTS and self._strays[source] > 0
+        if tag == Tag.HERE and self.rank == HUB:
+            self._said[source] = np.zeros(nbytes // 8, np.int64)
+            message.Recv(self._said[source])
+        elif stray or source in self._lost:
+            self._strays[source] -= stray
+            self._throw_away(source, nbytes, message)
+        else:
+            return super()._header(source, tag, nbytes, message)
+        raise _NotForTheLoop
+
+    def _arrived(self, request: MPI.Request) -> bool:
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
 
     def _tell(self) -> tuple[int, int, Fields]:
         rank, tag = self._news.popleft()
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
-        try:
-            super().header_or_signal(posted)
-        except MPI.Exception as error:
-            self._learn(error)
+        request = posted.requests[0]
+        while not (self.signal > 0 or self._arrived(request)):
+            self._see_whether_all_is_over()
+            time.sleep(_SLEEP_MOST_S)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
@@ -179,6 +218,7 @@ class TolerantWire(Wire):
         return True
 
     def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+        """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
         while source not in self._lost:
             try:
                 if self._expect_body(source, tag, until_s):
@@ -187,42 +227,18 @@ class TolerantWire(Wire):
                 self._learn(error)
                 continue
             self._news.append((source, Tag.STUCK))
-            self._owed.add((source, tag))
+            self._strays[source] += 1
             return None
         return None
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
-        """The same, for as long as is patient."""
-        waste = bytearray(nbytes)
-        request = message.Irecv(waste)
-        if not self._until(request, source, time.perf_counter() + self._patience_s):
-            self._kept.append((request, waste))
-
-    def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """The same, without what is nobody's message: see `_put_aside`."""
-        while True:
-            probed = super()._probe_until(patterns, over)
-            if probed is None or not self._put_aside(*probed):
-                return probed
-
-    def _put_aside(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> bool:
-        """Ranks that have come to the end may say so while others still train; and a body that was given up may come yet."""
-        if tag == Tag.HERE and self.rank == HUB:
-            self._here_early[source] = row = np.zeros(nbytes // 8, np.int64)
-            message.Recv(row)
-            return True
-        if (source, tag) in self._owed:
-            self._owed.discard((source, tag))
-            self._throw_away(source, nbytes, message)
-            return True
-        return False
+        """The same, without waiting for a sender that may hang."""
+        buffer = bytearray(nbytes)
+        self._kept.append((message.Irecv(buffer), buffer))
 
     def wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""
-        try:
-            super().wait(request)
-        except MPI.Exception as error:
-            self._learn(error)
+        self._until(request, _NO_RANK, sleep_s=_SLEEP_MOST_S)
 
     # ----------------------------------------------------------------------------------------------------------- the end
 
@@ -250,20 +266,22 @@ class TolerantWire(Wire):
 
     def _hear(self, table: np.ndarray) -> list[int]:
         """Receive a row of the table from every rank; those who have come."""
-        heard = list(self._here_early)
-        for rank, row in self._here_early.items():
-            table[rank] = row
-        self._here_early.clear()
         coming = {
             rank: self._comm.Irecv(table[rank], rank, Tag.HERE)
             for rank in range(len(table))
-            if rank not in self._lost and rank not in self._given_up and rank not in heard and rank != HUB
+            if rank not in self._lost and rank not in self._given_up and rank not in self._said and rank != HUB
         }
+        heard: list[int] = []
+        for rank, said in self._said.items():
+            table[rank] = said
+            heard.append(rank)
+        self._said.clear()
         until_s = time.perf_counter() + MEET_S
         sleep_s = _SLEEP_S
         while coming:
+            self._see_whether_all_is_over()
             for rank, request in list(coming.items()):
-                if self._here(request, rank):
+                if self._arrived(request):
                     heard.append(rank)
                 elif rank not in self._lost and time.perf_counter() < until_s:
                     continue
@@ -275,13 +293,6 @@ class TolerantWire(Wire):
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
-
-    def _here(self, request: MPI.Request, rank: int) -> bool:
-        try:
-            return bool(request.Test())
-        except MPI.Exception as error:
-            self._learn(error)
-            return False
 
     def given_up(self) -> list[int]:
         return sorted(self._given_up - self._lost)

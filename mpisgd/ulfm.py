@@ -53,11 +53,15 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, MPI.Exception) and error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING)
 
 
+class Revoked(Exception):
+    """Another rank has ended the job."""
+
+
 def is_revoked(error: BaseException) -> bool:
-    """Whether MPI says that another rank has ended the job."""
+    """Whether another rank has ended the job."""
     from mpisgd.mpi import MPI
 
-    return isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED
+    return isinstance(error, Revoked) or (isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_REVOKED)
 
 
 def end_job(comm: MPI.Intracomm, status: int) -> NoReturn:

@@ -176,8 +176,10 @@ def campaign(count: int, seed: int) -> dict[str, Any]:
         totals.update({name: found[name] for name in ("killed", "torn", "uneven", "gradients", "replayed") if name in found})
         noticed += found["noticed_s"]
         stood_still += found["stood_still_s"]
-        how = found["failures"] or "well"
-        print(f"{number + 1} of {count}: {drawn.protocol}, {drawn.carrier}, {drawn.model}: {how}", file=sys.stderr)
+        print(
+            f"{number + 1} of {count}: {drawn.protocol}, {drawn.carrier}, {drawn.model}: {found['failures'] or 'well'}",
+            file=sys.stderr,
+        )
     return {
         "count": count,
         "seed": seed,
