@@ -34,6 +34,7 @@ MODULES = [
     "mpisgd/protocols/versioned.py",
     "mpisgd/records/mark.py",
     "mpisgd/records/writer.py",
+    "mpisgd/refusals.py",
     "mpisgd/shard.py",
     "mpisgd/straggler.py",
     "mpisgd/virtual/cluster.py",

@@ -59,13 +59,14 @@ def train(
     elif not isinstance(config, Config):
         config = config_file.read(config)
     if path is not None:
-        from mpisgd.resume import check_changes, finished
+        from mpisgd.resume import as_many_shards_as_ranks, check_changes, finished
 
         config = replace(config, out=str(path), overwrite=False)
         check_changes(path, config)
         outcome = finished(path)
         if outcome is not None:
             return outcome
+        config = as_many_shards_as_ranks(path, config)
     from mpisgd.mpi import MPI
     from mpisgd.parts import Brought
     from mpisgd.run import run

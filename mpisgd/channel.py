@@ -36,6 +36,7 @@ from mpisgd.messages import (
     Message,
     Pull,
     Push,
+    Refused,
     SnapshotPull,
     Stuck,
     Tag,
@@ -43,6 +44,7 @@ from mpisgd.messages import (
 )
 from mpisgd.protocols.verdict import Kind
 from mpisgd.roles import Roles
+from mpisgd.signals import HEARD, name_of
 
 _EMPTY: np.ndarray = np.zeros(0, np.float32)
 _ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
@@ -53,6 +55,7 @@ _ANSWER: Final[int] = Tag.ANSWER
 _GOES_ON: Final[int] = Ending.NONE
 _REJECT: Final[int] = Kind.REJECT
 _NEVER: Final = math.inf
+_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side
@@ -65,13 +68,21 @@ class ShardChannel:
         self._wire = wire
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.learner_ranks, roles.evaluator_rank))
+        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
         self._team_sizes = [len(team) for team in roles.teams]
         self._shard = shard
         self._under_way: list[Any] = []
         self._notices = [0] * len(roles.learner_ranks)
+        self._begun_push = False
+
+    def rank_of(self, learner_id: int) -> int:
+        return self._learner_ranks[learner_id]
+
+    def learner_of(self, rank: int) -> int:
+        """The learner_id of a rank; -1 = it is none."""
+        return self._learner_of_rank[rank] if 0 <= rank < len(self._learner_of_rank) else -1
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
@@ -90,11 +101,19 @@ class ShardChannel:
             learner_id: whose push or goodbye it must be, or None.
             until_s: None is returned where nothing has come by this second.
 
-        Raises:
-            PeerError: wrong tag, magic, sender, size or number of gradients.
+        A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
+        Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
+        try:
+            return self._receive(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
+        except PeerError as error:
+            if error.rank < 0:  # not what a rank sent, but what has become of one
+                raise
+            refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
+            return refused
+
+    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
         wire = self._wire
-        patterns = _ANYBODY if learner_id is None else self._only(learner_id)
         if until_s == _NEVER:
             source, tag, fields = wire.take(patterns)
         else:
@@ -103,18 +122,21 @@ class ShardChannel:
                 return None
             source, tag, fields = taken
         sender: int = fields[0]
-        if self._learner_of_rank[source] != sender and tag not in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
+        if (self._learner_of_rank[source] != sender or sender < 0) and tag not in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
             return self._news(source, tag, sender)
         if tag == _PULL:
             pull: tuple[int, int] = fields
             return Pull(sender, pull[1])
         if tag == _PUSH:
             push = Push(fields, wire.now_ns())
+            self._begun_push = True
             if push.nbytes != gradient.nbytes:
-                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}")
+                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
-                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}")
-            return push if wire.take_body(gradient) else Torn(push)
+                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
+            whole = wire.take_body(gradient)
+            self._begun_push = False
+            return push if whole else Torn(push)
         return self._seldom(source, tag, fields)
 
     def _news(self, source: int, tag: int, sender: int) -> Message:
@@ -123,10 +145,10 @@ class ShardChannel:
             return Lost(source, self._learner_of_rank[source])
         if tag == Tag.STUCK:
             return Stuck(source, self._learner_of_rank[source])
-        raise PeerError(f"rank {source} says it is learner {sender}: it is not")
+        raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
-        """What comes once in a run, or now and then."""
+        """What comes once in a run, or now and then. Raises PeerError."""
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
@@ -139,14 +161,14 @@ class ShardChannel:
                 self._succeeds(source)
             return SnapshotPull(*fields)
         if tag == Tag.INTERRUPT:
+            if sender not in HEARD:
+                raise PeerError(f"rank {source} tells of signal {sender}: expected one of {', '.join(map(name_of, HEARD))}", source)
             return Interrupt(sender)
-        raise PeerError(
-            f"rank {source} sent {Tag(tag).name} to a shard: expected PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
-        )
+        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
 
     def _succeeds(self, rank: int) -> None:
         """Another rank asks for snapshots than did before. Raises PeerError."""
-        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may")
+        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may", rank)
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)

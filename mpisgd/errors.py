@@ -46,7 +46,11 @@ class StorageError(MpisgdError):
 
 
 class PeerError(MpisgdError):
-    """A message that cannot be: wrong size, sender, tag or timestamp."""
+    """A message that cannot be: wrong size, sender, tag or timestamp. `rank`: who sent it, -1 = it does not say."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class ProtocolError(MpisgdError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +50,35 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
 
 
 def account(
-    clock: int = 0, samples: int = 0, diverged: bool = False, training_s: float = 0.0, interrupted: bool = False
+    clock: int = 0,
+    samples: int = 0,
+    diverged: bool = False,
+    training_s: float = 0.0,
+    refused: int = 0,
+    most: int = -1,
+    interrupted: bool = False,
 ) -> np.ndarray:
-    """What one rank has to say at the end, int64 (5,); learners and the evaluator have nothing."""
-    return np.array([clock, samples, diverged, training_s * 1e9, interrupted], np.int64)
+    """What one rank has to say at the end, int64 (7,); learners and the evaluator have nothing.
+
+    `refused`: how many messages, and `most`: the rank that sent most of them.
+    """
+    return np.array([clock, samples, diverged, training_s * 1e9, refused, most, interrupted], np.int64)
+
+
+def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
+    """What is to be said of messages that shards refused, int64 (shards, 7); "" = nothing. `who` describes a rank."""
+    refused = int(accounts[:, 4].sum())
+    if not refused:
+        return ""
+    rank = int(accounts[accounts[:, 4].argmax(), 5])
+    return (
+        f"{refused:,} message(s) that cannot be were refused, most of them of rank {rank} ({who(rank)}): a bug, or a foreign"
+        " program; the run went on without them, is complete and saved (events of kind REFUSED in its log)"
+    )
 
 
 def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
-    """The outcome from the accounts of all shards, int64 (shards, 5)."""
+    """The outcome from the accounts of all shards, int64 (shards, 7)."""
     return Outcome(
         path=path,
         clocks=tuple(int(clock) for clock in accounts[:, 0]),
@@ -99,11 +121,20 @@ def check_books(log: Run, outcome: Outcome) -> None:
     """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
     for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
         updates = log.updates[log.updates["shard"] == books.shard]
-        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock:
+        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock - log.begins.clock:
             raise ProtocolError(
                 f"the books of shard {books.shard} do not balance: {_sum(books)};"
                 f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
             )
+    for layout in log.earlier:
+        updates = layout.table("updates")
+        for shard in range(layout.shards):
+            clocks = updates["clock"][updates["shard"] == shard]
+            if clocks.tolist() != list(range(layout.first_clock + 1, layout.last_clock + 1)):
+                raise ProtocolError(
+                    f"shard {shard} of {layout.shards}, before slices were cut anew at clock {layout.last_clock}, has {len(clocks)}"
+                    f" logged updates after clock {layout.first_clock}"
+                )
 
 
 def _sum(books: Books) -> str:

@@ -77,7 +77,7 @@ class Layout:
         """The fields of a received header. Raises PeerError where the magic number is another."""
         magic, *fields = self._struct.unpack(header)
         if magic != MAGIC:
-            raise PeerError(f"rank {sender} sent magic {magic:#x}: expected {MAGIC:#x}; another program or version?")
+            raise PeerError(f"rank {sender} sent magic {magic:#x}: expected {MAGIC:#x}; another program or version?", sender)
         return tuple(fields)
 
 
@@ -192,4 +192,12 @@ class SnapshotPull(NamedTuple):
     number: int
 
 
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | Interrupt | SnapshotPull
+class Refused(NamedTuple):
+    """A message that cannot be, of that rank; it was received into memory of its own, and is gone. `push`: it began a push."""
+
+    rank: int
+    why: str
+    push: bool
+
+
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | Interrupt | SnapshotPull | Refused

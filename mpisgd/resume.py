@@ -1,7 +1,9 @@
 """`mpisgd train --resume RUN`: which checkpoint a run goes on from, and what may be different this time (DESIGN 6).
 
-For synchronous protocols a run that was interrupted ends with the bits of one that was not. For others nothing that was applied is
-applied again: learner l goes on with the first mini-batch that any shard has not had, and a shard that has drops it as repeated.
+For synchronous protocols a run that was interrupted ends with the bits of one that was not, as long as there are as many learners
+and shards as before; otherwise slices are cut and mini-batches dealt anew (`records/recut.py`, `sampling.dealt_on`). For other
+protocols nothing that was applied is applied again: learner l goes on with the first mini-batch that any shard has not had, and a
+shard that has drops it as repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd import config_file
-from mpisgd.config import Config, replace
+from mpisgd.config import AllreduceOptions, Config, replace
+from mpisgd.data.sampling import dealt_on
 from mpisgd.errors import CheckpointError, ConfigError, DataError
 from mpisgd.finish import Outcome
 from mpisgd.records import checkpoint as disk
@@ -23,9 +26,10 @@ from mpisgd.records import schema
 from mpisgd.records.checkpoint import Checkpoint
 from mpisgd.records.checkpoints import remove
 from mpisgd.records.reader import Run
+from mpisgd.records.recut import Recut, recut, recut_snapshots
 
 #: What may be another than in the run's config.toml.
-CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite")
+CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")
 _TOLD = ("learners", "world_size", "hosts", "threads", "form", "versions", "git_commit", "command_line", "started")
 
 
@@ -52,11 +56,29 @@ class Resumption:
 
     def attributes(self, rows: list[list[int]]) -> dict[str, Any]:
         """Those of a log file of this attempt, before which come these rows (`schema`)."""
-        return {
+        own = {
             "attempt": self.attempt,
             "continues_clock": self.checkpoint.clock,
             "continues": np.array(rows, np.int64).reshape(-1, 1 + len(schema.TABLES)),
         }
+        if not isinstance(self.checkpoint, Recut):
+            return own
+        return own | {
+            "begins_samples": self.checkpoint.parts[0].account.samples,
+            "begins_s": self.checkpoint.now_s,
+            "begins_seq": np.array(self.checkpoint.next_seq, np.int64),
+            "before": np.array(self.checkpoint.rows_before, np.int64),
+        }
+
+    @property
+    def layout(self) -> int:
+        """The first attempt whose slices are cut as those of this one."""
+        return self.attempt if isinstance(self.checkpoint, Recut) else self.checkpoint.attempts[0]
+
+    @property
+    def same_layout(self) -> bool:
+        """Whether all of this run had as many learners and shards: only then are its bits those of one without interruption."""
+        return not isinstance(self.checkpoint, Recut) and self.layout == min(each["attempt"] for each in self.attempts)
 
     def environment(self, now: Mapping[str, Any], config: Config) -> dict[str, Any]:
         """The table [environment] of config.toml, where `now` is that of this attempt alone."""
@@ -79,6 +101,13 @@ def check_changes(run: Path, config: Config) -> None:
             raise ConfigError(
                 f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
             )
+
+
+def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
+    """Where learners double as shards, those that config.toml says there were are not asked for again."""
+    if isinstance(config.protocol, AllreduceOptions) and config.shards == configuration(run).shards:
+        return replace(config, shards=1)
+    return config
 
 
 def finished(run: Path) -> Outcome | None:
@@ -111,20 +140,33 @@ def forget_newer(run: Path, clock: int) -> None:
             remove(path)
 
 
-def check_layout(checkpoint: Checkpoint, lambda_: int, bounds: list[tuple[int, int]], model: str) -> None:
-    """Raises CheckpointError where the checkpoint is of another model, or of another number of learners or shards."""
+def lay_out(
+    found: Resumption, config: Config, lambda_: int, bounds: list[tuple[int, int]], model: str, averaged: bool
+) -> Resumption:
+    """The same for so many learners, and shards with these slices; where they were others, it says so, and what that means.
+
+    Raises CheckpointError where the checkpoint is of another model.
+    """
+    checkpoint = found.checkpoint
     if checkpoint.model != model:
         raise CheckpointError(
             f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here they are {model}"
         )
-    theirs = (checkpoint.learners, len(checkpoint.parts))
-    if theirs != (lambda_, len(bounds)):
-        raise CheckpointError(
-            f"{checkpoint.path} was written by {theirs[0]} learners and {theirs[1]} shard(s), here are {lambda_} and"
-            f" {len(bounds)}: start as many ranks as before"
-        )
-    if [part.account.bounds for part in checkpoint.parts] != bounds:
-        raise CheckpointError(f"{checkpoint.path} has slices that are cut elsewhere than here")
+    before = [part.account.bounds for part in checkpoint.parts]
+    if checkpoint.learners == lambda_ and before == bounds:
+        return found
+    begun = [max(wanted) for wanted in zip(*(part.account.next_seq for part in checkpoint.parts), strict=True)]
+    cut_anew = recut(checkpoint, bounds, dealt_on(config.sampling, begun, lambda_))
+    recut_snapshots(checkpoint.path.parent.parent, cut_anew, found.attempt, 2 if averaged else 1)
+    were, are = _sizes(checkpoint.learners, len(before)), _sizes(lambda_, len(bounds))
+    note = (
+        f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits are no longer those of a run without interruption"
+    )
+    return dataclasses.replace(found, checkpoint=cut_anew, notes=[*found.notes, note])
+
+
+def _sizes(learners: int, shards: int) -> str:
+    return f"{learners:,} learner{'s' * (learners > 1)} and {shards:,} shard{'s' * (shards > 1)}"
 
 
 def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:

@@ -18,9 +18,9 @@ from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
-from mpisgd.errors import CheckpointError, ConfigError, MpisgdError, RunInterrupted
+from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import AgreedError, agree, failing_fast
@@ -37,7 +37,7 @@ from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import evaluated
-from mpisgd.records.snapshots import Snapshots
+from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles, of_job
@@ -174,8 +174,9 @@ class Rank:
     def _open_again(self) -> Resumption:
         self.lock = Lock(self.path)
         found = resume.find(self.path, self.config)
-        resume.check_layout(found.checkpoint, self.roles.lambda_, self.bounds, self.model.fingerprint)
         resume.check_teams(self.path, self.roles.teams)
+        fingerprint, averaged = self.model.fingerprint, self.config.averaging > 0
+        found = resume.lay_out(found, self.config, self.roles.lambda_, self.bounds, fingerprint, averaged)
         resume.forget_newer(self.path, found.checkpoint.clock)
         environment = found.environment(self._environment(), self.config)
         directory.write_config(self.path, config_file.dumps(self.config, environment))
@@ -186,10 +187,14 @@ class Rank:
             self.lock.release()
 
     def _load(self) -> dict[str, np.ndarray]:
-        """A shard's tensors from the checkpoint, where the run is continued."""
+        """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
         if self.resumption is None or self.rank not in self.roles.shard_ranks:
             return {}
-        return self.resumption.checkpoint.tensors(self.roles.index(self.rank))
+        shard, checkpoint = self.roles.index(self.rank), self.resumption.checkpoint
+        start, end = self.bounds[shard]
+        vectors = 2 if self.config.averaging > 0 else 1
+        check_spool(self._spool(shard), len(checkpoint.parts[shard].account.snapshots), 4 * vectors * (end - start))
+        return checkpoint.tensors(shard)
 
     def _environment(self) -> dict[str, Any]:
         return environment(
@@ -227,10 +232,7 @@ class Rank:
         wire.meet()
         for action in self._at_the_end:
             action()
-        outcome = self._end(wire, said)
-        if self.rank in self.roles.shard_ranks:
-            self._spool(self.roles.index(self.rank)).unlink(missing_ok=True)
-        return outcome
+        return self._end(wire, said)
 
     def _wire(self) -> Wire:
         if not self.tolerant:
@@ -362,7 +364,7 @@ class Rank:
         )
 
     def _spool(self, shard: int) -> Path:
-        return self.path / f".snapshots-{shard:03d}"
+        return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)
 
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
@@ -431,8 +433,9 @@ class Rank:
         if self.resumption is None or not self.config.log.enabled:
             return 0, []
         accounts = [part.account for part in self.resumption.checkpoint.parts]
-        attempts = [attempt for attempt, *_ in accounts[0].rows]
-        return evaluated(self.path, attempts, min(len(account.snapshots) for account in accounts), rows_each)
+        return evaluated(
+            self.path, self.resumption.checkpoint.attempts, min(len(account.snapshots) for account in accounts), rows_each
+        )
 
     def _gradient(self) -> Gradient:
         assert self.data is not None
@@ -463,12 +466,17 @@ class Rank:
         told = np.zeros(1 + self.world.size, np.int64)
         if self.rank == 0:
             outcome = finish(outcome, logged=self.config.log.enabled)
+            for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
+                spool.unlink(missing_ok=True)
             self._unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
         self.world.end(rank for rank, given in enumerate(given_up) if given)
+        why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
+        if why:
+            raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
         return dataclasses.replace(outcome, diverged=bool(diverged))
 
     def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
@@ -498,9 +506,10 @@ class Rank:
         if self.resumption is None:
             return ""
         clock, attempt = self.resumption.checkpoint.clock, self.resumption.attempt
-        bits = (
-            "to the bits of a run without interruption" if self.protocol.consistent and self.protocol.ordered else "asynchronously"
-        )
+        bits = "asynchronously"
+        if self.protocol.consistent and self.protocol.ordered:
+            same = self.resumption.same_layout
+            bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
 
     def _warn(self, text: str) -> None:
@@ -516,5 +525,5 @@ class Rank:
 def _account(server: Shard) -> np.ndarray:
     update = server.update
     diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
-    interrupted = server.interrupted and not server.finished
-    return account(server.clock, update.samples, diverged, server.updated_s, interrupted)
+    refused, interrupted = server.refusals, server.interrupted and not server.finished
+    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most, interrupted)

@@ -16,9 +16,9 @@ from typing import Final, Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Updates
-from mpisgd.errors import DivergenceError, PeerError, ProtocolError
+from mpisgd.errors import DivergenceError, ProtocolError
 from mpisgd.flat import host_view
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
 from mpisgd.records.checkpoint import Account
@@ -28,6 +28,7 @@ from mpisgd.records.progress import Progress
 from mpisgd.records.schema import Event
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog
+from mpisgd.refusals import Refusals
 
 _isfinite: Final = math.isfinite  # once for each gradient: found without a look into a module
 
@@ -88,6 +89,7 @@ class Shard:
         self.pushed = [0] * lambda_
         self.applied_seq = [-1] * lambda_
         self._dropped_seq = [-1] * lambda_
+        self.refusals = Refusals(lambda_)
         self._carried = 0
         """Pushes that were received before the checkpoint that this run continues from."""
         self._mark: Mark | None = None
@@ -103,6 +105,7 @@ class Shard:
         self._verdicts: dict[int, int] = {}
         self._snapshot_pull: int | None = None
         self._ordered = protocol.ordered
+        self._fresh = protocol.fresh
         self._aborts = protocol.aborts
         self._compensation = update.compensation
         self._followed: bool = progress.on  # whether anybody looks at the staleness
@@ -146,6 +149,7 @@ class Shard:
         self._carried = account.received
         self.applied_seq = list(account.applied_seq)
         self._dropped_seq = [seq - 1 for seq in account.next_seq]
+        self.refusals.last_seq = list(self._dropped_seq)
         self.diverged = account.diverged
         self.protocol.on_resume(list(next_seq))
         self.progress.resume(account.clock, account.now_s)
@@ -184,6 +188,8 @@ class Shard:
             self._part(message)
         elif isinstance(message, GaveUp):
             self.log.event(Event.GAVE_UP, self.clock, self.channel.now_s(), message.learner_id, message.seq)
+        elif isinstance(message, Refused):
+            self._refuse_message(message)
         elif isinstance(message, Interrupt):
             self._interrupt(message.signal)
         elif isinstance(message, SnapshotPull):
@@ -191,6 +197,12 @@ class Shard:
             self._answer_snapshot()
         else:
             raise ProtocolError(f"{type(message).__name__}: only a fault-tolerant shard is told")
+
+    def _refuse_message(self, refused: Refused) -> None:
+        """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""
+        learner_id = self.channel.learner_of(refused.rank)
+        self.refusals.refuse(refused, learner_id)
+        self.log.event(Event.REFUSED, self.clock, self.channel.now_s(), learner_id, refused.rank)
 
     def _expected(self) -> int | None:
         """Whose message must be next: where an order is wanted, and there is no memory to keep what comes before its turn."""
@@ -205,10 +217,8 @@ class Shard:
     # ---------------------------------------------------------------------------------------------------------- pushes
 
     def _take(self, push: Push) -> None:
-        if not 0 <= push.timestamp <= self.clock:
-            raise PeerError(
-                f"learner {push.learner_id} pushed timestamp {push.timestamp}: expected 0 ... {self.clock}, the shard's clock"
-            )
+        if self._cannot_be(push):
+            return
         self.received[push.learner_id] += 1
         if self._aborts:
             self._computing.pop(push.learner_id, None)
@@ -222,6 +232,17 @@ class Shard:
         else:
             self.update.park(push.learner_id)
             self._parked[push.learner_id] = push
+
+    def _cannot_be(self, push: Push) -> bool:
+        """Whether a push is refused, whatever the protocol says of it."""
+        why = self.refusals.why_not(push, self.clock, self._must_be_fresh(push.learner_id))
+        if why:
+            self._refuse_message(Refused(self.channel.rank_of(push.learner_id), why, push=True))
+        return bool(why)
+
+    def _must_be_fresh(self, learner_id: int) -> bool:
+        """Whether a learner can have no weights but the newest."""
+        return self._fresh and self._ordered and not self.finished
 
     def _is_turn_of(self, learner_id: int) -> bool:
         return self._turn() in (None, learner_id)
@@ -349,6 +370,7 @@ class Shard:
         elif self._may_answer(learner_id, min_clock):
             self._answer([learner_id])
         else:
+            self.refusals.check_waiting(learner_id)
             self._pulls[learner_id] = min_clock
 
     def _may_answer(self, learner_id: int, min_clock: int) -> bool:
@@ -388,12 +410,13 @@ class Shard:
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id = goodbye.learner_id
-        if goodbye.pushed != self.received[learner_id]:
+        lost = goodbye.pushed - self.received[learner_id]
+        if not 0 <= lost <= self.refusals.pushes[learner_id]:
             raise ProtocolError(
                 f"the books do not balance: learner {learner_id} says it pushed {goodbye.pushed} gradients to this shard,"
                 f" which received {self.received[learner_id]}"
             )
-        self.pushed[learner_id] = goodbye.pushed
+        self.pushed[learner_id] = self.received[learner_id]
         if goodbye.ending == Ending.INTERRUPTED:
             self._interrupt(0)
             self._cut_short = True

@@ -175,13 +175,12 @@ class TolerantWire(Wire):
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         """The same; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
-        if tag == Tag.HERE:
+        if tag == Tag.HERE and self.rank == HUB:
             self._said[source] = np.zeros(nbytes // 8, np.int64)
             message.Recv(self._said[source])
         elif stray or source in self._lost:
             self._strays[source] -= stray
-            buffer = bytearray(nbytes)
-            self._kept.append((message.Irecv(buffer), buffer))
+            self._throw_away(source, nbytes, message)
         else:
             return super()._header(source, tag, nbytes, message)
         raise _NotForTheLoop
@@ -208,31 +207,36 @@ class TolerantWire(Wire):
         not be used again, for MPI may yet write there."""
         source, layout = self._taken
         until_s = time.perf_counter() + self._patience_s
-        patterns = ((source, layout.body),)
         for body in bodies:
-            probed = self._probe_body(patterns, source, until_s)
+            probed = self._probe_body(source, layout.body, until_s)
             if probed is None:
                 return False
             _, tag, nbytes, message = probed
-            self.check_size(source, tag, nbytes, body.nbytes)
+            self.check_size(source, tag, nbytes, message, body.nbytes)
             request = message.Irecv(body)
             if not self._until(request, source, until_s):
                 self._kept.append((request, body))
                 return False
         return True
 
-    def _probe_body(self, patterns: tuple[Pattern, ...], source: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+    def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+        """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
         while source not in self._lost:
             try:
-                probed = self._probe_until(patterns, lambda: time.perf_counter() > until_s)
+                if self._expect_body(source, tag, until_s):
+                    return self._probe(((source, tag),))
             except MPI.Exception as error:
                 self._learn(error)
                 continue
-            if probed is None:
-                self._news.append((source, Tag.STUCK))
-                self._strays[source] += 1
-            return probed
+            self._news.append((source, Tag.STUCK))
+            self._strays[source] += 1
+            return None
         return None
+
+    def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        """The same, without waiting for a sender that may hang."""
+        buffer = bytearray(nbytes)
+        self._kept.append((message.Irecv(buffer), buffer))
 
     def wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""

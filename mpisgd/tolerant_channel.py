@@ -41,6 +41,3 @@ class TolerantShardChannel(ShardChannel):
     def give_up(self, rank: int) -> None:
         """Nobody waits for this rank any more."""
         self._wire.give_up(rank)
-
-    def rank_of(self, learner_id: int) -> int:
-        return self._learner_ranks[learner_id]

@@ -16,7 +16,7 @@ import sys
 
 from mpisgd.attendance import Attendance
 from mpisgd.errors import PeerError
-from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Stuck, Torn
+from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Refused, Stuck, Torn
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_TORN, Verdict
 from mpisgd.records.schema import Event
 from mpisgd.shard import Shard
@@ -65,6 +65,9 @@ class TolerantShard(Shard):
             self._attendance.pushed(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
             self._attendance.waits(message.learner_id)
+        elif isinstance(message, Refused):
+            if message.push and (learner_id := self.channel.learner_of(message.rank)) >= 0:
+                self._attendance.pushed(learner_id, self.channel.now_s())
         elif isinstance(message, Lost):
             self._lose(message.rank, message.learner_id)
             return
@@ -123,8 +126,10 @@ class TolerantShard(Shard):
         """A gradient has come in part: it counts as pushed, and is dropped; into its buffer MPI may yet write."""
         learner_id = push.learner_id
         self._attendance.pushed(learner_id, push.arrival_ns * 1e-9)
-        self.received[learner_id] += 1
         self.update.renew_scratch()
+        if self._cannot_be(push):
+            return
+        self.received[learner_id] += 1
         self.log.push(push, self.clock, DROP_TORN, self.update.learning_rate)
         self._dropped_seq[learner_id] = push.seq
         if learner_id in self.present and not self.finished:
@@ -149,6 +154,10 @@ class TolerantShard(Shard):
         if push.learner_id in self.absent and not self.finished and not self._is_past(push):
             self._take_back(push.learner_id)
         super()._take(push)
+
+    def _must_be_fresh(self, learner_id: int) -> bool:
+        """One that the others did not wait for may have older weights, or none that are worth anything."""
+        return learner_id not in self.absent and learner_id not in self._void and super()._must_be_fresh(learner_id)
 
     def _is_past(self, push: Push) -> bool:
         return self.protocol.lockstep and push.timestamp < self.clock

@@ -36,6 +36,12 @@ _TAGS = frozenset(Tag)
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 _PAGE = 4096
+BODY_S = 30.0
+"""Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
+
+
+def _name(tag: int) -> str:
+    return Tag(tag).name if tag in _TAGS else f"tag {tag}"
 
 
 class Sending:
@@ -218,7 +224,9 @@ class Wire:
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         layout = LAYOUTS.get(tag)
         if layout is None:
-            raise PeerError(f"rank {source} sent tag {tag}: expected one of {', '.join(Tag(known).name for known in LAYOUTS)}")
+            self._throw_away(source, nbytes, message)
+            known = ", ".join(Tag(each).name for each in LAYOUTS)
+            raise PeerError(f"rank {source} sent {_name(tag)}, {nbytes} bytes: expected one of {known}", source)
         buffer = self._headers[tag]
         self._receive(source, tag, nbytes, message, buffer, len(buffer))
         self._taken = (source, layout)
@@ -228,6 +236,9 @@ class Wire:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
+            if not self._expect_body(source, layout.body, time.perf_counter() + BODY_S):
+                name = _name(layout.body)
+                raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
             _, tag, nbytes, message = self._probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True
@@ -267,15 +278,37 @@ class Wire:
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message."""
-        self.check_size(source, tag, nbytes, expected)
+        self.check_size(source, tag, nbytes, message, expected)
         message.Recv(into)
 
-    @staticmethod
-    def check_size(source: int, tag: int, nbytes: int, expected: int) -> None:
-        """Raises PeerError for another size: a longer message would overwrite memory (TRAPS 9)."""
+    def check_size(self, source: int, tag: int, nbytes: int, message: MPI.Message, expected: int) -> None:
+        """Raises PeerError for another size, and throws the message away: a longer one would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
-            name = Tag(tag).name if tag in _TAGS else f"tag {tag}"
-            raise PeerError(f"{name} from rank {source}: {nbytes} bytes, expected {expected}")
+            self._throw_away(source, nbytes, message)
+            raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
+
+    def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        """Receive a probed message that nobody wants into memory of its size: left alone, it would hold up its sender."""
+        message.Recv(bytearray(nbytes))
+
+    def _expect_body(self, source: int, tag: int, until_s: float) -> bool:
+        """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
+
+        What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
+        """
+        status, iprobe = self._status, self._comm.Iprobe
+
+        def ready() -> bool | None:
+            if iprobe(source, MPI.ANY_TAG, status):
+                return True
+            return False if time.perf_counter() > until_s else None
+
+        if not _politely(ready):
+            return False
+        found = status.Get_tag()
+        if found != tag:
+            raise PeerError(f"rank {source} sent a header, but no {_name(tag)} after it: {_name(found)} came", source)
+        return True
 
     # ----------------------------------------------------------------------------------------------------------- wait
 

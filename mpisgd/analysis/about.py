@@ -70,7 +70,7 @@ def label(run: Run) -> str:
 
 def samples_applied(run: Run) -> int:
     """Samples that shard 0 has applied."""
-    return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=0))
+    return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=run.begins.samples))
 
 
 def epochs_reached(run: Run) -> float | None:
@@ -128,11 +128,24 @@ def header(run: Run, state: Status, final_error: str) -> Table:
 
 def _attempts(run: Run) -> list[tuple[str, str]]:
     """At which clocks the run went on after interruptions, where there were any."""
-    events = run.events[(run.events["kind"] == schema.Event.RESUMED) & (run.events["shard"] == 0)]
-    if not len(events):
+    clocks = [clock for layout in run.earlier for clock in _resumed(layout.table("events"))] + _resumed(run.events)
+    if not clocks:
         return []
-    clocks = ", ".join(f"{clock:,}" for clock in events["clock"].tolist())
-    return [("continued", f"from the checkpoint{'s' * (len(events) > 1)} of clock {clocks}")]
+    lines = [("continued", f"from the checkpoint{'s' * (len(clocks) > 1)} of clock {', '.join(f'{clock:,}' for clock in clocks)}")]
+    if run.earlier:
+        before = "; ".join(
+            f"{each.learners} learner{'s' * (each.learners > 1)} and {each.shards} shard{'s' * (each.shards > 1)}"
+            f" until clock {each.last_clock:,}"
+            for each in run.earlier
+        )
+        lines.append(("before", f"{before}: what follows is of what came after, but evaluations, which are all"))
+    return lines
+
+
+def _resumed(events: np.ndarray) -> list[int]:
+    """The clocks at which attempts went on, as shard 0 tells."""
+    clocks: list[int] = events["clock"][(events["kind"] == schema.Event.RESUMED) & (events["shard"] == 0)].tolist()
+    return clocks
 
 
 def _compensation(run: Run) -> list[tuple[str, str]]:

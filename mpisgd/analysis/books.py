@@ -42,7 +42,7 @@ class Coverage:
 
 def final_clocks(run: Run) -> np.ndarray:
     """The last clock of each shard that the log knows, shape (shards,)."""
-    clocks = np.zeros(run.shards, np.int64)
+    clocks = np.full(run.shards, run.begins.clock, np.int64)
     np.maximum.at(clocks, run.updates["shard"], run.updates["clock"])
     for summary in run.summaries:
         if summary["final_clock"] >= 0:
@@ -77,7 +77,7 @@ def learner_books(run: Run) -> list[LearnerBooks]:
     dropped = count(rows["verdict"] == Verdict.DROP)
     rejected = count(rows["verdict"] == Verdict.REJECT)
     in_flight = count(((rows["verdict"] == Verdict.APPLY) & ~applied) | (rows["verdict"] == Verdict.LATE))
-    pushed = _computed(rows, learners, shards)
+    pushed = _computed(run, learners)
     return [
         LearnerBooks(
             learner_id=learner_id,
@@ -96,7 +96,7 @@ def learner_books(run: Run) -> list[LearnerBooks]:
 def coverage(run: Run) -> list[Coverage]:
     """How much of what each learner sampled was applied; what is always dropped biases the training data."""
     rows, learners = run.pushes, learners_of(run)
-    sampled, computed = _sampled(rows, learners), _computed(rows, learners, run.shards)
+    sampled, computed = _sampled(run, learners), _computed(run, learners)
     taken = rows[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
@@ -127,7 +127,7 @@ def imbalances(run: Run) -> list[str]:
     np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
     for shard in np.flatnonzero(applied != divisors).tolist():
         lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates sum {divisors[shard]}")
-    updates = np.bincount(run.updates["shard"], minlength=run.shards)
+    updates = run.begins.clock + np.bincount(run.updates["shard"], minlength=run.shards)
     for shard, clock in enumerate(final_clocks(run).tolist()):
         if updates[shard] != clock:
             lines.append(f"shard {shard}: final clock {clock}, but {updates[shard]} updates in the log")
@@ -192,16 +192,18 @@ _ACCOUNT = (
 _EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
 
 
-def _sampled(rows: np.ndarray, learners: int) -> np.ndarray:
+def _sampled(run: Run, learners: int) -> np.ndarray:
     """Mini-batches of each learner, shape (learners,)."""
-    last = np.full(learners, -1, np.int64)
-    np.maximum.at(last, rows["learner_id"], rows["seq"])
-    return last + 1
+    first = np.zeros(learners, np.int64)
+    first[: len(run.begins.next_seq)] = run.begins.next_seq
+    last = first - 1
+    np.maximum.at(last, run.pushes["learner_id"], run.pushes["seq"])
+    return np.asarray(last + 1 - first)
 
 
-def _computed(rows: np.ndarray, learners: int, shards: int) -> np.ndarray:
+def _computed(run: Run, learners: int) -> np.ndarray:
     """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
-    sampled = _sampled(rows, learners)
+    rows, shards, sampled = run.pushes, run.shards, _sampled(run, learners)
     most = int(rows["seq"].max(initial=0)) + 1
     batches = (rows["learner_id"].astype(np.int64) * most + rows["seq"]) * shards + rows["shard"]
     slices, times = np.unique(batches, return_counts=True)

@@ -54,8 +54,8 @@ def rates(run: Run) -> list[Rates]:
                 shard=shard,
                 updates=len(rows),
                 gradients=int(applied[shard]),
-                samples=int(rows["samples"].max(initial=0)),
-                seconds=float(rows["time_s"].max(initial=0.0)),
+                samples=int(rows["samples"].max(initial=run.begins.samples)) - run.begins.samples,
+                seconds=float(rows["time_s"].max(initial=run.begins.time_s)) - run.begins.time_s,
                 update_seconds=float(rows["update_s"].sum()),
             )
         )
@@ -82,12 +82,12 @@ def learner_time(run: Run) -> LearnerTime:
     """Sums over the rows of shard 0."""
     rows, learners = run.pushes[run.pushes["shard"] == 0], books.learners_of(run)
     learner_id = rows["learner_id"]
-    elapsed = np.zeros(learners)
+    elapsed = np.full(learners, run.begins.time_s)
     np.maximum.at(elapsed, learner_id, rows["arrival_s"])
     return LearnerTime(
         mini_batches=np.bincount(learner_id, minlength=learners),
         activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in ACTIVITIES},
-        elapsed=elapsed,
+        elapsed=elapsed - run.begins.time_s,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpisgd.errors import ConfigError, ProtocolError, nearest
 from mpisgd.streams import Domain, delay_generator, dropout_seed, stream
 
-__all__ = ["EpochSampling", "ReplacementSampling", "Sampling", "delay_generator", "dropout_seed", "make"]
+__all__ = ["EpochSampling", "ReplacementSampling", "Sampling", "dealt_on", "delay_generator", "dropout_seed", "make"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -88,6 +88,23 @@ class ReplacementSampling:
         """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
         _check(learner_id, seq, self.lambda_)
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
+
+
+def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
+    """With which mini-batch each of `lambda_` learners goes on, where before learner l's next one was `next_seq[l]`.
+
+    In epochs, mini-batches are dealt from one sequence: as many of it are taken as used as had been begun, and the rest is dealt to
+    the learners there are now. Where the ones before kept step, every sample is still used exactly once per epoch; otherwise
+    a few are used twice or not at all, as many as the learners were apart.
+
+    With replacement, nobody may draw the same again: all go on after the last mini-batch of any.
+    """
+    if len(next_seq) == lambda_:
+        return list(next_seq)
+    if kind == "replacement":
+        return [max(next_seq)] * lambda_
+    begun = sum(next_seq)
+    return [-(-max(0, begun - learner_id) // lambda_) for learner_id in range(lambda_)]
 
 
 _KINDS: Mapping[str, type[EpochSampling] | type[ReplacementSampling]] = {

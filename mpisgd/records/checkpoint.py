@@ -98,6 +98,11 @@ class Checkpoint:
         return [min(wanted) for wanted in zip(*(part.account.next_seq for part in self.parts), strict=True)]
 
     @property
+    def attempts(self) -> list[int]:
+        """Those whose rows come before it in the log, in their order."""
+        return [attempt for attempt, *_ in self.parts[0].account.rows]
+
+    @property
     def now_s(self) -> float:
         """The latest of the seconds at which the shards copied their slices."""
         return max(part.account.now_s for part in self.parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 import h5py
 
 from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Rows, Run, continued, was_left_open
+from mpisgd.records.reader import Layout, Rows, Run, continued
 from mpisgd.records.storage import cause, create_hdf5, give_up, writing
+from mpisgd.records.superblock import was_left_open
 
 
 def claim(path: Path, *, overwrite: bool) -> Lock:
@@ -61,7 +61,7 @@ def write_config(path: Path, text: str) -> None:
     """Write config.toml, whole or not at all. Raises ConfigError where the directory cannot be written."""
     aside = path / f".{schema.CONFIG}.{os.getpid()}"
     try:
-        aside.write_text(text)
+        aside.write_text(sums.sealed(text))
         aside.rename(path / schema.CONFIG)
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {cause(error)}") from error
@@ -77,10 +77,13 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
     whole = [each for name in names for each in continued(path / name)]
+    earlier = Run(path).earlier
     with writing(path / schema.LOG):
         log = create_hdf5(path / schema.LOG, "w")
         try:
             _lay_out(log, whole)
+            for number, layout in enumerate(earlier):
+                _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()
         except BaseException:
             give_up(log)
@@ -102,6 +105,14 @@ def _lay_out(log: h5py.File, whole: list[Rows]) -> None:
         log[table].attrs["rows"] = sum(lengths)
 
 
+def _add_earlier(group: h5py.Group, layout: Layout) -> None:
+    """The rows that shards of another layout wrote, copied: their numbers mean other slices than those of the tables."""
+    group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
+    group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
+    for table in ("pushes", "updates", "events"):
+        group.create_dataset(table, data=layout.table(table))
+
+
 def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.VirtualSource:
     """Where a virtual data set finds rows of one file.
 
@@ -120,8 +131,7 @@ def mark_done(path: Path, contents: dict[str, Any]) -> None:
     aside = path / f".{schema.DONE}.{os.getpid()}"
     with writing(path / schema.DONE):
         with aside.open("w") as file:
-            json.dump(contents, file, indent=1)
-            file.write("\n")
+            file.write(sums.sealed_json(contents))
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path / schema.DONE)

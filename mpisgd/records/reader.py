@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import h5py
 import numpy as np
 
 from mpisgd.errors import DataError
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.schema import Verdict
+from mpisgd.records.superblock import AsIfClosed, was_left_open
 
 _FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
 
@@ -48,7 +52,9 @@ class Run:
         if not config.is_file():
             raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
         try:
-            self.config: dict[str, Any] = tomllib.loads(config.read_text(encoding="utf-8"))
+            text = config.read_text(encoding="utf-8")
+            sums.check_text(str(config), text)
+            self.config: dict[str, Any] = tomllib.loads(text)
         except ValueError as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
         if "environment" not in self.config:
@@ -56,6 +62,7 @@ class Run:
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
+        self._attempts: dict[int, dict[str, Any]] = _told_of(self.config["environment"])
         self._files = self._newest_files()
         self._tables: dict[str, np.ndarray] = {}
         self._summaries: np.ndarray | None = None
@@ -71,7 +78,7 @@ class Run:
 
     @property
     def lambda_(self) -> int:
-        return int(self.config["environment"]["learners"])
+        return int(self.told(self.attempt).get("learners", self.config["environment"]["learners"]))
 
     @property
     def teams(self) -> list[list[int]]:
@@ -80,7 +87,29 @@ class Run:
 
     @property
     def shards(self) -> int:
-        return int(self.config["shards"])
+        return int(self.told(self.attempt).get("shards", self.config["shards"]))
+
+    def told(self, attempt: int) -> dict[str, Any]:
+        """What config.toml says of one attempt: its learners, shards, epochs ...; nothing where the run was never continued."""
+        return self._attempts.get(attempt, {})
+
+    @cached_property
+    def begins(self) -> Begins:
+        """Where the rows of the tables begin, but those of `evaluations`, which are all there."""
+        return Begins() if not self._files else begins(self._files[0])
+
+    @property
+    def earlier(self) -> list[Layout]:
+        """The layouts before: the parts of the run that had another number of learners or shards."""
+        found: list[Layout] = []
+        here = self.begins
+        while here.before:
+            last = max(attempt for _, attempt, _ in here.before)
+            before = begins(self.path / schema.shard_file(0, last))
+            learners = int(self.told(last).get("learners", self.lambda_))
+            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
+            here = before
+        return found[::-1]
 
     def _newest_files(self) -> list[Path]:
         """Those of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
@@ -89,7 +118,12 @@ class Run:
             match = _FILE.match(path.name)
             if match:
                 found.setdefault(int(match[3]), []).append(path)
-        whole = [at for at, paths in found.items() if sum(path.name.startswith("shard-") for path in paths) == self.shards]
+        own = self.config["shards"]
+        whole = [
+            at
+            for at, paths in found.items()
+            if sum(path.name.startswith("shard-") for path in paths) == self.told(at).get("shards", own)
+        ]
         self.attempt = max(whole, default=0)
         shards = sorted(path for path in found.get(self.attempt, []) if path.name.startswith("shard-"))
         evaluators = [self.path / schema.evaluator_file(at) for at in range(self.attempt, -1, -1)]
@@ -99,11 +133,13 @@ class Run:
     def done(self) -> dict[str, Any] | None:
         """What DONE says, or None while the run is under way or where it did not finish."""
         try:
-            return dict(json.loads((self.path / schema.DONE).read_text()))
+            text = (self.path / schema.DONE).read_text(encoding="utf-8")
+            done = dict(json.loads(text))
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise DataError(f"{self.path / schema.DONE} is damaged: {error}") from error
+        return sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
 
     def table(self, name: str) -> np.ndarray:
         """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
@@ -152,7 +188,7 @@ class Run:
             final_clock = int(summary["final_clock"])
         else:
             clocks = self.updates["clock"][self.updates["shard"] == shard]
-            final_clock = int(clocks.max(initial=0))
+            final_clock = int(clocks.max(initial=self.begins.clock))
         summed = rows["verdict"] == Verdict.APPLY
         applied = int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
         late = int(np.count_nonzero(rows["verdict"] == Verdict.LATE))
@@ -193,6 +229,76 @@ class Rows:
         return len(self.rows(table))
 
 
+class Begins(NamedTuple):
+    """Where the rows of a layout begin (`schema`): by default at the start of the run.
+
+    Attributes:
+        next_seq: per learner, its first mini-batch; empty = 0.
+        before: of the layout before, a shard, an attempt, and how many rows of each table.
+    """
+
+    clock: int = 0
+    samples: int = 0
+    time_s: float = 0.0
+    next_seq: list[int] = []  # noqa: RUF012 - never changed
+    before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
+
+    def rows_before(self, run: Path) -> list[list[Rows]]:
+        """Shard by shard, the rows of the layout before."""
+        shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
+        return [
+            [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
+            for shard in range(shards)
+        ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
+
+    `rows`: those of each shard, attempt by attempt.
+    """
+
+    learners: int
+    first_clock: int
+    last_clock: int
+    rows: list[list[Rows]]
+
+    @property
+    def shards(self) -> int:
+        return len(self.rows)
+
+    def table(self, name: str) -> np.ndarray:
+        """Its rows of one table, shard by shard."""
+        parts = [rows.rows(name) for shard in self.rows for rows in shard]
+        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+
+
+def begins(path: Path) -> Begins:
+    """Where the layout begins that a shard's file belongs to. Raises DataError where the file does not say so as it must."""
+    first = continued(path)[0].path
+
+    def read(file: h5py.File, _: bool) -> Begins:
+        if "before" not in file.attrs:
+            return Begins()
+        parts = np.asarray(file.attrs["before"], np.int64).reshape(-1, 2 + len(schema.TABLES))
+        return Begins(
+            int(file.attrs["continues_clock"]),
+            int(file.attrs["begins_samples"]),
+            float(file.attrs["begins_s"]),
+            np.asarray(file.attrs["begins_seq"], np.int64).tolist(),
+            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts.tolist()],
+        )
+
+    return _read(first, "what it goes on from", read)
+
+
+def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What config.toml says of each attempt, by its number."""
+    attempts = environment.get("attempts", [])
+    return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
+
+
 def continued(path: Path) -> list[Rows]:
     """The rows of one rank: those of earlier attempts that this file continues, then its own.
 
@@ -204,8 +310,8 @@ def continued(path: Path) -> list[Rows]:
 
 def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     """What a file says that it continues: attempts, with the number of rows of each table."""
-    with _open(path) as file:
-        parts = np.asarray(file.attrs.get("continues", np.empty((0, 1 + len(schema.TABLES)), np.int64)))
+    none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
+    parts = _read(path, "what it continues", lambda file, _: np.asarray(file.attrs.get("continues", none)))
     if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
         raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
     return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
@@ -241,52 +347,67 @@ def _attempt_of(path: Path) -> str:
 
 
 def _open(path: Path) -> h5py.File:
-    """For minutes and more, HDF5's SWMR mode retries to read what a damaged file lacks; so it is for files left open."""
+    """A file as it is, also one that is being written (`superblock`)."""
     try:
-        swmr = was_left_open(path)
-        file = h5py.File(path, "r", libver="latest", swmr=swmr, locking=False)
-    except OSError as error:
+        source = AsIfClosed(path) if was_left_open(path) else path
+        file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
+        version = file.attrs.get("schema_version")
+    except _BROKEN as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
-    version = file.attrs.get("schema_version")
     if version != schema.SCHEMA_VERSION:
         file.close()
         raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
     return file
 
 
-def was_left_open(path: Path) -> bool:
-    """Whether a writer has the file open, or was killed: a flag in HDF5's superblock (version 3, which SWMR implies).
+_BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+"""What h5py raises at a damaged file."""
 
-    Raises DataError where the file is shorter than its superblock says.
+_TRIES, _PAUSE_S = 5, 0.05
+
+T = TypeVar("T")
+
+
+def _read(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
+    """What `read` finds in a file; it is told whether the file was left open. Tried a few times where a writer may have been at it.
+
+    Raises DataError where it cannot be read, or its checksums do not fit.
     """
-    with path.open("rb") as file:
-        superblock = file.read(36)
-    if not superblock.startswith(b"\x89HDF\r\n\x1a\n\x03") or len(superblock) < 36:
-        return False
-    length, actual = int.from_bytes(superblock[28:], "little"), path.stat().st_size
-    if actual < length:
-        raise DataError(f"{path} is truncated: it has {actual} bytes, and says {length}")
-    return superblock[11] != 0
+    for left in reversed(range(_TRIES)):
+        open_ = was_left_open(path)
+        try:
+            with _open(path) as file:
+                return read(file, open_)
+        except (DataError, *_BROKEN) as error:
+            if not left or not open_:
+                if isinstance(error, DataError):
+                    raise
+                raise DataError(f"{path}: {what} cannot be read: {error}") from error
+        time.sleep(_PAUSE_S)
+    raise AssertionError
 
 
 def read_table(path: Path, name: str) -> np.ndarray:
-    """The committed rows of one table in one rank's file."""
-    with _open(path) as file:
-        try:
-            committed = int(file["committed"][list(schema.TABLES).index(name)])
-            data = file[name]
-            if data.dtype != schema.TABLES[name]:
-                raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
-            if len(data) < committed:
-                raise DataError(f"{path}: table {name} has {len(data)} rows, but {committed} were committed")
-            return np.asarray(data[:committed])
-        except (KeyError, OSError) as error:
-            raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+    """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, open_: bool) -> np.ndarray:
+        committed = int(file["committed"][list(schema.TABLES).index(name)])
+        data = file[name]
+        if data.dtype != schema.TABLES[name]:
+            raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
+        if len(data) < committed or committed < 0:
+            raise DataError(f"{path}: table {name} has {len(data)} rows, but {committed} were committed")
+        sums.check_table(f"{path}: table {name}", file, name, committed, open_)
+        return np.asarray(data[:committed])
+
+    return _read(path, f"table {name}", read)
 
 
 def read_summary(path: Path) -> np.ndarray:
-    with _open(path) as file:
-        try:
-            return np.asarray(file["summary"][:])
-        except (KeyError, OSError) as error:
-            raise DataError(f"{path}: the summary cannot be read: {error}") from error
+    """The last words of the rank. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, _: bool) -> np.ndarray:
+        sums.check_summary(f"{path}: the summary", file)
+        return np.asarray(file["summary"][:])
+
+    return _read(path, "the summary", read)

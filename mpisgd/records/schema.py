@@ -6,11 +6,22 @@ lays virtual data sets over them. A file holds the tables below as one-dimension
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
 
+Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
+NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
+
 A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
 continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
 of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
 checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number. `log.h5` has a
 copy of the rows of attempts that were killed, in the group `attempts`.
+
+Where an attempt goes on with another number of learners or shards, a new *layout* begins: rows of slices that are cut otherwise
+are not put behind each other. The tables of the run are then those of the last layout, but for `evaluations`, which have all;
+clocks and seconds go on. The shards' files of its first attempt say what came before: `begins_samples` and `begins_s`, the samples
+applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), with which mini-batch each learner goes on; and
+`before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table of that file belong
+to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
+clocks `first_clock` and `last_clock` as attributes.
 """
 
 from __future__ import annotations
@@ -48,6 +59,7 @@ class Event(enum.IntEnum):
     RETURNED = 15  # a learner that was missed is back
     STUCK = 16  # a transfer to or from a learner was given up
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
+    REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -139,15 +151,20 @@ SUMMARY = np.dtype(
 LOG = "log.h5"
 CONFIG = "config.toml"
 DONE = "DONE"
+DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
-
-
 LOCK = "LOCK"
 CHECKPOINTS = "checkpoint"
+SPOOL = ".snapshots-"
 
 
 def shard_file(shard: int, attempt: int = 0) -> str:
     return f"shard-{shard:03d}.attempt-{attempt}.h5"
+
+
+def spool_file(shard: int, layout: int = 0) -> str:
+    """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
+    return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
 
 
 def evaluator_file(attempt: int = 0) -> str:

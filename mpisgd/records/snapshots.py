@@ -12,6 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from mpisgd.computing import Updates
+from mpisgd.errors import DataError
 from mpisgd.flat import host_view
 from mpisgd.records.storage import writing
 
@@ -24,6 +25,14 @@ class Taken:
     clock: int
     samples: int
     taken_s: float
+
+
+def check_spool(path: Path, count: int, nbytes: int) -> None:
+    """Raises DataError where a scratch file does not hold so many snapshots, of so many bytes each."""
+    found = path.stat().st_size if path.is_file() else -1
+    if found < count * nbytes:
+        what = "is not there" if found < 0 else f"has {found} bytes"
+        raise DataError(f"{path} {what}, and the checkpoint says that it holds {count} snapshots, {count * nbytes} bytes")
 
 
 class Snapshots:

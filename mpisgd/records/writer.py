@@ -20,7 +20,7 @@ import numpy as np
 from mpisgd.errors import StorageError
 from mpisgd.messages import Push
 from mpisgd.protocols import Verdict
-from mpisgd.records import schema, storage
+from mpisgd.records import schema, storage, sums
 from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
@@ -48,6 +48,7 @@ class TableFile:
         self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in schema.TABLES.items()}
         self._filled = dict.fromkeys(schema.TABLES, 0)
         self._committed = dict.fromkeys(schema.TABLES, 0)
+        self._crc32 = dict.fromkeys(schema.TABLES, 0)
         self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
         if path is not None:
             with self._writing():
@@ -63,6 +64,8 @@ class TableFile:
         for name, dtype in schema.TABLES.items():
             file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
         file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
+        file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
+        file.create_dataset("closing", data=np.zeros(3, np.int64))
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
         file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
@@ -119,7 +122,7 @@ class TableFile:
         return list(self._committed.values())
 
     def _write(self, file: h5py.File) -> None:
-        for index, name in enumerate(schema.TABLES):
+        for name in schema.TABLES:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
@@ -127,9 +130,12 @@ class TableFile:
                 data.resize(start + filled, axis=0)
                 data[start:] = self._rows[name][:filled]
                 data.flush()
+                self._crc32[name] = sums.add(self._crc32[name], name, self._rows[name][:filled])
                 self._committed[name] = start + filled
                 self._filled[name] = 0
-                file["committed"][index] = start + filled
+        file["sums"][:] = [(self._committed[name], self._crc32[name]) for name in schema.TABLES]
+        file["sums"].flush()
+        file["committed"][:] = list(self._committed.values())
         file["committed"].flush()
 
     def _amend_file(self, name: str) -> None:
@@ -154,7 +160,9 @@ class TableFile:
         with self._writing():
             if summary is not None:
                 self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
-                self._file.flush()  # what fails here has not begun to close
+            amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
+            self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
+            self._file.flush()  # what fails here has not begun to close
             self._file.close()
         self._file = None
 

@@ -7,14 +7,16 @@ then no log gives the slices of that clock, and the checkpoint's are taken as th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mpisgd import parts
 from mpisgd.data import DataSet
 from mpisgd.errors import CheckpointError, DataError
 from mpisgd.parts import Brought, Meta
 from mpisgd.records import checkpoint as disk
+from mpisgd.records.recut import cut
 from mpisgd.replay.finding import Finding, refuse
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Recompute, Told
@@ -36,7 +38,7 @@ def through_attempts(
     at_first: bool,
 ) -> None:
     """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`."""
-    begun: list[Tensors] = []
+    begun: Sequence[Tensors] = []
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
         serial = Serial(attempt, brought, data, meta, begun)
@@ -46,7 +48,14 @@ def through_attempts(
         recompute.run(until=here, at_first=at_first)
         if following is None or here is not None or (at_first and proof.finding is not None):
             return
-        begun = [_begun(record, following, shard, recompute.at_seam.get(shard), proof) for shard in range(len(record.shards))]
+        begun = [_begun(record, following, shard, recompute.at_seam.get(shard), proof) for shard in range(len(attempt.shards))]
+        then = parts.bounds(following.config, serial.model)
+        if (attempt.lambda_, serial.bounds) != (following.lambda_, then):
+            begun = [cut(begun, serial.bounds, wanted) for wanted in then]
+            proof.seams.append(
+                f"attempt {following.attempt}: {attempt.lambda_} learners and {len(attempt.shards)} shards before,"
+                f" {following.lambda_} and {len(then)} from here on"
+            )
 
 
 def check_start(record: Record, shard: ShardRecord) -> None:

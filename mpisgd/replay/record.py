@@ -16,7 +16,7 @@ from mpisgd.config import Config
 from mpisgd.errors import DataError
 from mpisgd.protocols import Protocol, make
 from mpisgd.records import schema
-from mpisgd.records.reader import Run, continued, read_continues, read_summary, read_table
+from mpisgd.records.reader import Run, begins, continued, read_continues, read_summary, read_table
 from mpisgd.records.schema import Event, Verdict
 
 _CHUNK_ROWS = 4096
@@ -176,6 +176,8 @@ class Record:
     """What DONE says; None = the run did not finish."""
     attempt: int = 0
     earlier: tuple[Record, ...] = ()
+    learners: int = 0
+    """Of this attempt; 0 = as many as the run's last."""
 
     @property
     def path(self) -> Path:
@@ -183,7 +185,7 @@ class Record:
 
     @property
     def lambda_(self) -> int:
-        return self.run.lambda_
+        return self.learners or self.run.lambda_
 
     @cached_property
     def members(self) -> list[list[int]]:
@@ -256,30 +258,39 @@ def read(path: str | Path) -> Record:
     """
     run = Run(path)
     done = run.done
-    chain = [attempt for attempt, _ in read_continues(run.path / schema.shard_file(0, run.attempt))] if run.summaries.size else []
+    chain = _chain(run, run.attempt) if run.summaries.size else []
     earlier = tuple(_attempt(run, attempt, None) for attempt in chain)
     return dataclasses.replace(_attempt(run, run.attempt, done), earlier=earlier)
 
 
+def _chain(run: Run, attempt: int) -> list[int]:
+    """The attempts that this one continues, also those of other layouts, the first one first."""
+    path = run.path / schema.shard_file(0, attempt)
+    own = [before for before, _ in read_continues(path)]
+    older = [before for shard, before, _ in begins(path).before if shard == 0]
+    return [*_chain(run, older[-1]), older[-1], *own] if older else own
+
+
 def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     config = config_file.from_mapping(run.config)
-    told: dict[str, Any] = next((each for each in run.environment.get("attempts", []) if each["attempt"] == attempt), {})
-    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs))
+    told = run.told(attempt)
+    learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
+    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs), shards=shards_of)
     summaries = {}
-    for shard in range(run.shards):
+    for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = _completed([_shard(run, shard, attempt, summaries.get(shard)) for shard in range(run.shards)])
-    return Record(run, config, shards, done, attempt)
+    shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
+    return Record(run, config, shards, done, attempt, learners=learners)
 
 
-def _shard(run: Run, shard: int, attempt: int, summary: np.void | None) -> ShardRecord:
+def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_: int) -> ShardRecord:
     """By file, not by the column `shard`, which is one of those in doubt."""
     path = run.path / schema.shard_file(shard, attempt)
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
     pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
-    start = _start(path, run.lambda_, events)
+    start = _start(path, lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes = pushes[pushes["clock"] <= start.clock + len(updates)]
@@ -292,7 +303,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None) -> Shard
     }
     stuck = frozenset(learner_id for (learner_id,) in _of(events, Event.STUCK, "learner_id"))
     timeouts = [TimeOut(*row) for row in _of(events, Event.TIMEOUT, "clock", "time_s")]
-    return ShardRecord(shard, run.lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck)
+    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck)
 
 
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
@@ -338,17 +349,19 @@ def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
     before = continued(path)[:-1]
     pushes = np.concatenate([np.empty(0, schema.PUSHES), *(each.rows("pushes") for each in before)])
     updates = np.concatenate([np.empty(0, schema.UPDATES), *(each.rows("updates") for each in before)])
+    here = begins(path)
+    first = here.next_seq or [0] * lambda_
     resumed_s = events["time_s"][events["kind"] == Event.RESUMED]
     return Start(
-        clock=len(updates),
-        samples=int(updates["samples"][-1]) if len(updates) else 0,
+        clock=here.clock + len(updates),
+        samples=int(updates["samples"][-1]) if len(updates) else here.samples,
         time_s=float(resumed_s[0]) if len(resumed_s) else 0.0,
         received=len(pushes),
-        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], lambda_),
-        next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], lambda_)],
+        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], first),
+        next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], first)],
     )
 
 
-def _last_seq(pushes: np.ndarray, lambda_: int) -> list[int]:
-    """Per learner the largest seq, or -1."""
-    return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=-1)) for learner_id in range(lambda_)]
+def _last_seq(pushes: np.ndarray, first: list[int]) -> list[int]:
+    """Per learner the largest seq, or that before its first."""
+    return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=at - 1)) for learner_id, at in enumerate(first)]

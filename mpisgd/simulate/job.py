@@ -70,7 +70,7 @@ class Job:
         self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
-        self.accounts = np.zeros((config.shards, 5), np.int64)
+        self.accounts = np.stack([account()] * config.shards)
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.forge import unsealed
+
 TABLE = Path(__file__).parents[2] / "results" / "faults" / "bad_input.md"
 
 
@@ -218,7 +220,17 @@ def _torn(run: Path) -> None:
 
 def _other_model(run: Path) -> None:
     path = run / "config.toml"
-    path.write_text(re.sub(r"hidden = \[[^]]*\]", "hidden = [7]", path.read_text()))
+    path.write_text(re.sub(r"hidden = \[[^]]*\]", "hidden = [7]", unsealed(path.read_text())))
+
+
+def _edited(run: Path) -> None:
+    path = run / "config.toml"
+    path.write_text(path.read_text().replace("mu = ", "mu = 1"))
+
+
+def _spoolless(run: Path) -> None:
+    for path in run.glob(".snapshots-*"):
+        path.unlink()
 
 
 def _alpha0(run: Path) -> None:
@@ -236,7 +248,8 @@ SPOILT: dict[str, tuple[Callable[[Path], None], int, tuple[str, ...]]] = {
     "it has no checkpoint": (_bare, 2, ()),
     "its config.toml says another model": (_other_model, 2, ()),
     "another learning rate is wanted": (_alpha0, 2, ("--alpha0", "0.7")),
-    "there is a learner more": (_alpha0, 3, ()),
+    "its config.toml was edited": (_edited, 2, ()),
+    "its snapshots are gone": (_spoolless, 2, ()),
 }
 
 

@@ -2,9 +2,10 @@
 
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
 there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
-{"ranks": n, "resume": directory} goes on with a run. `drive.py jobs.json together` runs all at once, each on ranks of its own; the
-process of each rank is in `jobs.json.pids`. `drive.py jobs.json interrupted` does so with jobs that signals interrupt, as often
-as each has directories in "kept", to which the run is then copied before it goes on; and, in the end, once more into "whole".
+{"ranks": n, "resume": directory} goes on with a run, with "shards": s in place of its own. `drive.py jobs.json together` runs all
+at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. `drive.py jobs.json interrupted` does so with
+jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on; and, in
+the end, once more into "whole".
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import torch
 
 import mpisgd
 from mpisgd import models
+from mpisgd.config import replace
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import EXIT_INTERRUPTED, RunInterrupted
 from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
+from mpisgd.resume import configuration
 from mpisgd.roles import of_job
 
 
@@ -58,6 +61,11 @@ def say_size(ranks: int) -> None:
             os.environ[name] = str(ranks)
 
 
+def resume(job: dict, comm: MPI.Intracomm) -> None:
+    config = configuration(Path(job["resume"]))
+    mpisgd.train(config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
+
+
 def together(jobs: list[dict]) -> None:
     """Each job has its own ranks, in their order."""
     world = MPI.COMM_WORLD
@@ -67,7 +75,7 @@ def together(jobs: list[dict]) -> None:
     tell_pids(mine, len(jobs))
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
-            mpisgd.train(comm=comm, resume=job["resume"])
+            resume(job, comm)
         else:
             mpisgd.train(config=from_mapping(job["config"]), comm=comm)
         wait_politely(world)
@@ -123,7 +131,7 @@ def main() -> None:
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
             if comm != MPI.COMM_NULL and "resume" in job:
-                mpisgd.train(comm=comm, resume=job["resume"])
+                resume(job, comm)
                 comm.Free()
             elif comm != MPI.COMM_NULL:
                 config = from_mapping(job["config"])

@@ -48,6 +48,9 @@ class Status:
     def Get_count(self, datatype: object) -> int:
         return self.nbytes
 
+    def Get_tag(self) -> int:
+        return self.tag
+
 
 class Done:
     """A request that needs no waiting for."""
@@ -95,6 +98,13 @@ class Comm:
         if not self.inbox:
             raise Stuck("the inbox is empty")
         return None
+
+    def Iprobe(self, source: int, tag: int, status: Status) -> bool:
+        """Whether one is there, which stays. Raises Stuck where there is nothing at all."""
+        before = list(self.inbox)
+        found = self.Improbe(source, tag, status) is not None
+        self.inbox = before
+        return found
 
     def Mprobe(self, source: int, tag: int, status: Status) -> Envelope:
         message = self.Improbe(source, tag, status)
@@ -157,6 +167,12 @@ class ScriptedChannel:
     def now_s(self) -> float:
         self.seconds += 1.0
         return self.seconds
+
+    def rank_of(self, learner_id: int) -> int:
+        return 1 + learner_id
+
+    def learner_of(self, rank: int) -> int:
+        return rank - 1
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):

@@ -24,6 +24,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 from mpisgd.replay import Brought
 from mpisgd.simulate import simulate
+from tests.forge import forge, unsealed
 
 UNEVEN = {"name": "lognormal", "mean_s": 0.1, "sigma": 0.5}
 COMMON: dict[str, Any] = {
@@ -203,6 +204,7 @@ def test_until_a_clock(name: str, until: int, tmp_path: Path) -> None:
 def cut(path: Path, shard: int, pushes: int, updates: int) -> None:
     """As a kill leaves a shard's file: so many rows were flushed."""
     with h5py.File(path / schema.shard_file(shard), "r+") as file:
+        forge(file)
         file["committed"][0], file["committed"][1] = pushes, updates
         summary = file["summary"][0]
         summary["final_clock"] = -1
@@ -232,6 +234,7 @@ def test_a_killed_run_too_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     path = simulated(tmp_path / "run", protocol=SOFTSYNC)
     cut(path, 0, 30, 12)
     with h5py.File(path / schema.shard_file(0), "r+") as file:
+        forge(file)
         row = file["pushes"][20]
         row["loss"] += 1e-6
         file["pushes"][20] = row
@@ -245,13 +248,14 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
     def edit(path: Path) -> None:
         text = (path / "config.toml").read_text()
         assert old in text
-        (path / "config.toml").write_text(text.replace(old, new))
+        (path / "config.toml").write_text(unsealed(text).replace(old, new))
 
     return edit
 
 
 def other_version(path: Path) -> None:
     with h5py.File(path / schema.shard_file(0), "r+") as file:
+        forge(file)
         file.attrs["schema_version"] = 99
 
 

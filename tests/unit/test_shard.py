@@ -25,7 +25,7 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, SnapshotPull
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.progress import Progress
@@ -33,6 +33,7 @@ from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog, TableFile
+from mpisgd.refusals import Refusals
 from mpisgd.shard import Shard
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
@@ -191,8 +192,8 @@ def test_backup_drops_who_is_late_and_gives_him_the_new_weights_at_once(log: Pat
 
 @pytest.mark.parametrize(("gradient", "loss"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])
 def test_stop_ends_the_run_and_says_whose_gradient_it_was(gradient: float, loss: float, log: Path) -> None:
-    script = [*pulls(0, 1), (push(1, seq=7, loss=loss), gradient)]
-    message = rf"gradient of learner 1, mini-batch 7, clock 0, loss {loss}: not finite; lower alpha0 = 1, or set nonfinite"
+    script = [*pulls(0, 1), (push(1, seq=0, loss=loss), gradient)]
+    message = rf"gradient of learner 1, mini-batch 0, clock 0, loss {loss}: not finite; lower alpha0 = 1, or set nonfinite"
     with pytest.raises(DivergenceError, match=message):
         serve(log, script, SoftsyncOptions(), 2)
 
@@ -297,12 +298,15 @@ def test_books_that_do_not_balance_fail_the_run(log: Path) -> None:
 
 
 @pytest.mark.parametrize("timestamp", [-1, 1, 2**40])
-def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(timestamp: int, log: Path) -> None:
+def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(
+    timestamp: int, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     channel = ScriptedChannel([*pulls(0), (push(0, timestamp), 2.0)])
     shard, _ = make(log, channel, SoftsyncOptions(), 1)
-    message = f"learner 0 pushed timestamp {timestamp}: expected 0 ... 0, the shard's clock"
-    with pytest.raises(PeerError, match=message):
+    with pytest.raises(Stuck):
         shard.serve()
+    assert f"learner 0 pushed timestamp {timestamp}: expected 0 ... 0, the shard's clock" in capsys.readouterr().err
+    assert (shard.refusals.by_rank, shard.refusals.pushes) == ({1: 1}, [1])
     assert (shard.update.weights.item(), shard.update.gradients, shard.received, shard.clock) == (0.0, 0, [0], 0)
 
 
@@ -703,3 +707,43 @@ def test_ssp_goes_on_from_where_learners_are() -> None:
     assert [protocol.may_pull(learner_id, 0) for learner_id in EVERYBODY] == [False, True, True]
     protocol.on_push(1, 0, 0)
     assert [protocol.may_pull(learner_id, 0) for learner_id in EVERYBODY] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (push(0, 0, 2), "pushed mini-batch 2: expected 0 ... 0, the next one"),
+        (push(0, 0, 2**62), "pushed mini-batch"),
+        (push(0, 0, 0, samples=0), "a gradient of 0 samples"),
+        (push(0, 0, 0, samples=2**40), "samples"),
+    ],
+)
+def test_a_push_that_cannot_be_changes_nothing_for_those_who_behave(
+    bad: Push, why: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run goes on, its books are of what was taken, and what was refused is told and in the log."""
+    script = [*pulls(0), (bad, 9.0), *[item for seq in range(3) for item in ((push(0, seq, seq), 1.0), *pulls(0))]]
+    shard, _ = make(log, ScriptedChannel([*script, Goodbye(0, 3, Ending.NONE), SnapshotPull(NOTHING_MORE)]), SoftsyncOptions(), 1)
+    shard.serve()
+    assert why in capsys.readouterr().err
+    assert shard.update.weights.item() == -3.0
+    assert (shard.received, shard.pushed) == ([3], [3])
+    events = read_table(log, "events")
+    refused = events[events["kind"] == schema.Event.REFUSED]
+    assert refused[["learner_id", "value"]].tolist() == [(0, 1.0)]
+
+
+def test_who_waits_for_its_own_refused_push_ends_the_job(log: Path) -> None:
+    """hardsync would wait for ever."""
+    script = [*pulls(0), (push(0, 0, 5), 9.0), Pull(0, 1)]
+    shard, _ = make(log, ScriptedChannel(script), HardsyncOptions(), 1)
+    with pytest.raises(PeerError, match="learner 0 waits for an update after its push was refused: learner 0 pushed mini-batch 5"):
+        shard.serve()
+
+
+def test_refusals_are_told_five_times(capsys: pytest.CaptureFixture[str]) -> None:
+    refusals = Refusals(1)
+    for number in range(100):
+        refusals.refuse(Refused(3, f"message {number}", push=False), -1)
+    assert capsys.readouterr().err.count("\n") == 5
+    assert (refusals.total, refusals.most, refusals.pushes) == (100, 3, [0])

@@ -237,7 +237,7 @@ def test_the_last_one_is_waited_for(log: Path) -> None:
 def test_one_that_was_missed_is_back_with_a_gradient_of_this_clock(log: Path) -> None:
     """All others are dead: if it were dropped, nobody would ever make the update that its learner then waits for."""
     script = [*pulls(0, 1, 2), (now(2), 1.0), *pulls(2, clock=1), (now(1), 1.0), *pulls(1, clock=1), None, (now(1, 1), 1.0),
-              Lost(2, 1), *pulls(0, clock=1), Lost(3, 2), (now(0, 1, 1), 3.0), *pulls(0, clock=2), *byes(l0=1)]  # fmt: skip
+              Lost(2, 1), *pulls(0, clock=1), Lost(3, 2), (now(0, 1), 3.0), *pulls(0, clock=2), *byes(l0=1)]  # fmt: skip
     done = serve(log, script, budget=8)
     assert done.told(Event.MISSED, Event.LOST, Event.RETURNED) == [
         (Event.MISSED, 0, 0), (Event.LOST, 1, 1), (Event.RETURNED, 1, 0), (Event.LOST, 1, 2)
@@ -469,3 +469,35 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(name: str,
     updates = read_table(log, "updates")
     for clock, gradients in updates[["clock", "gradients"]].tolist():
         assert np.count_nonzero(applied["clock"] == clock - 1) == gradients, "the divisor is counted"
+
+
+# ------------------------------------------------------------------------------------------------------ messages that cannot be
+
+
+def test_a_torn_push_counts_and_the_next_one_is_in_its_order(log: Path) -> None:
+    script = [*pulls(0, 1), Torn(now(0, 0, 0)), (now(1), 1.0), *pulls(0, 1, clock=1), (now(0, 1, 1), 2.0), (now(1, 1), 2.0),
+              *pulls(0, 1, clock=2), *byes(l0=2, l1=2)]  # fmt: skip
+    done = serve(log, script, lambda_=2, budget=6)
+    assert done.weights == [-3.0]
+    assert done.shard.refusals.total == 0
+    assert done.balanced()
+
+
+def test_a_torn_push_that_cannot_be_is_refused(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = [*pulls(0, 1), Torn(now(0, 0, 7)), (now(0), 1.0), (now(1), 1.0), *pulls(0, 1, clock=1), *byes(l0=2, l1=1)]
+    done = serve(log, script, SoftsyncOptions(), lambda_=2, budget=4)
+    assert "learner 0 pushed mini-batch 7: expected 0 ... 0, the next one" in capsys.readouterr().err
+    assert done.weights == [-1.0]
+    assert done.told(Event.REFUSED) == [(Event.REFUSED, 0, 0)]
+    assert done.balanced()
+
+
+def test_one_that_was_missed_may_push_what_is_no_longer_fresh_others_may_not(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = [*pulls(0, 1, 2), (now(1), 1.0), (now(2), 1.0), *pulls(1, 2, clock=1), None, (now(0), 9.0), (now(1, 0, 1), 9.0),
+              (now(1, 1, 1), 1.0), (now(2, 1), 1.0), *pulls(0, 1, 2, clock=2), *byes(l0=1, l1=3, l2=2)]  # fmt: skip
+    done = serve(log, script, budget=8)
+    assert done.rows("pushes", "learner_id", "reason")[2] == (0, Reason.MISSED)
+    assert "learner 1 pushed timestamp 0: expected 1, the shard's clock" in capsys.readouterr().err
+    assert done.told(Event.REFUSED) == [(Event.REFUSED, 1, 1)]
+    assert done.weights == [-2.0]
+    assert done.balanced()

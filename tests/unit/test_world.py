@@ -27,7 +27,7 @@ VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
     ],
 )
 def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, oversubscribed: bool, threads: int) -> None:
-    some = World(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores)
+    some = World(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores, pids=())
     assert some.ranks_on_node == hosts.count("a")
     assert (some.oversubscribed, some.threads) == (oversubscribed, threads)
 
@@ -54,7 +54,7 @@ def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
     for each in VARIABLES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, launched)
-    some = World(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1)
+    some = World(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1, pids=())
     if not refused:
         refuse_singletons(some)
         return

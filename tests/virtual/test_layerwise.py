@@ -21,6 +21,7 @@ from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 from mpisgd.simulate import job
+from tests.forge import forge
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
@@ -264,6 +265,7 @@ def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
 
     run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", protocol="async", shards=2, **DEEP)
     with h5py.File(run.path / schema.shard_file(1), "r+") as file:
+        forge(file)
         rows = file["pushes"][:]
         at = int(np.flatnonzero((rows["staleness"] > 0) & (rows["seq"] > 2))[0])
         rows["timestamp"][at] += 1

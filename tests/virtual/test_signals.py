@@ -45,6 +45,9 @@ class Noted(Checkpoints):
     def wait(self) -> None:
         """They are written."""
 
+    def lost(self) -> list[int]:
+        return []
+
     def take(self, **account: Any) -> None:
         self.taken.append(account)
 
