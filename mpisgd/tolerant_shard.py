@@ -156,8 +156,8 @@ class TolerantShard(Shard):
         super()._take(push)
 
     def _must_be_fresh(self, learner_id: int) -> bool:
-        """One that the others did not wait for may have older weights, or none that are worth anything."""
-        return learner_id not in self.absent and learner_id not in self._void and super()._must_be_fresh(learner_id)
+        """One that the others did not wait for may have older weights."""
+        return learner_id not in self.absent and super()._must_be_fresh(learner_id)
 
     def _is_past(self, push: Push) -> bool:
         return self.protocol.lockstep and push.timestamp < self.clock
