@@ -9,6 +9,7 @@ succeed. It is told, and in the log.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import threading
@@ -239,5 +240,6 @@ class Checkpoints:
 
 def remove(path: Path) -> None:
     """Remove a checkpoint's directory, the manifest first: half removed, it is none. Another rank may be doing the same."""
-    (path / disk.MANIFEST).unlink(missing_ok=True)
+    with contextlib.suppress(NotADirectoryError):  # something else is in the way
+        (path / disk.MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
