@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench docs-check clean
+.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench faults docs-check clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,13 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
+
+# The campaigns are long; COUNT=20 makes each of them short.
+faults: $(READY)  ## campaigns: learners killed, bits flipped, malformed messages, every bad input; into results/faults (Open MPI)
+	$(IN_VENV) python -m tests.faults.kills --out results/faults --count $(or $(COUNT),300)
+	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
+	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
+	$(IN_VENV) python -m tests.faults.bad_input
 
 docs-check: $(READY)  ## execute the commands of README.md
 	$(IN_VENV) python -m pytest tests/mpi/test_readme.py $(ARGS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from mpisgd.analysis import about, arrivals, books, noise_scale, staleness, throughput, training
+from mpisgd.analysis import about, arrivals, books, faults, noise_scale, staleness, throughput, training
 from mpisgd.analysis.tables import Table
 from mpisgd.analysis.writing import Drawing, say, tell, terminal, write
 from mpisgd.errors import EXIT_FAILED, EXIT_OK
@@ -72,6 +72,7 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         arrivals.arrival_table(run),
         arrivals.collect_table(run),
         noise_scale.table(run),
+        *([faults.table(run)] if faults.happened(run) else []),
         books.shard_table(run),
         books.learner_table(run),
     )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
+from mpisgd.analysis import faults
 from mpisgd.launch import mpirun
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Reason
@@ -73,6 +74,12 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
         assert told(run, Event.LOST, shard) == [0, 2]
     last = run.updates[run.updates["shard"] == 0][-1]
     assert last["gradients"] == 2, "the divisor is counted"
+    table = faults.table(run)
+    assert table.cells("learner") == [0, 0, 2, 2]
+    assert all(isinstance(clock, int) and clock > 0 for clock in table.cells("lost at clock"))
+    assert all(
+        abs(here - everywhere) <= 1 for here, everywhere in zip(table.cells("mini-batches here"), table.cells("on all shards"))
+    )
     test = run.evaluations[run.evaluations["train"] == 0]
     assert test["snapshot"].tolist() == list(range(len(test))), "another has evaluated all"
     assert test["error"][-1] < test["error"][0]

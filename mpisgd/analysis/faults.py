@@ -1,0 +1,66 @@
+"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`tolerant_shard.py`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpisgd.analysis.tables import Column, Table
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event, Reason
+
+_KINDS = (Event.LOST, Event.MISSED, Event.RETURNED)
+
+
+def happened(run: Run) -> bool:
+    """Whether any learner was lost or missed."""
+    return bool(np.isin(run.events["kind"], _KINDS).any())
+
+
+def table(run: Run) -> Table:
+    """One row per shard and learner that was lost or missed there."""
+    events, pushes = run.events, run.pushes
+    concerned = np.unique(events["learner_id"][np.isin(events["kind"], _KINDS)]).tolist()
+    rows = []
+    for learner_id in concerned:
+        reached = _reached(run, learner_id)
+        for shard in range(run.shards):
+            mine = events[(events["learner_id"] == learner_id) & (events["shard"] == shard)]
+            missed, lost = mine[mine["kind"] == Event.MISSED], mine[mine["kind"] == Event.LOST]
+            theirs = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
+            rows.append(
+                (
+                    learner_id,
+                    shard,
+                    len(missed),
+                    float(missed["value"].max()) if len(missed) else None,
+                    int(np.count_nonzero(mine["kind"] == Event.RETURNED)),
+                    int(lost["clock"][0]) if len(lost) else None,
+                    float(lost["time_s"][0]) if len(lost) else None,
+                    int(np.count_nonzero(theirs["reason"] == Reason.TORN)),
+                    int(theirs["seq"].max(initial=-1)) + 1,
+                    reached,
+                )
+            )
+    columns = (
+        Column("learner"),
+        Column("shard"),
+        Column("missed", "times"),
+        Column("longest silence", "s", ".2f"),
+        Column("back", "times"),
+        Column("lost at clock"),
+        Column("lost at", "s", ".2f"),
+        Column("torn", "gradients"),
+        Column("mini-batches here"),
+        Column("on all shards"),
+    )
+    note = (
+        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Torn: came in part, and was dropped."
+        " Where a shard has one mini-batch more than came to all, its learner died between two shards."
+    )
+    return Table("faults", "Learners that died or hung", columns, tuple(rows), note)
+
+
+def _reached(run: Run, learner_id: int) -> int:
+    """Mini-batches of this learner that came to every shard."""
+    mine = run.pushes[run.pushes["learner_id"] == learner_id]
+    return min((int(mine["seq"][mine["shard"] == shard].max(initial=-1)) + 1 for shard in range(run.shards)), default=0)
