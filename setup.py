@@ -14,6 +14,7 @@ from setuptools import setup
 
 #: What every gradient of a virtual cluster passes through.
 MODULES = [
+    "mpisgd/attendance.py",
     "mpisgd/channel.py",
     "mpisgd/communicator.py",
     "mpisgd/computing.py",
@@ -37,6 +38,9 @@ MODULES = [
     "mpisgd/refusals.py",
     "mpisgd/shard.py",
     "mpisgd/straggler.py",
+    "mpisgd/succession.py",
+    "mpisgd/tolerant_channel.py",
+    "mpisgd/tolerant_shard.py",
     "mpisgd/virtual/cluster.py",
     "mpisgd/virtual/network.py",
     "mpisgd/virtual/passes.py",

@@ -330,9 +330,9 @@ class Rank:
             progress=progress,
             checkpoints=self._checkpoints(update, shard, [] if account is None else account.rows),
         )
-        if isinstance(server, TolerantShard):
+        if isinstance(server, TolerantShard) and isinstance(channel, TolerantShardChannel):
             succession = Succession(dedicated=self.roles.dedicated_evaluator) if shard == 0 else None
-            server.watch(config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
+            server.watch(channel, config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
         if resumption is not None and account is not None:
             server.restore(account, resumption.checkpoint.next_seq)
         try:

@@ -27,10 +27,10 @@ from mpisgd.tolerant_channel import TolerantShardChannel
 class TolerantShard(Shard):
     """One shard; the arguments are those of `Shard`, and what `watch` adds."""
 
-    channel: TolerantShardChannel
-
-    def watch(self, patience_s: float, succession: Succession | None, name: str) -> None:
-        """Before `begin`: how long a learner may owe something; on shard 0, who evaluates; what this shard is called."""
+    def watch(self, others: TolerantShardChannel, patience_s: float, succession: Succession | None, name: str) -> None:
+        """Before `begin`: the channel once more, as what it is here; how long a learner may owe something; on shard 0, who
+        evaluates; what this shard is called."""
+        self._others = others
         self.absent: set[int] = set()
         """Learners that were missed, and are not back yet."""
         self._disturbed = False
@@ -47,7 +47,7 @@ class TolerantShard(Shard):
             self.serve_one()
         for learner_id in sorted(self.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
-            self.channel.give_up(self.channel.rank_of(learner_id))
+            self._others.give_up(self._others.rank_of(learner_id))
         super().serve_on()
 
     def serve_one(self) -> None:
@@ -92,7 +92,7 @@ class TolerantShard(Shard):
                 self._go_on_without(learner_id)
             if not (self.present or self.absent or self.finished):
                 raise PeerError(f"no learner is left at clock {self.clock}")
-        if rank == self.channel.evaluator_rank:
+        if rank == self._others.evaluator_rank:
             self._snapshot_pull = None
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
@@ -144,7 +144,7 @@ class TolerantShard(Shard):
             if len(self.present) > 1:
                 self._miss(learner_id)
         elif learner_id not in self.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
-            self.channel.give_up(rank)
+            self._others.give_up(rank)
             self._lose(rank, learner_id)
 
     # ----------------------------------------------------------------------------------------------------- what they send
@@ -197,7 +197,7 @@ class TolerantShard(Shard):
                 self._succession.free.append(learner_id)
                 self._appoint()
             else:
-                self.channel.answer_goodbye(learner_id, evaluate=False)
+                self._others.answer_goodbye(learner_id, evaluate=False)
 
     # -------------------------------------------------------------------------------------------------------- evaluation
 
@@ -207,7 +207,7 @@ class TolerantShard(Shard):
             return
         learner_id = self._succession.appoint()
         if learner_id is not None:
-            self.channel.answer_goodbye(learner_id, evaluate=True)
+            self._others.answer_goodbye(learner_id, evaluate=True)
         elif self._succession.evaluator is None and not self.present and not self.absent:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
@@ -215,9 +215,9 @@ class TolerantShard(Shard):
         evaluated = self.evaluating
         super()._answer_snapshot()
         if evaluated and not self.evaluating and self._succession is not None:
-            self.channel.pass_on_nothing_more()
+            self._others.pass_on_nothing_more()
             for learner_id in self._succession.free:
-                self.channel.answer_goodbye(learner_id, evaluate=False)
+                self._others.answer_goodbye(learner_id, evaluate=False)
             self._succession.free.clear()
 
     def _note_lost(self, learner_id: int, text: str) -> None:

@@ -90,7 +90,7 @@ class Served:
             log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
             progress=Progress("off", 1.0, 1.0),
         )
-        shard.watch(PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
+        shard.watch(channel, PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
         try:
             shard.serve()
         finally:
