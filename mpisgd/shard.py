@@ -196,7 +196,7 @@ class Shard:
             self._snapshot_pull = message.number
             self._answer_snapshot()
         else:
-            raise ProtocolError(f"{type(message).__name__}: only a fault-tolerant shard is told")
+            raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
 
     def _refuse_message(self, refused: Refused) -> None:
         """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""

@@ -85,7 +85,7 @@ class Run:
         """The ranks that compute for each learner, where they sum their gradients on their node; else empty."""
         return [list(team) for team in self.config["environment"].get("teams", [])]
 
-    @property
+    @cached_property
     def shards(self) -> int:
         return int(self.told(self.attempt).get("shards", self.config["shards"]))
 
@@ -146,6 +146,7 @@ class Run:
         if name not in self._tables:
             parts = [each.rows(name) for path in self._files for each in continued(path)]
             self._check_files()
+            _ = self.begins  # what is read of a table may be asked about when its file is there no more
             self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
         return self._tables[name]
 
