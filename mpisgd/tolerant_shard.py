@@ -43,7 +43,7 @@ class TolerantShard(Shard):
         self._attendance.begin(self.channel.now_s())
 
     def serve_on(self) -> None:
-        while self.present or self.evaluating or (self.absent and not self.finished):
+        while self.present or self.evaluating or (self.absent and not (self.finished or self.interrupted)):
             self.serve_one()
         for learner_id in sorted(self.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")

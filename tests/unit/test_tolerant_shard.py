@@ -24,7 +24,7 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import PeerError
-from mpisgd.messages import FINAL, NOTHING_MORE, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
@@ -304,6 +304,21 @@ def test_a_shard_that_others_have_left_behind_does_not_wait_for_what_will_not_co
     assert done.told(Event.PASSED) == [(Event.PASSED, 1, 0)]
     assert done.rows("updates", "gradients") == [(1,), (1,), (2,)]
     assert done.balanced()
+
+
+def test_an_interrupted_run_does_not_wait_for_those_who_hang(log: Path) -> None:
+    script = [
+        *pulls(0, 1),
+        (now(1), 1.0),
+        *pulls(1, clock=1),
+        None,
+        messages.Interrupt(15),
+        Goodbye(1, 1, Ending.INTERRUPTED),
+        LEAVE,
+    ]
+    done = serve(log, script, lambda_=2, budget=100)
+    assert done.told(Event.MISSED, Event.LOST) == [(Event.MISSED, 0, 0), (Event.LOST, 1, 0)]
+    assert done.channel.given_up == [1]
 
 
 # -------------------------------------------------------------------------------------------------------------- evaluation
