@@ -18,8 +18,6 @@ class Attendance:
         self.patience_s = patience_s
         self._since_s = [0.0] * lambda_
         self._owes_push = [False] * lambda_
-        self.clock_of = [-1] * lambda_
-        """Of the weights that each was given last; -1 = none."""
         self.look_s = math.inf
         """When to look again who is overdue."""
 
@@ -37,11 +35,10 @@ class Attendance:
         self._since_s[learner_id] = now_s
         self._owes_push[learner_id] = False
 
-    def given(self, learner_id: int, clock: int, now_s: float) -> None:
+    def given(self, learner_id: int, now_s: float) -> None:
         """It has been given weights, and owes a push."""
         self._since_s[learner_id] = now_s
         self._owes_push[learner_id] = True
-        self.clock_of[learner_id] = clock
 
     def waits(self, learner_id: int) -> None:
         """It has asked for weights, and waits."""

@@ -424,6 +424,9 @@ class Shard:
             self.log.event(Event.DEPARTED, self.clock, self.channel.now_s(), learner_id)
             self._go_on_without(learner_id)
         self._forget(learner_id)
+        self._end_if_all_have_left()
+
+    def _end_if_all_have_left(self) -> None:
         if not self.present:
             self.finished = self.finished or not self._cut_short
             self._over_s = math.inf

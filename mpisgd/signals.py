@@ -44,7 +44,7 @@ class Signals:
 
     Outside of the main thread, where Python allows no handlers, nothing is heard.
 
-    Args:
+    Attributes:
         every_second: called by the thread that waits for signals, now and then.
     """
 

@@ -34,6 +34,8 @@ class TolerantShard(Shard):
         self.absent: set[int] = set()
         """Learners that were missed, and are not back yet."""
         self._disturbed = False
+        self._parted = False
+        """Whether any learner has said goodbye."""
         self._attendance = Attendance(len(self.received), patience_s)
         self._succession = succession
         self._name = name
@@ -90,13 +92,20 @@ class TolerantShard(Shard):
             self.absent.discard(learner_id)
             if learner_id in self.present:
                 self._go_on_without(learner_id)
-            if not (self.present or self.absent or self.finished):
-                raise PeerError(f"no learner is left at clock {self.clock}")
+            if not (self.present or self.absent):
+                self._end_without(learner_id)
         if rank == self._others.evaluator_rank:
             self._snapshot_pull = None
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
+
+    def _end_without(self, learner_id: int) -> None:
+        """The last one that had not said goodbye is dead. Raises PeerError where that leaves a run without an end."""
+        if not (self._parted or self.finished or self.interrupted):
+            raise PeerError(f"no learner is left at clock {self.clock}")
+        self._cut_short = self._cut_short or self.interrupted
+        self._end_if_all_have_left()
 
     def _look_who_is_overdue(self, whose: int | None) -> None:
         """Miss those of whom too little was heard. Where one is waited for in its turn, the others may be blocked behind it."""
@@ -182,7 +191,7 @@ class TolerantShard(Shard):
         super()._answer(learner_ids)
         now_s = self.channel.now_s()
         for learner_id in learner_ids:
-            self._attendance.given(learner_id, self.clock, now_s)
+            self._attendance.given(learner_id, now_s)
             if learner_id in self.absent:
                 self._take_back(learner_id)
 
@@ -191,6 +200,7 @@ class TolerantShard(Shard):
         if learner_id in self.absent:
             self.absent.discard(learner_id)
             self._note(Event.DEPARTED, learner_id, "is back, and leaves")
+        self._parted = True
         super()._part(goodbye)
         if self._succession is not None:
             if self.evaluating:
@@ -223,7 +233,8 @@ class TolerantShard(Shard):
     def _note_lost(self, learner_id: int, text: str) -> None:
         """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""
         self.pushed[learner_id] = self.received[learner_id]
-        self._note(Event.LOST, learner_id, text, self._attendance.clock_of[learner_id])
+        clock, _ = self.given[learner_id]
+        self._note(Event.LOST, learner_id, text, clock)
 
     def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
         """Into the log, and for everybody to see at once."""

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
+OPTION = " --with-ft ulfm"
+"""Of Open MPI's launcher, which switches it on."""
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Open MPI's launcher sets it for its ranks."""
 _SPREAD_S = 0.3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -126,28 +125,26 @@ def test_a_dead_shard_ends_the_job(shards: int, started: list[Job], tmp_path: Pa
     assert not (out / "DONE").exists()
 
 
-def test_an_exception_on_a_shard_ends_the_job(started: list[Job], tmp_path: Path) -> None:
+def test_an_exception_on_a_shard_ends_the_job(started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "user.py").write_text(
         "import pathlib, torch\n"
         "def loss(output, target):\n"
         "    factor = float('nan') if pathlib.Path('nan').exists() and torch.is_grad_enabled() else 1.0\n"
         "    return factor * torch.nn.functional.cross_entropy(output, target)\n"
     )
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        job = begin(started, tmp_path / "run", 6, "--loss", "user:loss", "--epochs", "1000", "--shards", "2")
-        job.send(4, signal.SIGKILL)
-        job.wait_for("learner 2 is lost")
-        (tmp_path / "nan").touch()
-        assert job.end(20.0) not in (0, None), job.text
-    finally:
-        os.chdir(before)
+    monkeypatch.chdir(tmp_path)
+    job = begin(started, tmp_path / "run", 6, "--loss", "user:loss", "--epochs", "1000", "--shards", "2")
+    job.send(4, signal.SIGKILL)
+    job.wait_for("learner 2 is lost")
+    (tmp_path / "nan").touch()
+    assert job.end(20.0) not in (0, None), job.text
     assert job.left_s is not None
     assert "DivergenceError" in job.text
 
 
-def test_an_exception_in_one_learners_code_costs_that_learner(started: list[Job], tmp_path: Path) -> None:
+def test_an_exception_in_one_learners_code_costs_that_learner(
+    started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "user.py").write_text(
         "import os, pathlib, torch\n"
         "def loss(output, target):\n"
@@ -155,14 +152,11 @@ def test_an_exception_in_one_learners_code_costs_that_learner(started: list[Job]
         "        raise ValueError('the user has a bug')\n"
         "    return torch.nn.functional.cross_entropy(output, target)\n"
     )
-    before, out = Path.cwd(), tmp_path / "run"
-    os.chdir(tmp_path)
-    try:
-        job = begin(started, out, 4, "--loss", "user:loss", "--epochs", "4", "--protocol", "backup", "--protocol.b", "1")
-        (tmp_path / "fail").touch()
-        run = ended(job, out)
-    finally:
-        os.chdir(before)
+    out = tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    job = begin(started, out, 4, "--loss", "user:loss", "--epochs", "4", "--protocol", "backup", "--protocol.b", "1")
+    (tmp_path / "fail").touch()
+    run = ended(job, out)
     assert "ValueError: the user has a bug" in job.text
     assert "failed, the others go on without it" in job.text
     assert told(run, Event.LOST) == [1]
@@ -177,6 +171,7 @@ def test_a_signal_after_a_death_leads_to_a_checkpoint_all_the_same(started: list
     assert job.end(20.0) == 85, job.text
     assert job.left_s is not None
     assert "nothing is lost" in job.text
+    assert "go on with: mpirun --with-ft ulfm -n 6 mpisgd train --resume" in job.text
 
 
 def test_allreduce_fails_fast_there_too(started: list[Job], tmp_path: Path) -> None:

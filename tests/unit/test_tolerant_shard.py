@@ -321,6 +321,24 @@ def test_an_interrupted_run_does_not_wait_for_those_who_hang(log: Path) -> None:
     assert done.channel.given_up == [1]
 
 
+def test_an_interrupted_run_is_saved_though_its_last_learner_dies(log: Path) -> None:
+    """The evaluator, which was to wait until all have left, is answered; the run is not finished."""
+    script = [*pulls(0, 1), SnapshotPull(FINAL), (now(0), 1.0), *pulls(0, clock=1), messages.Interrupt(15),
+              Goodbye(0, 1, Ending.INTERRUPTED), Lost(2, 1), LEAVE]  # fmt: skip
+    done = serve(log, script, lambda_=2, budget=100)
+    assert [answer[0] for answer in done.answers[-2:]] == ["interrupted", "snapshot"]
+    assert not done.shard.finished
+
+
+def test_a_run_whose_others_have_done_their_share_ends_when_the_last_one_dies(log: Path) -> None:
+    """versioned: each leaves by itself; the share of the dead is not trained on, but the weights are there."""
+    script = [*pulls(0, 1), (now(0), 1.0), *pulls(0), Goodbye(0, 1, Ending.NONE), SnapshotPull(FINAL), Lost(2, 1), LEAVE]
+    done = serve(log, script, VersionedOptions(grads_to_wait=1), lambda_=2, budget=math.inf)
+    assert done.answers[-1][0] == "snapshot"
+    assert done.shard.finished
+    assert done.balanced()
+
+
 # -------------------------------------------------------------------------------------------------------------- evaluation
 
 
