@@ -299,10 +299,10 @@ def test_clocks_of_nodes_may_differ_by_hours(ended: Ended) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """A file system of 16 MiB: the log of the first attempt, whatever its length, leaves room for the second."""
     path = tmp_path / "disk"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)], capture_output=True, check=False).returncode:
         pytest.skip("a small file system cannot be mounted here: needs root; limits of file sizes stand for it in the other tests")
     try:
         yield path
