@@ -7,15 +7,12 @@ SIGKILL, when: 1 to lambda - 1 learners. `kinds` counts what was drawn.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
 import random
 import signal
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,8 @@ import numpy as np
 from mpisgd import replay
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Reason, Verdict
+from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job
-from tests.faults.where import machine
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "hardsync": {},
@@ -93,130 +90,64 @@ def config_of(drawn: Draw, out: Path) -> dict[str, Any]:
     }
 
 
-def execute(drawn: Draw, directory: Path, replayed: bool) -> dict[str, Any]:
-    """Run it, kill, and look at what is left; what is wrong is in `failures`."""
-    from mpisgd import config_file
-
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    """Run it, kill, and look at what is left."""
+    drawn = draw(generator)
+    found = Found([drawn.protocol, f"S = {drawn.shards}", drawn.model, drawn.carrier, f"{drawn.ranks} ranks"])
     out = directory / "run"
-    settings = directory / "job.toml"
-    settings.write_text(config_file.dumps(config_file.from_mapping(config_of(drawn, out))))
-    job = Job(drawn.ranks, [str(settings)], ["--with-ft", "ulfm", "--mca", "btl", CARRIERS[drawn.carrier]])
-    found: dict[str, Any] = {"failures": [], "noticed_s": [], "stood_still_s": []}
+    options = ["--with-ft", "ulfm", "--mca", "btl", CARRIERS[drawn.carrier]]
+    job = Job(drawn.ranks, [configured(directory, config_of(drawn, out))], options)
+    killed: dict[int, float] = {}
     try:
         begun_s = job.wait_for("epoch ")
-        killed: dict[int, float] = {}
         for learner_id, after_s in drawn.kills:
             time.sleep(max(0.0, begun_s + after_s - time.monotonic()))
             killed[learner_id] = job.send(drawn.shards + learner_id, signal.SIGKILL)
     except (TimeoutError, ProcessLookupError, KeyError) as error:
-        found["failures"].append(f"not killed: {error}")
-        killed = {}
+        found.failures.append(f"not killed: {error}")
     status = job.end(LIMIT_S)
-    if status != 0 or job.left_s is None or not (out / "DONE").is_file():
-        found["failures"].append(f"status {status}, gone {job.left_s}, DONE {(out / 'DONE').is_file()}\n{job.text}")
+    well = status == 0 and job.left_s is not None and (out / "DONE").is_file()
+    if not found.expect(well, f"status {status}, gone {job.left_s}, DONE {(out / 'DONE').is_file()}, {drawn}\n{job.text}"):
         return found
     _look_at_log(Run(out), drawn, killed, job, found)
-    if replayed:
+    if number % 5 == 0:
         proof = replay.replay(out)
-        if proof.reason or not proof.lines()[-1].startswith("identical"):
-            found["failures"].append(f"replay: {proof.lines()[-2:]}")
-        found["replayed"] = 1
+        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+        found.totals["replayed"] += 1
     return found
 
 
-def _look_at_log(run: Run, drawn: Draw, killed: dict[int, float], job: Job, found: dict[str, Any]) -> None:
-    failures = found["failures"]
+def _look_at_log(run: Run, drawn: Draw, killed: dict[int, float], job: Job, found: Found) -> None:
     pushes, events, updates = run.pushes, run.events, run.updates
     for books in run.books():
-        if not books.balanced:
-            failures.append(f"{books}")
-    found["torn"] = int(np.count_nonzero(pushes["reason"] == Reason.TORN))
-    found["gradients"] = int(np.count_nonzero(pushes["verdict"] == Verdict.APPLY))
+        found.expect(books.balanced, f"{books}")
+    found.totals["torn"] += int(np.count_nonzero(pushes["reason"] == Reason.TORN))
+    found.totals["gradients"] += int(np.count_nonzero(pushes["verdict"] == Verdict.APPLY))
     seen = collections.defaultdict(list)
     for shard in range(drawn.shards):
         for learner_id in range(drawn.learners):
             mine = pushes[(pushes["shard"] == shard) & (pushes["learner_id"] == learner_id)]
             seen[learner_id].append(len(mine))
-            if np.any(np.diff(mine["seq"]) != 1):
-                failures.append(f"shard {shard}, learner {learner_id}: its mini-batches do not follow each other")
+            follow = np.all(np.diff(mine["seq"]) == 1)
+            found.expect(follow, f"shard {shard}, learner {learner_id}: its mini-batches do not follow each other")
         lost = events[(events["shard"] == shard) & (events["kind"] == Event.LOST)]
         wrong = set(lost["learner_id"].tolist()) - set(killed)
-        if wrong:
-            failures.append(f"shard {shard} lost learners {wrong}, who were not killed")
+        found.expect(not wrong, f"shard {shard} lost learners {wrong}, who were not killed")
         times = updates["time_s"][updates["shard"] == shard]
         for event in lost:
             learner_id = int(event["learner_id"])
             told = f"clock {event['clock']}: learner {learner_id} is lost"
             at = [at for at, line in job.lines if told in line and f"shard {shard} " in line]
-            if not at:
-                failures.append(f"shard {shard} did not say that learner {learner_id} is lost")
-                continue
-            noticed_s = at[0] - killed[learner_id]
-            found["noticed_s"].append(noticed_s)
-            kill_s = event["time_s"] - noticed_s
-            before, after = times[times <= kill_s].max(initial=0.0), times[times > kill_s]
-            if len(after):
-                found["stood_still_s"].append(float(after.min() - before - np.median(np.diff(times))))
-    found["uneven"] = sum(min(counts) != max(counts) for learner_id, counts in seen.items() if learner_id in killed)
-    found["killed"] = len(killed)
-
-
-def campaign(count: int, seed: int) -> dict[str, Any]:
-    kinds: collections.Counter[str] = collections.Counter()
-    totals: collections.Counter[str] = collections.Counter()
-    noticed: list[float] = []
-    stood_still: list[float] = []
-    failures: list[str] = []
-    for number in range(count):
-        drawn = draw(random.Random(f"{seed}:{number}"))
-        with tempfile.TemporaryDirectory() as directory:
-            found = execute(drawn, Path(directory), replayed=number % 5 == 0)
-        failures += [f"run {number}, {asdict(drawn)}: {failure}" for failure in found["failures"]]
-        kinds.update([drawn.protocol, f"S = {drawn.shards}", drawn.model, drawn.carrier, f"{drawn.ranks} ranks"])
-        totals.update({name: found[name] for name in ("killed", "torn", "uneven", "gradients", "replayed") if name in found})
-        noticed += found["noticed_s"]
-        stood_still += found["stood_still_s"]
-        print(
-            f"{number + 1} of {count}: {drawn.protocol}, {drawn.carrier}, {drawn.model}: {found['failures'] or 'well'}",
-            file=sys.stderr,
-        )
-    return {
-        "count": count,
-        "seed": seed,
-        "kinds": dict(sorted(kinds.items())),
-        "totals": dict(totals),
-        "noticed_s": quantiles(noticed),
-        "stood_still_s": quantiles(stood_still),
-        "failures": failures,
-    }
-
-
-def quantiles(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    return {
-        "median": round(float(np.median(seconds)), 4),
-        "99 %": round(float(np.quantile(seconds, 0.99)), 4),
-        "worst": round(max(seconds), 4),
-        "number": len(seconds),
-    }
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.kills", description="Learners killed at random moments.")
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a directory for kills.json")
-    options = parser.parse_args(argv)
-    begun_s = time.monotonic()
-    found = {**campaign(options.count, options.seed), "seconds": round(time.monotonic() - begun_s), **machine()}
-    text = json.dumps(found, indent=1) + "\n"
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "kills.json").write_text(text)
-    print(text, end="")
-    return 1 if found["failures"] else 0
+            if found.expect(at, f"shard {shard} did not say that learner {learner_id} is lost"):
+                noticed_s = at[0] - killed[learner_id]
+                found.seconds["noticed_s"].append(noticed_s)
+                kill_s = event["time_s"] - noticed_s
+                before, after = times[times <= kill_s].max(initial=0.0), times[times > kill_s]
+                if len(after):
+                    found.seconds["stood_still_s"].append(float(after.min() - before - np.median(np.diff(times))))
+    found.totals["uneven"] += sum(min(counts) != max(counts) for learner_id, counts in seen.items() if learner_id in killed)
+    found.totals["killed"] += len(killed)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main("kills", "Learners killed at random moments.", 300, execute, sys.argv[1:]))
