@@ -49,7 +49,7 @@ class Submitting(Checkout):
         Open MPI's daemons look for programs beside themselves first, and there may be the real one: so it is called by its path.
         """
         self.install(text)
-        self.install(f'exec "{mpirun(1)[0]}" "${{@/#%mpisgd/{self.programs / "mpisgd"}}}"\n', "mpirun")
+        self.install(f'exec "{mpirun(1)[0]}" "${{@/#mpisgd/{self.programs / "mpisgd"}}}"\n', "mpirun")
 
     def submit(self, script: str) -> str:
         """`sbatch`; the job's number."""
