@@ -299,6 +299,11 @@ class LearnerChannel:
         """Pushes to each shard."""
         return [self._pushes for _ in self._shards]
 
+    @property
+    def newest_clock(self) -> int:
+        """Of the weights that have come; -1 before the first."""
+        return max(self._clocks)
+
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
         return self._wire.now_ns()

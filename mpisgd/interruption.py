@@ -21,7 +21,7 @@ def farewell(run: Path, signal: int, clocks: tuple[int, ...], ranks: int) -> str
     if saved is None:
         raise CheckpointError(f"{said}, and {run} has no checkpoint that is complete: begin anew with --overwrite")
     lost = "nothing is lost" if saved == clock else f"{clock - saved:,} updates are lost"
-    command = f"mpirun{ulfm.OPTION if ulfm.enabled() else ''} -n {ranks} mpisgd train --resume {shlex.quote(str(run))}"
+    command = f"{ulfm.launcher(ranks)} mpisgd train --resume {shlex.quote(str(run))}"
     return f"mpisgd: {said}, checkpoint at clock {saved:,} ({lost}); go on with: {command}"
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
 from mpisgd.computing import Computes
@@ -70,7 +70,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         return ranks[0].describe if ranks else "starting"
 
     def how() -> str:
-        return way_on(Path(config.out)) if ranks else ""
+        return way_on(Path(config.out), ranks[0].newest_clock(), ulfm.launcher(comm.Get_size())) if ranks else ""
 
     with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals:
         ranks.append(Rank(config, comm, brought, resumed, signals))
@@ -106,6 +106,8 @@ class Rank:
         self.describe = self.roles.describe(self.rank)
         self.expendable = False
         """Whether the others can go on without this rank, now."""
+        self.newest_clock: Callable[[], int | None] = lambda: None
+        """The newest clock that this rank knows of."""
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
         self.lock: Lock | None = None
@@ -333,6 +335,7 @@ class Rank:
         if isinstance(server, TolerantShard) and isinstance(channel, TolerantShardChannel):
             succession = Succession(dedicated=self.roles.dedicated_evaluator) if shard == 0 else None
             server.watch(channel, config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
+        self.newest_clock = lambda: server.clock
         if resumption is not None and account is not None:
             server.restore(account, resumption.checkpoint.next_seq)
         try:
@@ -371,6 +374,7 @@ class Rank:
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
         own: Any = leader or parts.with_local_steps(config, self._gradient())
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
+        self.newest_clock = lambda: channel.newest_clock
         gradient: Computes = own
         if isinstance(channel, PipelinedChannel):
             gradient = LayerwiseGradient(own, self.model, self.bounds, channel)

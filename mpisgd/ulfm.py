@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
-OPTION = " --with-ft ulfm"
-"""Of Open MPI's launcher, which switches it on."""
 _SWITCH = "OMPI_MCA_mpi_ft_enable"
 """Open MPI's launcher sets it for its ranks."""
 _SPREAD_S = 0.3
@@ -27,6 +25,11 @@ _SPREAD_S = 0.3
 def enabled() -> bool:
     """Whether this rank was started with it; told by the environment, without MPI."""
     return os.environ.get(_SWITCH, "0").lower() in ("1", "true")
+
+
+def launcher(ranks: int) -> str:
+    """The words that start as many ranks in the same way."""
+    return f"mpirun{' --with-ft ulfm' if enabled() else ''} -n {ranks}"
 
 
 def prepare() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from mpisgd import footprint
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.records import schema
+from mpisgd.records.checkpoint import way_on
 from mpisgd.records.reader import Run
 
 #: More hosts than these are counted, not named.
@@ -113,6 +114,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
+        *_way_on(run, state),
         *_attempts(run),
         *_compensation(run),
         *_virtual(run),
@@ -124,6 +126,14 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
+
+
+def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
+    """How a run goes on that was killed, and what that costs, where it has checkpoints or was to have some."""
+    if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
+        return []
+    words = way_on(run.path, int(run.updates["clock"].max(initial=run.begins.clock)))
+    return [("if it was killed", words)] if words else []
 
 
 def _attempts(run: Run) -> list[tuple[str, str]]:

@@ -70,6 +70,8 @@ class Options:
     """The virtual environment in which mpisgd is installed; default: this one."""
     mpi: Literal["openmpi", "mpich"] = "openmpi"
     """The MPI that mpi4py runs on; `mpisgd doctor` says which."""
+    fault_tolerant: bool = False
+    """When learners die or hang the others go on; needs Open MPI 5."""
 
 
 def main(argv: list[str]) -> int:
@@ -105,6 +107,7 @@ def make(options: Options, argv: list[str]) -> Script:
         modules=options.modules,
         venv=_venv() if options.venv is None else options.venv,
         mpi=options.mpi,
+        fault_tolerant=options.fault_tolerant,
         protocols=options.array,
         links=options.links if options.chain else 0,
     )

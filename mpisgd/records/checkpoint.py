@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -211,17 +212,23 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{path} cannot be read as HDF5: {error}") from error
 
 
-def way_on(run: Path) -> str:
-    """How a run that has failed is continued, in words; "" where it is done, or not even begun."""
+def way_on(run: Path, clock: int | None = None, launcher: str = "") -> str:
+    """How a run that has failed is continued, in words; "" where it is done, or not even begun.
+
+    `clock`: the newest that is known to whoever asks; `launcher`: the words before `mpisgd`.
+    """
+    command = f"{launcher} mpisgd train --resume {shlex.quote(str(run))}".lstrip()
     try:
         if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
             return ""
         for path in directories(run):
             if (path / MANIFEST).is_file():
-                return f"to go on from its checkpoint of clock {read(path).clock:,}: mpisgd train --resume {run}"
+                saved = read(path).clock
+                lost = "" if clock is None else f" ({max(0, clock - saved):,} later updates are lost, as far as is known here)"
+                return f"to go on from its checkpoint of clock {saved:,}{lost}: {command}"
         return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
     except (OSError, CheckpointError):  # `--resume` passes over what is torn, and says so
-        return f"to go on from its newest checkpoint that is whole: mpisgd train --resume {run}"
+        return f"to go on from its newest checkpoint that is whole: {command}"
 
 
 # ------------------------------------------------------------------------------------------------------------------ writing

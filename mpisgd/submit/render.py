@@ -41,6 +41,7 @@ class Script:
     modules: str = ""
     venv: str = ""
     mpi: str = "openmpi"
+    fault_tolerant: bool = False
     protocols: tuple[str, ...] = ()
     links: int = 0
     seconds: int = field(init=False, default=0)
@@ -57,6 +58,8 @@ class Script:
         require(
             self.seconds > least, "time", self.time, f"more than {least} s: the batch system warns the job so long before the end"
         )
+        tells = "false: only Open MPI 5, started by mpirun, tells the ranks who has failed"
+        require(not self.fault_tolerant or (self.system != "jsrun" and self.mpi == "openmpi"), "fault_tolerant", True, tells)
         if self.system == "jsrun":
             self._check_resource_sets()
 

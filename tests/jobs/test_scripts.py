@@ -419,6 +419,25 @@ def test_an_unknown_mpi_is_refused(submit, script):
 
 
 @pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
+def test_fault_tolerance_is_asked_for_where_it_can_be_had(submit, script):
+    tolerant = ("\nFAULT_TOLERANT=0", "\nFAULT_TOLERANT=1")
+    refused = submit(script, edits=[tolerant, *with_mpi("mpich")])
+    assert refused.status == 2
+    assert "FAULT_TOLERANT=1: expected MPI=openmpi" in refused.stderr
+    assert refused.argv == []
+    outcome = submit(script, edits=[tolerant])
+    expected = LAUNCHES[script, "openmpi"].split()
+    assert outcome.argv[len(expected) : len(expected) + 3] == ["--with-ft", "ulfm", "mpisgd"]
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "chain" not in name])
+def test_a_job_that_failed_says_how_it_can_go_on(submit, script):
+    assert "--resume" not in submit(script, done=False, status=1).stderr
+    outcome = submit(script, done=False, status=137, environment={"FAKE_SAVES": "1"})
+    assert f"by train --resume {RUN[script]}; how far back that is says: mpisgd report {RUN[script]}" in outcome.stderr
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
 def test_the_evaluator_is_asked_for_only_where_it_has_a_rank(submit, script):
     before, after = ("0", "1") if "gpu" in script else ("1", "0")
     edited = submit(script, edits=[(f"\nEVALUATOR={before}", f"\nEVALUATOR={after}")])

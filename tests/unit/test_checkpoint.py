@@ -311,6 +311,10 @@ def test_the_way_on(tmp_path: Path) -> None:
     take(writer, 10)
     take(writer, 20)
     assert disk.way_on(tmp_path) == f"to go on from its checkpoint of clock 20: mpisgd train --resume {tmp_path}"
+    told = disk.way_on(tmp_path, 1_037, "mpirun -n 4")
+    lost = "1,017 later updates are lost, as far as is known here"
+    assert told == f"to go on from its checkpoint of clock 20 ({lost}): mpirun -n 4 mpisgd train --resume {tmp_path}"
+    assert "(0 later updates are lost" in disk.way_on(tmp_path, 19), "a learner may know less than the checkpoint"
     (disk.directory_of(tmp_path, 20) / disk.MANIFEST).unlink()
     assert "of clock 10:" in disk.way_on(tmp_path)
     (tmp_path / schema.DONE).write_text("{}")

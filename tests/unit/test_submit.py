@@ -166,6 +166,8 @@ def test_the_virtual_environment_is_this_one(
         (["--learners", "4", "--array", "softsync --protocol.n 5"], "protocol.n = 5: expected"),
         (["--learners", "4", "--array", "hardsink"], "protocol = 'hardsink' is unknown; did you mean 'hardsync'?"),
         (["--learners", "4", "--array", " "], "array = ' ': expected a protocol"),
+        (["--learners", "4", "--mpi", "mpich", "--fault-tolerant"], "fault_tolerant = True: expected false: only Open MPI 5"),
+        (["--system", "jsrun", "--learners", "4", "--fault-tolerant"], "fault_tolerant = True: expected false: only Open MPI 5"),
         (["--system", "jsrun", "--learners", "4"], "gpus_per_node = 0: expected at least 1 with jsrun"),
         (
             ["--system", "jsrun", "--nodes", "2", "--gpus-per-node", "6", "--shards", "3"],
