@@ -15,12 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.launch import environment, mpirun
 from tests.jobs import slurm
-from tests.jobs.checkout import Checkout, hosts_of
+from tests.jobs.checkout import hosts_of
 from tests.jobs.golden import JOBS
-
-NODES = ("n1", "n2", "n3", "n4")
+from tests.jobs.submitting import FOUR_NODES, NODES, ONE_EACH, Submitting
 
 REASON = slurm.missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "a SLURM is here")
@@ -32,37 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
         yield running
 
 
-class Submitting(Checkout):
-    """A checkout whose scripts are submitted to the cluster."""
-
-    def __init__(self, directory: Path, cluster: slurm.Slurm, mpi: str) -> None:
-        super().__init__(directory, mpi)
-        self.cluster = cluster
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return environment() | self.cluster.environment
-
-    def stand_in(self, text: str) -> None:
-        """What the ranks run in the place of mpisgd, on every node.
-
-        Open MPI's daemons look for programs beside themselves first, and there may be the real one: so it is called by its path.
-        """
-        self.install(text)
-        self.install(f'exec "{mpirun(1)[0]}" "${{@/#mpisgd/{self.programs / "mpisgd"}}}"\n', "mpirun")
-
-    def submit(self, script: str) -> str:
-        """`sbatch`; the job's number."""
-        words = ["sbatch", "--parsable", f"jobs/{script}"]
-        return subprocess.run(
-            words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True, timeout=30
-        ).stdout.strip()
-
-    def output(self, job: str) -> str:
-        file = self.directory / f"mpisgd-{job}.out"
-        return file.read_text() if file.exists() else ""
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Submitting]:
     """And, whatever became of the test, an idle cluster for the next."""
@@ -71,7 +38,6 @@ def checkout(tmp_path: Path, cluster: slurm.Slurm, mpi: str) -> Iterator[Submitt
     cluster.heal()
 
 
-FOUR_NODES = {"nodes": 4, "ntasks": 8, "ntasks_per_node": 2, "SHARDS": 4, "EVALUATOR": 0}
 HOSTS = ("n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4")
 
 
@@ -112,48 +78,24 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
 # ------------------------------------------------------------------------------------------------ jobs that do not end well
 
 
-def start_endless(checkout: Submitting) -> str:
-    """A run that would take for ever, on four nodes, as soon as it trains; its number."""
-    checkout.configure('epochs = 1000000\nplacement = "spread"')
-    checkout.edit("slurm-cpu.sbatch", **FOUR_NODES | {"ntasks": 4, "ntasks_per_node": 1, "SHARDS": 2})
-    job = checkout.submit("slurm-cpu.sbatch")
-    slurm.wait_for(lambda: list(checkout.run(job).glob("shard-001*.h5")), 120, "training", lambda: checkout.output(job))
-    return job
-
-
-def ranks(checkout: Submitting) -> list[str]:
-    """The commands of all ranks on all nodes that are up."""
-    found = []
-    for pid in [
-        pid for node in checkout.cluster.nodes if node in checkout.cluster.daemons for pid in checkout.cluster.processes(node)
-    ]:
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"mpisgd" in words:
-            found.append(b" ".join(words).decode())
-    return found
-
-
 def test_scancel_ends_all_ranks_and_there_is_no_done(checkout: Submitting) -> None:
-    job = start_endless(checkout)
-    assert ranks(checkout)
+    job = checkout.start_endless()
+    assert checkout.ranks()
     checkout.cluster.call("scancel", job)
     assert checkout.cluster.wait_until(job, "CANCELLED", within_s=20)
-    slurm.wait_for(lambda: not ranks(checkout), 20, "end of the ranks")
+    slurm.wait_for(lambda: not checkout.ranks(), 20, "end of the ranks")
     assert not (checkout.run(job) / "DONE").exists()
     assert "done; look" not in checkout.output(job)
 
 
 def test_a_job_that_loses_a_node_fails_and_ends(checkout: Submitting) -> None:
     """Open MPI's mpirun sees it first, and says 0: SLURM alone would have said COMPLETED. srun waits for SLURM to see it."""
-    job = start_endless(checkout)
+    job = checkout.start_endless()
     try:
         checkout.cluster.power_off("n3")
         end = {"openmpi": "DONE: the run did not end well", "mpich": "DUE TO NODE FAILURE"}[checkout.mpi]
         slurm.wait_for(lambda: end in checkout.output(job), 60, "end of the job", lambda: checkout.output(job))
-        slurm.wait_for(lambda: not ranks(checkout), 20, "end of the ranks")
+        slurm.wait_for(lambda: not checkout.ranks(), 20, "end of the ranks")
         assert not (checkout.run(job) / "DONE").exists()
     finally:
         checkout.cluster.power_on("n3")
@@ -233,8 +175,7 @@ def test_a_cancelled_chain_does_not_come_back(checkout: Submitting) -> None:
 def test_the_time_limits_own_warning_leads_to_a_checkpoint_and_the_next_link_finishes(checkout: Submitting) -> None:
     """Real training, longer than the time limit of three minutes: SLURM warns it one to two minutes after its start."""
     checkout.configure("epochs = 0.75\nplacement = 'spread'\nstraggler = {delay = 'constant', delay_mean_s = 1.0}")
-    size = FOUR_NODES | {"ntasks": 4, "ntasks_per_node": 1, "SHARDS": 2}
-    checkout.edit("slurm-chain.sbatch", **size, time="00:03:00", signal="B:USR1@60")
+    checkout.edit("slurm-chain.sbatch", **ONE_EACH, time="00:03:00", signal="B:USR1@60")
     job = checkout.submit("slurm-chain.sbatch")
     state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", within_s=600)
     said = checkout.output(job)

@@ -1,0 +1,108 @@
+"""SLURM's time limits strike chains of jobs, again and again: each warning leads to a checkpoint, and all is gone on with.
+
+`python -m tests.faults.limits --count 3 --seed 1 --out results/faults` writes limits.json there (as root; slurm.py). Each of the
+`count` runs is four chains side by side on four virtual nodes, with real training and a limit of two minutes: SLURM warns them when
+it likes, 30 to 90 s after their start, so each is warned several times before it is done.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+from mpisgd import replay
+from mpisgd.records.reader import Run
+from mpisgd.records.schema import Event
+from tests.faults.campaign import Found, main
+from tests.jobs import slurm
+from tests.jobs.submitting import NODES, ONE_EACH, Submitting
+
+CHAINS = 4
+SAVED_S = 2.0
+WARNED, SAVED = "warned: the time is nearly over", "mpisgd: interrupted by SIGUSR1 at clock"
+PROTOCOLS = ("hardsync", "softsync", "ssp", "async")
+SETTINGS = """\
+mu = 4
+alpha0 = 0.02
+placement = "spread"
+straggler = {delay = "constant", delay_mean_s = 0.2}
+log = {progress = "off"}
+"""
+
+
+class Chain:
+    """A chain under way; its output is looked at until it has ended."""
+
+    def __init__(self, directory: Path, cluster: slurm.Slurm, protocol: str, epochs: float) -> None:
+        self.here = Submitting(directory, cluster, "openmpi")
+        (directory / "jobs" / "job.toml").write_text(f"protocol = '{protocol}'\nepochs = {epochs}\n{SETTINGS}")
+        self.here.edit("slurm-chain.sbatch", **ONE_EACH, time="00:02:00", signal="B:USR1@30")
+        self.job = self.here.submit("slurm-chain.sbatch")
+        self.saved_s: list[float] = []
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+        self._watch.start()
+
+    def _look(self) -> None:
+        warned, warned_s = 0, 0.0
+        while not self._ended.is_set():
+            said = self.here.output(self.job)
+            if said.count(WARNED) > warned:
+                warned, warned_s = said.count(WARNED), time.monotonic()
+            if said.count(SAVED) > len(self.saved_s):
+                self.saved_s.append(time.monotonic() - warned_s)
+            time.sleep(0.01)
+
+    def end(self, found: Found) -> None:
+        cluster, run = self.here.cluster, self.here.run(self.job)
+        state = cluster.wait_until(self.job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", within_s=1500)
+        self._ended.set()
+        self._watch.join()
+        said = self.here.output(self.job)
+        if not found.expect(state == "COMPLETED" and (run / "DONE").exists(), f"{state}\n{said}"):
+            return
+        found.totals["warnings"] += said.count(WARNED)
+        found.expect(said.count("(nothing is lost)") == said.count(WARNED) == len(self.saved_s), f"not all was saved\n{said}")
+        found.expect(max(self.saved_s, default=0) <= SAVED_S, f"saved after {max(self.saved_s, default=0):.2f} s")
+        found.seconds["saved_s"] += self.saved_s
+        log = Run(run)
+        resumed = (log.events["kind"] == Event.RESUMED) & (log.events["shard"] == 0)
+        found.expect(resumed.sum() == said.count(WARNED), f"gone on {resumed.sum()} times, warned {said.count(WARNED)}")
+        for books in log.books():
+            found.expect(books.balanced, f"{books}")
+        for shard, summary in enumerate(log.summaries):
+            clocks = log.updates["clock"][log.updates["shard"] == shard].tolist()
+            found.expect(clocks == list(range(1, summary["final_clock"] + 1)), f"shard {shard}: updates are lost or doubled")
+        proof = replay.replay(run)
+        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+
+
+def execute(cluster: slurm.Slurm, generator: random.Random, directory: Path, number: int) -> Found:
+    found, chains = Found(), []
+    for index in range(CHAINS):
+        protocol, epochs = PROTOCOLS[index % len(PROTOCOLS)], generator.uniform(4.0, 6.0)
+        found.kinds.append(protocol)
+        place = directory / str(index)
+        place.mkdir()
+        chains.append(Chain(place, cluster, protocol, epochs))
+    for chain in chains:
+        chain.end(found)
+    cluster.heal()
+    return found
+
+
+def campaign(argv: list[str]) -> int:
+    if slurm.missing():
+        print(slurm.missing(), file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as directory, slurm.cluster(Path(directory), NODES) as cluster:
+        return main("limits", "Time limits that strike chains of jobs.", 3, partial(execute, cluster), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(campaign(sys.argv[1:]))
