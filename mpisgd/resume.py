@@ -138,6 +138,8 @@ def forget_newer(run: Path, clock: int) -> None:
     for path in disk.directories(run):
         if int(path.name.removeprefix("clock-")) > clock:
             remove(path)
+    for path in run.glob(schema.ASIDE):  # somebody was killed while it was made
+        path.unlink()
 
 
 def lay_out(

@@ -79,7 +79,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
     whole = [each for name in names for each in continued(path / name)]
     earlier = Run(path).earlier
     with writing(path / schema.LOG):
-        log = create_hdf5(path / schema.LOG, "w")
+        log = create_hdf5(path / schema.LOG)
         try:
             _lay_out(log, whole)
             for number, layout in enumerate(earlier):

@@ -375,8 +375,9 @@ def _read(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
     Raises DataError where it cannot be read, or its checksums do not fit.
     """
     for left in reversed(range(_TRIES)):
-        open_ = was_left_open(path)
+        open_ = True
         try:
+            open_ = was_left_open(path)
             with _open(path) as file:
                 return read(file, open_)
         except (DataError, *_BROKEN) as error:

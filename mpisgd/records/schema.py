@@ -27,6 +27,7 @@ clocks `first_clock` and `last_clock` as attributes.
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 
 import numpy as np
 
@@ -156,6 +157,14 @@ WEIGHTS = "weights.pt"
 LOCK = "LOCK"
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
+
+
+ASIDE = ".*.h5.new"
+
+
+def aside(path: Path) -> Path:
+    """A file of tables while it is made."""
+    return path.with_name(f".{path.name}.new")
 
 
 def shard_file(shard: int, attempt: int = 0) -> str:

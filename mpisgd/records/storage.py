@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 
@@ -67,19 +67,18 @@ def _quiet(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def create_hdf5(path: Path, mode: Literal["w", "w-"]) -> h5py.File:
-    """A new HDF5 file, locked where the file system has locks; "w-": that must not exist.
+def create_hdf5(path: Path) -> h5py.File:
+    """A new HDF5 file, locked where the file system has locks, in the place of whatever has its name.
 
     HDF5's own best effort knows only systems that say ENOSYS; NFS without its lock daemon says ENOLCK. No lock is needed: one job
     at a time writes into a run's directory (`lock`), each rank a file of its own.
     """
     try:
-        return h5py.File(path, mode, libver="latest", locking="best-effort")
+        return h5py.File(path, "w", libver="latest", locking="best-effort")
     except OSError as error:
         if error.errno not in _LOCKLESS:
             raise
-    path.unlink(missing_ok=True)  # made, but not locked: by us, or "w-" had been refused as existing
-    return h5py.File(path, mode, libver="latest", locking=False)
+    return h5py.File(path, "w", libver="latest", locking=False)
 
 
 def give_up(file: h5py.File) -> None:

@@ -31,7 +31,7 @@ class TableFile:
     """The HDF5 file of one rank: the tables of the schema, appended to.
 
     Args:
-        path: must not exist yet; None = keep nothing.
+        path: must not exist yet; None = keep nothing. It has its name when its tables are there: nobody sees half a file.
         shard: the shard's number, -1 for the evaluator.
         attributes: more of the file, as `schema` says what an attempt that continues another has.
     """
@@ -52,8 +52,12 @@ class TableFile:
         self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
         if path is not None:
             with self._writing():
-                self._file = storage.create_hdf5(path, "w-")
+                aside = schema.aside(path)
+                self._file = storage.create_hdf5(aside)
                 self._begin(self._file, shard, attributes or {})
+                if path.exists():
+                    raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
+                aside.rename(path)
                 self._inode = path.stat().st_ino
 
     def _begin(self, file: h5py.File, shard: int, attributes: Mapping[str, Any]) -> None:

@@ -15,9 +15,11 @@ import h5py
 import numpy as np
 import pytest
 
+from mpisgd import resume
 from mpisgd.errors import ConfigError, DataError, StorageError
-from mpisgd.records import directory, schema
+from mpisgd.records import directory, reader, schema
 from mpisgd.records.reader import Run, read_summary, read_table
+from mpisgd.records.superblock import was_left_open
 from mpisgd.records.writer import EvaluatorLog, TableFile
 
 FORK = multiprocessing.get_context("fork")
@@ -152,6 +154,40 @@ def test_an_existing_file_is_never_appended_to(tmp_path: Path) -> None:
     table_file(path).close()
     with pytest.raises(StorageError, match="File exists"):
         table_file(path)
+
+
+def test_nobody_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that begins may be looked at; what is left of one that was killed meanwhile is taken away when it goes on."""
+    begin, seen = TableFile._begin, []
+
+    def looked_at(self: TableFile, file: h5py.File, *arguments: Any) -> None:
+        begin(self, file, *arguments)
+        seen.extend(path.name for path in tmp_path.iterdir())
+
+    monkeypatch.setattr(TableFile, "_begin", looked_at)
+    table_file(tmp_path / "shard.h5").close()
+    assert seen == [".shard.h5.new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["shard.h5"]
+    (tmp_path / ".shard.h5.new").write_bytes(b"half")
+    resume.forget_newer(tmp_path, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["shard.h5"]
+
+
+def test_a_log_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its superblock may promise more than is there yet: then it is looked at again."""
+    file = table_file(tmp_path / schema.shard_file(0))
+    append(file, 0)
+    file.close()
+    looked: list[Path] = []
+
+    def short_at_first(path: Path) -> bool:
+        looked.append(path)
+        if len(looked) == 1:
+            raise DataError(f"{path} is truncated")
+        return was_left_open(path)
+
+    monkeypatch.setattr(reader, "was_left_open", short_at_first)
+    assert len(read_table(tmp_path / schema.shard_file(0), "pushes")) == 1
 
 
 def test_an_evaluation_is_flushed_at_once_and_has_no_summary(tmp_path: Path, elsewhere: Elsewhere) -> None:
