@@ -85,11 +85,17 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun -n 3 mpisgd bench train $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench checkpoint $(ARGS)
+	$(IN_VENV) mpisgd bench faults $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 # The campaigns are long; COUNT=20 makes each of them short.
-faults: $(READY)  ## campaigns: learners killed, bits flipped, malformed messages, every bad input; into results/faults (Open MPI)
+faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults.kills --out results/faults --count $(or $(COUNT),300)
+	$(IN_VENV) python -m tests.faults.cuts --out results/faults --count $(or $(COUNT),40)
+	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
+	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),40)
+	$(IN_VENV) python -m tests.faults.nodes --out results/faults --count $(or $(COUNT),8)
+	$(IN_VENV) python -m tests.faults.limits --out results/faults --count $(or $(COUNT),3)
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
 	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
 	$(IN_VENV) python -m tests.faults.bad_input

@@ -1,68 +1,86 @@
-"""`bench checkpoint`: hardsync with something on against the same without it, interleaved in one job.
+"""Hardsync with something on against the same without it, in turn: `bench checkpoint` here, in one job, and `bench faults`.
 
-What is on is said by fields of the configuration (`Ways`), so that others are compared by one more entry. The order changes from
-one repetition to the next; a ratio is that of two runs beside each other.
+The order changes from one repetition to the next; a ratio is that of two runs beside each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, Case
 from mpisgd.bench.machine import spread
-from mpisgd.bench.train import CASES, LEARNERS, WARM_UP, Case, run_of, scratch
 from mpisgd.config import CheckpointOptions
-from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event
 
+if TYPE_CHECKING:
+    from mpisgd.mpi import MPI
+
 OFF = "off"
-Ways = Mapping[str, Mapping[str, Any]]
-"""Name -> fields of the configuration that differ; `OFF` is what the others are compared with."""
+"""The way that the others are compared with."""
+
+
+def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
+    """Each way in each repetition; the first goes last in the next."""
+    for repetition in range(repetitions):
+        first = repetition % len(ways)
+        yield from (*ways[first:], *ways[:first])
+
+
+class Tally:
+    """What the runs of one case were found to do, way by way."""
+
+    def __init__(self, case: Case, ways: Sequence[str]) -> None:
+        self._case = case
+        self._rates: dict[str, list[float]] = {name: [] for name in ways}
+        self._stops: list[float] = []
+        self._counts = dict.fromkeys(("taken", "skipped", "unsaved"), 0)
+
+    def add(self, way: str, updated_s: np.ndarray, events: np.ndarray) -> None:
+        """The seconds of a run's updates, and its events, on shard 0."""
+        case = self._case
+        self._rates[way].append(float(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1])))
+        self._stops += events["value"][events["kind"] == Event.CHECKPOINT].tolist()
+        for told, kind in (("taken", Event.CHECKPOINT), ("skipped", Event.SKIPPED), ("unsaved", Event.UNSAVED)):
+            self._counts[told] += int(np.count_nonzero(events["kind"] == kind))
+
+    def row(self) -> dict[str, Any]:
+        """Images/s of each way, over those without, and what a checkpoint costs, for the JSON file."""
+        rates = self._rates
+        return {
+            "case": self._case.name,
+            "images_per_s": {name: spread(values) for name, values in rates.items()},
+            "over_off": {
+                name: spread([on / off for on, off in zip(values, rates[OFF], strict=True)])
+                for name, values in rates.items()
+                if name != OFF
+            },
+            "stands_s": spread(self._stops) if self._stops else None,
+            "checkpoints": self._counts,
+        }
 
 
 def measure_checkpoints(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
-    """Images/s with a checkpoint at every multiple of this clock, over without; and what one checkpoint costs."""
-    ways = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
+    """Images/s with a checkpoint at every multiple of this clock, over without; the rows are the same on every rank."""
+    from mpisgd.bench.train import run_of, scratch
+
+    ways: dict[str, dict[str, Any]] = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
+    rows = []
     with scratch(comm) as directory:
-        return [
-            measure(comm, directory, case, ways, repetitions) | {"every_updates": every_updates} for case in (CASES[0], CASES[2])
-        ]
+        for case in (CASES[0], CASES[2]):
+            tally = Tally(case, list(ways))
+            for name in in_turn(list(ways), repetitions):
+                outcome = run_of(comm, directory, case, **ways[name])
+                tally.add(name, *comm.bcast(told(Run(outcome.path)) if comm.Get_rank() == 0 else None))
+            rows.append(tally.row() | {"every_updates": every_updates})
+    return rows
 
 
-def measure(comm: MPI.Intracomm, directory: Path, case: Case, ways: Ways, repetitions: int) -> dict[str, Any]:
-    """One case in all ways; the row is the same on every rank."""
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    stops: list[float] = []
-    counts = dict.fromkeys(("taken", "skipped", "unsaved"), 0)
-    for repetition in range(repetitions):
-        names = list(ways)
-        for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
-            outcome = run_of(comm, directory, case, **ways[name])
-            updated_s, events = comm.bcast(_told(outcome.path) if comm.Get_rank() == 0 else None)
-            rates[name].append(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1]))
-            stops += events["value"][events["kind"] == Event.CHECKPOINT].tolist()
-            for told, kind in (("taken", Event.CHECKPOINT), ("skipped", Event.SKIPPED), ("unsaved", Event.UNSAVED)):
-                counts[told] += int(np.count_nonzero(events["kind"] == kind))
-    return {
-        "case": case.name,
-        "images_per_s": {name: spread(values) for name, values in rates.items()},
-        "over_off": {
-            name: spread([on / off for on, off in zip(values, rates[OFF], strict=True)])
-            for name, values in rates.items()
-            if name != OFF
-        },
-        "stands_s": spread(stops) if stops else None,
-        "checkpoints": counts,
-    }
-
-
-def _told(run: Path) -> tuple[np.ndarray, np.ndarray]:
+def told(log: Run) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of the updates, and the events, of shard 0."""
-    log = Run(run)
     return log.updates["time_s"], log.events
 
 

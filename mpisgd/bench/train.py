@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ import torch
 from torch import nn
 
 from mpisgd import models
+from mpisgd.bench.cases import CASES, DATA, LEARNERS, SAMPLES, SEED, WARM_UP, Case, config_of
 from mpisgd.bench.machine import spread
-from mpisgd.config import Cifar10FullOptions, Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SyntheticOptions
+from mpisgd.config import LogOptions
 from mpisgd.data import load, sampling
 from mpisgd.finish import Outcome
 from mpisgd.flat import FlatModel
@@ -33,30 +33,6 @@ from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
 from mpisgd.run import run
 from mpisgd.wire import Wire
-
-LEARNERS = 2
-SAMPLES = 2048
-WARM_UP = 10
-_SEED = 1
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model and a mini-batch size; `updates` make one repetition, after WARM_UP more that are not timed."""
-
-    name: str
-    model: ModelOptions
-    mu: int
-    updates: int
-
-
-CASES = (
-    Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
-    Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
-    Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
-)
-
-_DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=SAMPLES, test_samples=10)
 
 
 def measure(comm: MPI.Intracomm, repetitions: int = 4) -> list[dict[str, Any]]:
@@ -132,27 +108,15 @@ def _whole_run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -
 
 def run_of(comm: MPI.Intracomm, directory: Path, case: Case, **special: Any) -> Outcome:
     """A run of hardsync; `special`: fields of its configuration that are others than usual."""
-    config = Config(
-        model=case.model,
-        data=_DATA,
-        evaluation=EvaluationOptions(every_epochs=0, batch=10),
-        log=LogOptions(progress="off"),
-        out=str(directory / "run"),
-        overwrite=True,
-        mu=case.mu,
-        alpha0=0.001,
-        epochs=(WARM_UP + case.updates) * LEARNERS * case.mu / SAMPLES,
-        threads=1,
-    )
-    return run(replace(config, **special), comm)
+    return run(config_of(directory, case, **special), comm)
 
 
 def _gradient(case: Case, learner_id: int) -> tuple[FlatModel, Gradient]:
-    data = load(_DATA, seed=_SEED)
-    module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=_SEED)
+    data = load(DATA, seed=SEED)
+    module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
     flat = FlatModel(module, "channels_last")
-    dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=_SEED)
-    return flat, Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=_SEED, learner_id=learner_id)
+    dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=SEED)
+    return flat, Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=SEED, learner_id=learner_id)
 
 
 def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], Callable[[int], object]]) -> float:
@@ -197,12 +161,12 @@ def _ddp(comm: MPI.Intracomm, wire: Wire, case: Case, *, views: bool) -> float:
     """DistributedDataParallel over gloo."""
 
     def make(learner_id: int) -> Callable[[int], object]:
-        data = load(_DATA, seed=_SEED)
-        module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=_SEED)
+        data = load(DATA, seed=SEED)
+        module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parallel = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=views)
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.001, momentum=0.9, fused=True)
-        dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=_SEED)
+        dealt = sampling.make("epoch", size=SAMPLES, mu=case.mu, lambda_=LEARNERS, seed=SEED)
 
         def step(seq: int) -> None:
             inputs, targets = data.train.batch(dealt.indices(learner_id, seq))

@@ -18,6 +18,7 @@ BENCHES = {
     "train": (3, "images/s of hardsync, over PyTorch DDP with gloo and over loops that do not communicate"),
     "log": (3, "images/s of hardsync with the run log, over without"),
     "checkpoint": (3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
+    "faults": (1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without; starts its own ranks"),
     "virtual": (1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
 }
 
@@ -31,7 +32,7 @@ class Options:
     sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
     """wire: bytes of the gradient."""
     every_updates: int = 50
-    """checkpoint: clocks from one to the next."""
+    """checkpoint, faults: clocks from one to the next."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
@@ -128,6 +129,13 @@ def _checkpoint(options: Options) -> Measured:
     return rows, [line for row in rows for line in on_off.lines_of(row)]
 
 
+def _faults(options: Options) -> Measured:
+    from mpisgd.bench import faults, on_off
+
+    rows = faults.measure(options.repetitions, options.every_updates)
+    return rows, [line for row in rows for line in on_off.lines_of(row)]
+
+
 def _virtual(options: Options) -> Measured:
     from mpisgd.bench import virtual
 
@@ -148,5 +156,6 @@ _MEASURES: dict[str, Callable[[Options], Measured]] = {
     "train": _train,
     "log": _log,
     "checkpoint": _checkpoint,
+    "faults": _faults,
     "virtual": _virtual,
 }

@@ -1,7 +1,7 @@
 """All ranks of a job killed at random moments, again and again: it can always be gone on with, and nothing is lost or doubled.
 
-`python -m tests.faults.cuts --count 200 --seed 1 --out results/faults` writes cuts.json there. `count` is of kills: each job is
-killed five times, and then finished. Before each kill the log is read; what stood in it must stand there afterwards, and up to
+`python -m tests.faults.cuts --count 40 --seed 1 --out results/faults` writes cuts.json there. Each of the 40 jobs is killed five
+times, and then finished. Before each kill the log is read; what stood in it must stand there afterwards, and up to
 the checkpoint that the job goes on from, for ever. Synchronous jobs must end with the bits of the same job left alone.
 """
 
@@ -148,5 +148,4 @@ def _look_at_the_whole(run: Run, found: Found) -> None:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
-    sys.exit(main("cuts", "All ranks killed at random moments, and gone on with.", 200 // KILLS, execute, words))
+    sys.exit(main("cuts", "All ranks killed at random moments, and gone on with.", 40, execute, sys.argv[1:]))
