@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,47 +49,56 @@ def loss(output, target):
 """
 
 
-def settings(out: Path, protocol: str, shards: int, evaluator: bool, epochs: float) -> dict[str, Any]:
-    return {
-        "out": str(out),
-        "protocol": {"name": protocol, **PROTOCOLS[protocol]},
-        "model": "user:model",
-        "loss": "user:loss",
-        "shards": shards,
-        "evaluator": evaluator,
-        "epochs": epochs,
-        "mu": 16,
-        "alpha0": 0.02,
-        "threads": 1,
-        "straggler": {"delay": "exponential", "delay_mean_s": 0.02},
-        "evaluation": {"train": False, "every_epochs": 1.0},
-        "checkpoint": {"every_updates": EVERY},
-        "log": {"progress": "plain", "progress_s": 0.1, "flush_s": 0.2},
-    }
+@dataclass(frozen=True)
+class Draw:
+    """What is run: shard s is rank s, learner l rank shards + l, and the evaluator, where there is one, the last."""
+
+    tolerant: bool
+    protocol: str
+    shards: int
+    ranks: int
+    evaluator: bool
+
+    def settings(self, out: Path, epochs: float) -> dict[str, Any]:
+        return {
+            "out": str(out),
+            "protocol": {"name": self.protocol, **PROTOCOLS[self.protocol]},
+            "model": "user:model",
+            "loss": "user:loss",
+            "shards": self.shards,
+            "evaluator": self.evaluator,
+            "epochs": epochs,
+            "mu": 16,
+            "alpha0": 0.02,
+            "threads": 1,
+            "straggler": {"delay": "exponential", "delay_mean_s": 0.02},
+            "evaluation": {"train": False, "every_epochs": 1.0},
+            "checkpoint": {"every_updates": EVERY},
+            "log": {"progress": "plain", "progress_s": 0.1, "flush_s": 0.2},
+        }
+
+    def job(self, directory: Path, epochs: float, fails: tuple[int, str]) -> Job:
+        """Under way; the user's code raises on this rank, at this place, once there is a file `now`."""
+        told = {"FAIL_RANK": str(fails[0]), "FAIL_WHERE": fails[1], "FAIL_WHEN": str(directory / "now")}
+        path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
+        words = [configured(directory, self.settings(directory / "run", epochs))]
+        return Job(self.ranks, words, ["--with-ft", "ulfm"] if self.tolerant else [], PYTHONPATH=path, **told)
 
 
-def execute(generator: random.Random, directory: Path, number: int) -> Found:
+def draw(generator: random.Random) -> Draw:
     tolerant, protocol, shards = generator.random() < 0.5, generator.choice(list(PROTOCOLS)), generator.choice((1, 2))
     ranks, evaluator = generator.randint(4, 7), generator.random() < 0.3
     ranks += shards + evaluator == ranks - 1  # at least two learners
-    found = Found(["fault-tolerant" if tolerant else "fail-fast", protocol, f"S = {shards}", f"{ranks} ranks"])
+    return Draw(tolerant, protocol, shards, ranks, evaluator)
+
+
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    drawn = draw(generator)
+    mode = "fault-tolerant" if drawn.tolerant else "fail-fast"
+    found = Found([mode, drawn.protocol, f"S = {drawn.shards}", f"{drawn.ranks} ranks"])
     (directory / "user.py").write_text(USER)
-    if number % 2:
-        _exception(generator, directory, found, tolerant, protocol, shards, ranks, evaluator)
-    else:
-        _shard(generator, directory, found, tolerant, protocol, shards, ranks, evaluator)
+    (_exception if number % 2 else _shard)(generator, directory, drawn, found)
     return found
-
-
-def _job(
-    directory: Path, tolerant: bool, protocol: str, shards: int, ranks: int, evaluator: bool, epochs: float, fails: tuple[int, str]
-) -> Job:
-    out = directory / "run"
-    options = ["--with-ft", "ulfm"] if tolerant else []
-    rank, where = fails
-    told = {"FAIL_RANK": str(rank), "FAIL_WHERE": where, "FAIL_WHEN": str(directory / "now")}
-    path = os.pathsep.join([str(directory), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return Job(ranks, [configured(directory, settings(out, protocol, shards, evaluator, epochs))], options, PYTHONPATH=path, **told)
 
 
 def _ended(job: Job, out: Path, since_s: float, what: str, found: Found) -> None:
@@ -100,19 +110,10 @@ def _ended(job: Job, out: Path, since_s: float, what: str, found: Found) -> None
     found.expect(not (out / "DONE").exists(), "there is a DONE")
 
 
-def _shard(
-    generator: random.Random,
-    directory: Path,
-    found: Found,
-    tolerant: bool,
-    protocol: str,
-    shards: int,
-    ranks: int,
-    evaluator: bool,
-) -> None:
-    shard, out = generator.randrange(shards), directory / "run"
+def _shard(generator: random.Random, directory: Path, drawn: Draw, found: Found) -> None:
+    shard, out = generator.randrange(drawn.shards), directory / "run"
     found.kinds.append("a shard's death")
-    job = _job(directory, tolerant, protocol, shards, ranks, evaluator, 10_000.0, (-1, ""))
+    job = drawn.job(directory, 10_000.0, (-1, ""))
     try:
         job.wait_for("epoch ")
         time.sleep(generator.uniform(0.2, 1.5))
@@ -123,7 +124,7 @@ def _shard(
         return
     _ended(job, out, killed_s, "a shard's death", found)
     saved = newest(out)
-    if tolerant:
+    if drawn.tolerant:
         found.expect(f"(shard {shard}) is lost" in job.text, f"shard {shard} is not named\n{job.text}")
         found.expect(f"to go on from its checkpoint of clock {saved:,} (" in job.text, f"the way on is not told\n{job.text}")
     else:
@@ -132,23 +133,14 @@ def _shard(
         found.totals["updates lost"] += max(0, int(Run(out).updates["clock"].max(initial=0)) - (saved or 0))
 
 
-def _exception(
-    generator: random.Random,
-    directory: Path,
-    found: Found,
-    tolerant: bool,
-    protocol: str,
-    shards: int,
-    ranks: int,
-    evaluator: bool,
-) -> None:
-    rank, out = generator.randrange(ranks), directory / "run"
-    where = "loss" if rank >= shards and generator.random() < 0.75 else "model"
-    goes_on = tolerant and where == "loss"
+def _exception(generator: random.Random, directory: Path, drawn: Draw, found: Found) -> None:
+    rank, out = generator.randrange(drawn.ranks), directory / "run"
+    where = "loss" if rank >= drawn.shards and generator.random() < 0.75 else "model"
+    goes_on = drawn.tolerant and where == "loss"
     found.kinds.append(f"an exception in the {where}, {'goes on' if goes_on else 'ends'}")
     if where == "model":
         (directory / "now").touch()
-    job = _job(directory, tolerant, protocol, shards, ranks, evaluator, 6.0 if goes_on else 10_000.0, (rank, where))
+    job = drawn.job(directory, 6.0 if goes_on else 10_000.0, (rank, where))
     try:
         if where == "loss":
             job.wait_for("epoch ")
@@ -170,15 +162,15 @@ def _exception(
     run = Run(out)
     for books in run.books():
         found.expect(books.balanced, f"{books}")
-    is_learner = rank < ranks - evaluator
+    is_learner = rank < drawn.ranks - drawn.evaluator
     lost = run.events[run.events["kind"] == Event.LOST]
-    expected = [rank - shards] * shards if is_learner else []
+    expected = [rank - drawn.shards] * drawn.shards if is_learner else []
     found.expect(
         lost["learner_id"].tolist() == expected, f"lost are {lost['learner_id'].tolist()}, expected {expected}\n{job.text}"
     )
     found.expect(len(run.evaluations) > 0 and bool(np.all(run.evaluations["error"] <= 1)), "nobody has evaluated")
     if is_learner:
-        at = [at for at, line in job.lines if f"learner {rank - shards} is lost" in line]
+        at = [at for at, line in job.lines if f"learner {rank - drawn.shards} is lost" in line]
         found.seconds["an exception: until the shards know"].append(max(at) - raised_s)
 
 
