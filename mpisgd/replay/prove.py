@@ -6,11 +6,13 @@ import dataclasses
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from mpisgd.errors import ConfigError
 from mpisgd.finish import headline
 from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.records.schema import Event
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.finding import Untrue, refuse
 from mpisgd.replay.learners import compare_shards
@@ -111,4 +113,10 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     recorded, here = record.run.environment.get("versions", {}).get("torch"), str(torch.__version__)
     if recorded != here:
         proof.notes.append(f"the run computed with torch {recorded}, this is {here}: last bits may differ")
+    refused = np.count_nonzero(record.run.events["kind"] == Event.REFUSED)
+    if refused:
+        proof.notes.append(
+            f"shards refused {refused:,} messages that cannot be (events REFUSED):"
+            " whoever sent them may also have sent some that can be"
+        )
     return proof

@@ -21,7 +21,7 @@ from mpisgd.errors import ConfigError, DataError
 from mpisgd.parts import NOTHING_BROUGHT
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.schema import Event, Verdict
 from mpisgd.replay import Brought
 from mpisgd.simulate import simulate
 from tests.forge import forge, unsealed
@@ -119,6 +119,16 @@ def test_gradients_that_were_dropped_and_objects_that_were_brought(tmp_path: Pat
     proof = replay.replay(path, other)
     assert proof.reason.startswith("shard 0, pushes, row 0 (clock 0, learner ")
     assert proof.notes[-1].startswith("from the first gradient on: were model, loss or data given")
+
+
+def test_messages_that_were_refused_may_explain_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = simulated(tmp_path / "run", protocol="hardsync", learners=2, epochs=0.1)
+    events = np.repeat(Run(path).events, 2)
+    events["kind"][:3] = Event.REFUSED
+    monkeypatch.setattr(Run, "events", property(lambda run: events))
+    proof = replay.replay(path, Brought(loss=nn.functional.multi_margin_loss))
+    assert not proof.holds
+    assert any(line.startswith("shards refused 3 messages that cannot be (events REFUSED)") for line in proof.lines())
 
 
 def test_an_update_of_which_all_was_dropped(tmp_path: Path) -> None:
