@@ -86,6 +86,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
 	$(IN_VENV) mpirun -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) mpisgd bench faults $(ARGS)
+	$(IN_VENV) mpisgd bench start $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 # The campaigns are long; COUNT=20 makes each of them short.

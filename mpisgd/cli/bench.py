@@ -19,6 +19,7 @@ BENCHES = {
     "log": (3, "images/s of hardsync with the run log, over without"),
     "checkpoint": (3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
     "faults": (1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without; starts its own ranks"),
+    "start": (1, "seconds from mpirun to the first update, beside launches that do less; starts its own ranks"),
     "virtual": (1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
 }
 
@@ -33,6 +34,8 @@ class Options:
     """wire: bytes of the gradient."""
     every_updates: int = 50
     """checkpoint, faults: clocks from one to the next."""
+    ranks: tuple[int, ...] = (2, 8, 32)
+    """start: how many are started."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
@@ -136,6 +139,18 @@ def _faults(options: Options) -> Measured:
     return rows, [line for row in rows for line in on_off.lines_of(row)]
 
 
+def _start(options: Options) -> Measured:
+    from mpisgd.bench import start
+
+    rows = start.measure(options.repetitions, options.ranks)
+    names = ("python", "mpi", "torch", "first_update")
+    lines = [f"{'ranks':>5} {'python':>8} {'+ MPI':>8} {'+ torch':>8} {'first update':>13}   over + torch"]
+    for row in rows:
+        told = [f"{row['seconds'][name]['median']:{13 if name == 'first_update' else 8}.2f}" for name in names]
+        lines.append(f"{row['ranks']:5} {' '.join(told)}   {_told(row['first_update_over_torch'])}")
+    return rows, lines
+
+
 def _virtual(options: Options) -> Measured:
     from mpisgd.bench import virtual
 
@@ -157,5 +172,6 @@ _MEASURES: dict[str, Callable[[Options], Measured]] = {
     "log": _log,
     "checkpoint": _checkpoint,
     "faults": _faults,
+    "start": _start,
     "virtual": _virtual,
 }
