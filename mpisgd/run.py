@@ -456,6 +456,7 @@ class Rank:
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
             attributes={} if resumption is None else resumption.attributes(before),
+            instead=self.tolerant and kind == "evaluator",  # one who died has left it; who follows evaluates all again
         )
 
     # --------------------------------------------------------------------------------------------------------- the end

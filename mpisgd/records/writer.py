@@ -32,12 +32,20 @@ class TableFile:
 
     Args:
         path: must not exist yet; None = keep nothing. It has its name when its tables are there: nobody sees half a file.
+        instead: it may exist, and is then replaced: its writer, who may have died, can write no more to it.
         shard: the shard's number, -1 for the evaluator.
         attributes: more of the file, as `schema` says what an attempt that continues another has.
     """
 
     def __init__(
-        self, path: Path | None, *, shard: int, flush_rows: int, flush_s: float, attributes: Mapping[str, Any] | None = None
+        self,
+        path: Path | None,
+        *,
+        shard: int,
+        flush_rows: int,
+        flush_s: float,
+        attributes: Mapping[str, Any] | None = None,
+        instead: bool = False,
     ) -> None:
         self.kept = path is not None
         self._path = path or Path()
@@ -55,7 +63,7 @@ class TableFile:
                 aside = schema.aside(path)
                 self._file = storage.create_hdf5(aside)
                 self._begin(self._file, shard, attributes or {})
-                if path.exists():
+                if path.exists() and not instead:
                     raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
                 aside.rename(path)
                 self._inode = path.stat().st_ino

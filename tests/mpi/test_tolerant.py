@@ -15,6 +15,7 @@ import pytest
 from mpisgd import replay
 from mpisgd.analysis import faults
 from mpisgd.launch import mpirun
+from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Reason
 from tests.faults.job import Job
@@ -85,6 +86,21 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
     assert (out / "weights.pt").is_file()
     proof = replay.replay(out)
     assert proof.lines()[-1].startswith("identical"), proof.lines()
+
+
+def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = begin(started, out, 4, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
+    until_s = time.monotonic() + 60
+    while not (out / schema.evaluator_file()).exists() or len(Run(out).evaluations) < 2:
+        assert time.monotonic() < until_s, job.text
+        time.sleep(0.05)
+    job.send(3, signal.SIGKILL)
+    run = ended(job, out)
+    test = run.evaluations[run.evaluations["train"] == 0]
+    assert test["snapshot"].tolist() == list(range(13)), "all again, each once"
+    assert (out / "weights.pt").is_file()
+    assert replay.replay(out).lines()[-1].startswith("identical")
 
 
 def test_one_that_hangs_is_missed_and_comes_back(started: list[Job], tmp_path: Path) -> None:

@@ -156,6 +156,20 @@ def test_an_existing_file_is_never_appended_to(tmp_path: Path) -> None:
         table_file(path)
 
 
+def test_who_follows_a_writer_that_may_have_died_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "evaluator.h5"
+    first = table_file(path)
+    append(first, 0)
+    first.flush()
+    second = TableFile(path, shard=0, flush_rows=9, flush_s=1e9, instead=True)
+    append(second, 7)
+    second.close()
+    append(first, 1)
+    with pytest.raises(StorageError, match=r"evaluator\.h5 cannot be written"):
+        first.flush()
+    assert seqs(path) == [7]
+
+
 def test_nobody_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that begins may be looked at; what is left of one that was killed meanwhile is taken away when it goes on."""
     begin, seen = TableFile._begin, []
