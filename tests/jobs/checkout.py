@@ -21,7 +21,9 @@ class Checkout:
         self.programs = directory / ".venv" / "bin"
         self.programs.mkdir(parents=True)
         path = f"{self.programs}:{Path(sys.executable).parent}"
-        (self.programs / "activate").write_text(f'export PATH="{path}:$PATH" PYTHONPATH="{JOBS.parent}"\n')
+        # The nodes are one machine, whose cores their ranks share without knowing it.
+        settings = f'PATH="{path}:$PATH" PYTHONPATH="{JOBS.parent}" MPISGD_WAIT=polite'
+        (self.programs / "activate").write_text(f"export {settings}\n")
         self.install(f'exec "{sys.executable}" -m mpisgd "$@"\n')
 
     def install(self, text: str, program: str = "mpisgd") -> None:
