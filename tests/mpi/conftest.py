@@ -23,6 +23,29 @@ DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
 
 
+LONGEST = ("shared", "test_readme", "test_signals", "test_tolerant", "test_storage", "test_failures", "batch")
+"""Groups of tests that two workers are dealt first; see `pytest_collection_modifyitems`."""
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """Tests of one group run in one worker: those that share a launch, those of one module; of one cluster at a time."""
+    if item.path.parent.name == "jobs":
+        return "batch" if item.path.stem in ("test_slurm", "test_lsf") else None
+    if item.path.parent != DRIVE.parent:
+        return None
+    return "shared" if hasattr(getattr(item, "module", None), "SHARED") else item.path.stem
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests belong together, for `--dist loadgroup`, and put the longest groups first."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONGEST.index(groups[item]) if groups[item] in LONGEST else len(LONGEST))
+
+
 @dataclass(frozen=True)
 class Launched:
     """How a job ended."""

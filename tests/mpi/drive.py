@@ -54,7 +54,7 @@ def wait_politely(comm: MPI.Intracomm) -> None:
     """A barrier that leaves the cores to those who still work; MPICH's own would keep them busy."""
     meeting = comm.Ibarrier()
     while not meeting.Test():
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def say_size(ranks: int) -> None:
