@@ -55,8 +55,13 @@ REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
 	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi $(REAL_JOBS:%=--ignore=%) $(ARGS)
 
+# Two at a time, since much of it is waiting; then those that measure seconds, by themselves. ARGS may select none of either (5).
+TEST_MPI = $(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), and those of a real SLURM, where there is one
-	$(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS) $(ARGS)
+	first=0; $(TEST_MPI) -m 'not alone' -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS) || first=$$?; \
+	  [[ $$first == [05] ]] || exit $$first; \
+	  second=0; $(TEST_MPI) -m alone $(ARGS) || second=$$?; \
+	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
 
 compiled: $(READY)  ## the virtual cluster compiled in place, about three times as fast; again after each edit (needs a C compiler)
 	$(IN_VENV) python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy 'setuptools>=70'

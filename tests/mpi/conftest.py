@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,29 @@ from mpisgd.launch import environment, mpirun
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
+
+
+LONGEST = ("shared", "test_readme", "test_signals", "test_tolerant", "test_storage", "test_failures", "batch")
+"""Groups of tests that two workers are dealt first; see `pytest_collection_modifyitems`."""
+
+
+def group_of(item: pytest.Item) -> str | None:
+    """Tests of one group run in one worker: those that share a launch, those of one module; of one cluster at a time."""
+    if item.path.parent.name == "jobs":
+        return "batch" if item.path.stem in ("test_slurm", "test_lsf") else None
+    if item.path.parent != DRIVE.parent:
+        return None
+    return "shared" if hasattr(getattr(item, "module", None), "SHARED") else item.path.stem
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests belong together, for `--dist loadgroup`, and put the longest groups first."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: LONGEST.index(groups[item]) if groups[item] in LONGEST else len(LONGEST))
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,7 @@ def drive(directory: Path, jobs: list[dict], ranks: int, timeout_s: float = 300,
     assert done.status == 0, done.text
 
 
-# --------------------------------------------------------------------------------------------------------- shared launches
+# ---------------------------------------------------------------------------------------------------- the shared launch
 
 #: How messages are sent, and waited for.
 SWITCHES = {
@@ -95,8 +119,24 @@ SWITCHES = {
     "ssend": {"MPISGD_SSEND": "1"},
     "blocking": {"MPISGD_SSEND": "0", "MPISGD_WAIT": "blocking"},
 }
-Runs = dict[str, tuple[int, dict[str, Any]]]
-"""Name -> ranks, and what differs from what all have in common."""
+Case = tuple[str, str]
+"""A switch, and the name of a run that is made under it."""
+
+
+def dealt(names: Iterable[str], once: Collection[str] = ()) -> list[Case]:
+    """Every run with synchronous sends, which find what rests on buffers; every second one, but for `once`, also otherwise.
+
+    The other switches take turns: all of the suite's other launches send as users do, and wait as the machine suggests. Ranks that
+    block while others need their core are what costs most here.
+    """
+    all_names = list(names)
+    turns = zip((name for name in all_names if name not in once), itertools.cycle(("blocking", None, "send", None)), strict=False)
+    return [*(("ssend", name) for name in all_names), *((switch, name) for name, switch in turns if switch)]
+
+
+def only(cases: Iterable[Case], *prefixes: str) -> list[Case]:
+    """Those of the runs whose names begin so."""
+    return [(switch, name) for switch, name in cases if name.startswith(prefixes)]
 
 
 @dataclass(frozen=True)
@@ -104,48 +144,49 @@ class Shared:
     """The runs of one test module, which says so by a variable SHARED: they share a launch with those of all other modules.
 
     Args:
-        switches: each is one more launch.
-        jobs: (directory, switch) -> the module's jobs, as drive.py wants them; their runs go into that directory.
+        cases: which runs are made under which switch.
+        jobs: (directory, name) -> that run's job, as drive.py wants it; the run goes into that directory.
     """
 
-    switches: Sequence[str]
-    jobs: Callable[[Path, str], list[dict]]
+    cases: Sequence[Case]
+    jobs: Callable[[Path, str], dict]
 
 
-def jobs_of(runs: Runs, common: dict[str, Any]) -> Callable[[Path, str], list[dict]]:
-    """The jobs of `Shared`, the same for every switch; a run's directory has its name."""
-    return lambda directory, switch: [
-        {"ranks": ranks, "config": {**common, **special, "out": str(directory / name)}} for name, (ranks, special) in runs.items()
-    ]
+def jobs_of(runs: Mapping[str, tuple[int, dict[str, Any]]], common: dict[str, Any]) -> Callable[[Path, str], dict]:
+    """The jobs of `Shared`; a run's directory has its name."""
+
+    def job(directory: Path, name: str) -> dict:
+        ranks, special = runs[name]
+        return {"ranks": ranks, "config": {**common, **special, "out": str(directory / name)}}
+
+    return job
 
 
 @pytest.fixture(scope="session")
-def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """(switch, module) -> the directory of that module's runs; the first call of a switch launches those of all modules."""
-    done: dict[str, Path | BaseException] = {}
+def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Module -> the directory of its runs, SWITCH/NAME each; the first call launches those of all modules."""
+    done: list[Path | BaseException] = []
 
-    def launch_all(switch: str) -> Path:
-        directory = tmp_path_factory.mktemp(switch)
+    def launch_all() -> Path:
+        directory = tmp_path_factory.mktemp("shared")
         modules = {item.module.__name__: item.module for item in request.session.items if hasattr(item, "module")}
         jobs: list[dict] = []
-        for name, module in modules.items():
-            shared = getattr(module, "SHARED", None)
-            if shared is not None and switch in shared.switches:
-                place = directory / name.rpartition(".")[2]
-                place.mkdir()
-                jobs += shared.jobs(place, switch)
-        drive(directory, jobs, ranks=max(job["ranks"] for job in jobs), timeout_s=900, **SWITCHES[switch])
+        for module, shared in ((name, module.SHARED) for name, module in modules.items() if hasattr(module, "SHARED")):
+            for switch, name in shared.cases:
+                place = directory / module.rpartition(".")[2] / switch
+                place.mkdir(parents=True, exist_ok=True)
+                jobs.append({**shared.jobs(place, name), "env": SWITCHES[switch]})
+        drive(directory, jobs, ranks=max(job["ranks"] for job in jobs), timeout_s=900)
         return directory
 
-    def of(switch: str, module: str) -> Path:
-        if switch not in done:
+    def of(module: str) -> Path:
+        if not done:
             try:
-                done[switch] = launch_all(switch)
+                done.append(launch_all())
             except BaseException as error:  # every test that needs it is told, and it is not launched again
-                done[switch] = error
-        found = done[switch]
-        if isinstance(found, BaseException):
-            raise found
-        return found / module.rpartition(".")[2]
+                done.append(error)
+        if isinstance(done[0], BaseException):
+            raise done[0]
+        return done[0] / module.rpartition(".")[2]
 
     return of

@@ -1,7 +1,8 @@
 """Run under mpirun: many small training runs, one after the other, in one job (starting ranks is what takes long).
 
-`python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null}. A job that needs fewer ranks than
-there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches, parameters).
+`python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null, "env": {...}}. A job that needs fewer
+ranks than there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches,
+parameters). `env`: environment variables during that job.
 {"ranks": n, "resume": directory} goes on with a run, with "shards": s in place of its own. `drive.py jobs.json together` runs all
 at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. `drive.py jobs.json interrupted` does so with
 jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on; and, in
@@ -15,6 +16,8 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +54,7 @@ def wait_politely(comm: MPI.Intracomm) -> None:
     """A barrier that leaves the cores to those who still work; MPICH's own would keep them busy."""
     meeting = comm.Ibarrier()
     while not meeting.Test():
-        time.sleep(0.002)
+        time.sleep(0.01)
 
 
 def say_size(ranks: int) -> None:
@@ -59,6 +62,19 @@ def say_size(ranks: int) -> None:
     for name in SIZE_VARIABLES:
         if name in os.environ:
             os.environ[name] = str(ranks)
+
+
+@contextmanager
+def under(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for a while."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def resume(job: dict, comm: MPI.Intracomm) -> None:
@@ -118,6 +134,18 @@ def interrupted(jobs: list[dict]) -> None:
         wait_politely(world)
 
 
+def one(job: dict, comm: MPI.Intracomm) -> None:
+    if "resume" in job:
+        resume(job, comm)
+        return
+    config = from_mapping(job["config"])
+    seen: list[np.ndarray] = []
+    brought = recording(config, seen) if job.get("record") else (None, None)
+    mpisgd.train(*brought, config=config, comm=comm)
+    if job.get("record") and comm.rank == of_job(config, [""] * comm.size).learner_ranks[0]:
+        np.save(job["record"], np.array(seen))
+
+
 def main() -> None:
     world = MPI.COMM_WORLD
     if sys.argv[2:]:
@@ -130,16 +158,8 @@ def main() -> None:
             comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
-            if comm != MPI.COMM_NULL and "resume" in job:
-                resume(job, comm)
-                comm.Free()
-            elif comm != MPI.COMM_NULL:
-                config = from_mapping(job["config"])
-                seen: list[np.ndarray] = []
-                brought = recording(config, seen) if job.get("record") else (None, None)
-                mpisgd.train(*brought, config=config, comm=comm)
-                if job.get("record") and comm.rank == of_job(config, [""] * comm.size).learner_ranks[0]:
-                    np.save(job["record"], np.array(seen))
+                with under(job.get("env", {})):
+                    one(job, comm)
                 comm.Free()
             wait_politely(world)
 

@@ -1,4 +1,4 @@
-"""Teams of real ranks in shared memory, plain and synchronous sends: the laws, replay, the bits of hardsync, and fewer bytes."""
+"""Teams of real ranks in shared memory, every way to send and wait: the laws, replay, the bits of hardsync, and fewer bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 
 from . import laws
-from .conftest import Shared, launch
+from .conftest import Shared, dealt, launch, only
 
 STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.003}
 #: name -> (ranks, sizes of the teams that come out; none = each learner alone, what differs from COMMON)
@@ -41,34 +41,33 @@ TEAMS = [name for name in RUNS if RUNS[name][1]]
 COMMON = {"epochs": 0.5, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-def jobs(directory: Path, switch: str) -> list[dict]:
-    found = []
-    for name, (ranks, sizes, special) in RUNS.items():
-        config = {**COMMON, "protocol": "hardsync", **special, "out": str(directory / name)}
-        found.append({"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config})
-    return found
+def job(directory: Path, name: str) -> dict:
+    ranks, sizes, special = RUNS[name]
+    config = {**COMMON, "protocol": "hardsync", **special, "out": str(directory / name)}
+    return {"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config}
 
 
-SHARED = Shared(("ssend", "blocking"), jobs)
+CASES = dealt(RUNS, once=("alone", "alone-S2"))
+SHARED = Shared(CASES, job)
 
 
-@pytest.fixture(scope="module", params=SHARED.switches)
-def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
-    return launched(request.param, __name__)
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_laws_and_replay(runs: Path, name: str) -> None:
-    run = Run(runs / name)
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
+    run = Run(runs / switch / name)
     laws.hold(run)
     assert run.summaries["samples"].max() >= COMMON["epochs"] * 1437 or name == "large"
     assert not run.pushes["staleness"][run.pushes["verdict"] == Verdict.APPLY].any()
     assert replay.check(run.path) == ""
 
 
-@pytest.mark.parametrize("name", TEAMS)
-def test_pushes_count_the_ranks_of_their_teams(runs: Path, name: str) -> None:
-    run, (ranks, sizes, special) = Run(runs / name), RUNS[name]
+@pytest.mark.parametrize(("switch", "name"), [(switch, name) for switch, name in CASES if name in TEAMS])
+def test_pushes_count_the_ranks_of_their_teams(runs: Path, switch: str, name: str) -> None:
+    run, (ranks, sizes, special) = Run(runs / switch / name), RUNS[name]
     assert [len(team) for team in run.teams] == sizes
     shards = special.get("shards", 1)
     assert [rank for team in run.teams for rank in team] == list(range(shards, ranks - special.get("evaluator", False)))
@@ -81,46 +80,49 @@ def test_pushes_count_the_ranks_of_their_teams(runs: Path, name: str) -> None:
         assert run.updates["learning_rate"] == pytest.approx(expected, rel=1e-15)
 
 
-@pytest.mark.parametrize(("team", "alone"), [("one", "alone"), ("one-S2", "alone-S2")])
-def test_one_team_has_the_bits_of_hardsync(runs: Path, team: str, alone: str) -> None:
-    ours, theirs = (torch.load(runs / name / schema.WEIGHTS, weights_only=True) for name in (team, alone))
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "one"))
+def test_one_team_has_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
+    team, alone = runs / switch / name, runs / "ssend" / name.replace("one", "alone")
+    ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (team, alone))
     assert list(ours) == list(theirs)
     for vector, state in ours.items():
         for key, value in state.items():
             assert value.numpy().tobytes() == theirs[vector][key].numpy().tobytes()
     columns = ["clock_min", "averaged", "train", "loss", "error"]
-    assert Run(runs / team).evaluations[columns].tolist() == Run(runs / alone).evaluations[columns].tolist()
+    assert Run(team).evaluations[columns].tolist() == Run(alone).evaluations[columns].tolist()
 
 
-def test_nobody_waits_for_the_slowest_team(runs: Path) -> None:
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "backup"))
+def test_nobody_waits_for_the_slowest_team(runs: Path, switch: str, name: str) -> None:
     """Else backup shows nothing: N = 2 of 3 teams make an update."""
-    for name in ("backup", "backup-S2"):
-        run = Run(runs / name)
-        assert (run.pushes["verdict"] == Verdict.DROP).any()
-    assert set(Run(runs / "backup").updates["gradients"].tolist()) == {4}
-    assert set(Run(runs / "backup-S2").updates["gradients"].tolist()) <= {3, 4}
+    run = Run(runs / switch / name)
+    assert (run.pushes["verdict"] == Verdict.DROP).any()
+    made = set(run.updates["gradients"].tolist())
+    assert made == {4} if name == "backup" else made <= {3, 4}
 
 
 # ------------------------------------------------------------------------------------- what crosses the wire, and the user's model
 
 MINE = """\
-import socket, sys
+import contextlib, socket, sys
 from mpi4py import MPI
 import torch, mpisgd
 rank = MPI.COMM_WORLD.rank
 socket.gethostname = lambda: "even" if rank % 2 == 0 else "odd"
-made = []
 def model():
     made.append(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)))
     with torch.no_grad():
         made[-1][1].bias += rank  # nobody's first weights but those of the shard count
     return made[-1]
-config = {"epochs": 0.2, "mu": 8, "threads": 1, "log": {"progress": "off"}, "out": sys.argv[1], "aggregation": sys.argv[2]}
-mpisgd.train(model=model, data=None, loss=None, config={**config, "evaluation": {"every_epochs": 0}})
-total = sum(float(parameter.detach().double().sum()) for parameter in made[-1].parameters())
-if rank == 1:
-    saved = torch.load(sys.argv[1] + "/weights.pt", weights_only=True)["theta"].values()
-    print("the same" if total == sum(float(value.double().sum()) for value in saved) else "another")
+for name in ("none", "node"):
+    made = []
+    config = {"epochs": 0.2, "mu": 8, "threads": 1, "log": {"progress": "off"}, "out": name, "aggregation": name}
+    with open(f"{name}-{rank}", "w") as said, contextlib.redirect_stderr(said):
+        mpisgd.train(model=model, data=None, loss=None, config={**config, "evaluation": {"every_epochs": 0}})
+    total = sum(float(parameter.detach().double().sum()) for parameter in made[-1].parameters())
+    if rank == 1:
+        saved = torch.load(name + "/weights.pt", weights_only=True)["theta"].values()
+        print("the same" if total == sum(float(value.double().sum()) for value in saved) else "another")
 """
 
 
@@ -131,13 +133,14 @@ def crossed(text: str, tag: str) -> int:
 
 def test_the_wire_carries_a_vector_for_each_team_and_the_users_model_is_whole_afterwards(tmp_path: Path) -> None:
     """Six ranks on hosts that take turns: five that compute are teams (1, 3, 5) and (2, 4)."""
+    done = launch(6, "-c", MINE, cwd=tmp_path, MPISGD_MESSAGES="1")
+    assert done.status == 0, done.text
+    assert done.out == "the same\n" * 2, done.text
     sent = []
     for name in ("none", "node"):
-        done = launch(6, "-c", MINE, str(tmp_path / name), name, MPISGD_MESSAGES="1")
-        assert done.status == 0, done.text
-        assert done.out == "the same\n", done.text
         assert replay.check(tmp_path / name, Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == ""
-        sent.append([crossed(done.err, tag) for tag in ("PUSH", "ANSWER")])
+        said = "".join((tmp_path / f"{name}-{rank}").read_text() for rank in range(6))
+        sent.append([crossed(said, tag) for tag in ("PUSH", "ANSWER")])
     run = Run(tmp_path / "node")
     assert run.teams == [[1, 3, 5], [2, 4]]
     updates, nbytes = len(run.updates), 4 * 650
@@ -160,9 +163,9 @@ mpisgd.train(loss=loss, config={"out": sys.argv[1], "threads": 1, "aggregation":
 """
 
 
-@pytest.mark.parametrize(("rank", "who"), [(1, "learner 0"), (3, "member 2 of learner 0")])
+@pytest.mark.parametrize(("rank", "who"), [(1, "learner 0"), (2, "member 1 of learner 0")])
 def test_a_rank_that_fails_ends_the_job_by_name(rank: int, who: str, tmp_path: Path) -> None:
-    done = launch(4, "-c", FAILING, str(tmp_path / "run"), str(rank), timeout_s=60)
+    done = launch(3, "-c", FAILING, str(tmp_path / "run"), str(rank), timeout_s=60)
     assert done.status != 0
     assert f"rank {rank} ({who})" in done.err, done.text
     assert "a fault put in on purpose" in done.err

@@ -1,4 +1,4 @@
-"""allreduce on real ranks, plain and synchronous sends: the bits of hardsync, whatever the options; its log proves them."""
+"""allreduce on real ranks, with every way to send and wait: the bits of hardsync, whatever the options; its log proves them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpisgd.optimizer import CACHED_NBYTES
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 
-from .conftest import Shared
+from .conftest import Shared, dealt
 
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
@@ -32,29 +32,30 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-def jobs(directory: Path, switch: str) -> list[dict]:
-    """For one of the switches also their twins: the same by hardsync, those of an evaluator evaluated by learner 0."""
-    found = []
-    for name, (learners, shards, special) in RUNS.items():
-        config = {**COMMON, **special, "protocol": "allreduce", "out": str(directory / name)}
-        found.append({"ranks": learners + special.get("evaluator", False), "config": config})
-        if switch == "ssend":
-            twin = {"protocol": "hardsync", "shards": shards, "evaluator": False, "out": str(directory / f"twin-{name}")}
-            found.append({"ranks": learners + shards, "config": {**COMMON, **special, **twin}})
-    return found
+CASES = dealt(RUNS)
+TWIN = "twin-"
+"""The same by hardsync, those of an evaluator evaluated by learner 0; made once."""
 
 
-SHARED = Shared(("ssend", "blocking"), jobs)
+def job(directory: Path, name: str) -> dict:
+    learners, shards, special = RUNS[name.removeprefix(TWIN)]
+    config = {**COMMON, **special, "out": str(directory / name)}
+    if name.startswith(TWIN):
+        return {"ranks": learners + shards, "config": {**config, "protocol": "hardsync", "shards": shards, "evaluator": False}}
+    return {"ranks": learners + special.get("evaluator", False), "config": {**config, "protocol": "allreduce"}}
 
 
-@pytest.fixture(scope="module", params=SHARED.switches)
-def runs(request: pytest.FixtureRequest, launched: Callable[[str, str], Path]) -> Path:
-    return launched(request.param, __name__)
+SHARED = Shared([*CASES, *(("ssend", TWIN + name) for name in RUNS)], job)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_bits_of_hardsync(runs: Path, launched: Callable[[str, str], Path], name: str) -> None:
-    run, twin = runs / name, launched("ssend", __name__) / f"twin-{name}"
+@pytest.fixture(scope="module")
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__)
+
+
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
+    run, twin = runs / switch / name, runs / "ssend" / (TWIN + name)
     ours, theirs = (torch.load(each / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert list(ours) == list(theirs) == ["theta"] + ["thetabar"] * ("averaging" in RUNS[name][2])
     for vector, state in ours.items():
@@ -70,14 +71,14 @@ def test_the_bits_of_hardsync(runs: Path, launched: Callable[[str, str], Path], 
     )
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_log_proves_them(runs: Path, name: str) -> None:
-    assert replay.check(runs / name) == ""
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_the_log_proves_them(runs: Path, switch: str, name: str) -> None:
+    assert replay.check(runs / switch / name) == ""
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, name: str) -> None:
-    run, learners = Run(runs / name), RUNS[name][0]
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, switch: str, name: str) -> None:
+    run, learners = Run(runs / switch / name), RUNS[name][0]
     assert run.shards == run.lambda_ == learners
     assert run.environment["shard_ranks"] == list(range(learners))
     assert run.environment["world_size"] == learners + RUNS[name][2].get("evaluator", False)
@@ -93,6 +94,7 @@ def test_every_rank_is_learner_and_shard_and_its_books_balance(runs: Path, name:
 
 def test_slices_were_large_and_small_and_one_run_diverged(runs: Path) -> None:
     """Else this shows less than it says."""
-    large, small = (Run(runs / name).environment["parameter_nbytes"] / RUNS[name][0] for name in ("large", "5"))
+    large, small = (Run(runs / "ssend" / name).environment["parameter_nbytes"] / RUNS[name][0] for name in ("large", "5"))
     assert large > CACHED_NBYTES > small
-    assert Run(runs / "diverged").summaries["diverged"].any()
+    for switch in (switch for switch, name in CASES if name == "diverged"):
+        assert Run(runs / switch / "diverged").summaries["diverged"].any()

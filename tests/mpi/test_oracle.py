@@ -50,9 +50,9 @@ RUNS = {
 }
 
 
-def config(directory: Path, name: str) -> dict:
-    _, shards, optimizer, protocol = RUNS[name]
-    return {
+def job(directory: Path, name: str) -> dict:
+    learners, shards, optimizer, protocol = RUNS[name]
+    config = {
         "out": str(directory / name),
         "protocol": protocol,
         "shards": max(1, shards),
@@ -62,24 +62,19 @@ def config(directory: Path, name: str) -> dict:
         "mu": MU,
         "seed": SEED,
         "epochs": EPOCHS,
+        "threads": 1,
         "memory_format": "contiguous",
         "log": {"progress": "off"},
     }
+    return {"ranks": learners + shards, "config": config, "record": str(directory / f"{name}.npy")}
 
 
-def jobs(directory: Path, switch: str) -> list[dict]:
-    return [
-        {"ranks": learners + shards, "config": config(directory, name), "record": str(directory / f"{name}.npy")}
-        for name, (learners, shards, _, _) in RUNS.items()
-    ]
-
-
-SHARED = Shared(("send",), jobs)
+SHARED = Shared([("send", name) for name in RUNS], job)
 
 
 @pytest.fixture(scope="module")
-def runs(launched: Callable[[str, str], Path]) -> Path:
-    return launched("send", __name__)
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__) / "send"
 
 
 def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:

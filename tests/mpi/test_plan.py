@@ -22,6 +22,8 @@ from mpisgd.simulate import simulate
 
 from .conftest import drive
 
+pytestmark = pytest.mark.alone
+
 LAMBDA = 8
 SAMPLES = 1437  # of the digits
 

@@ -75,7 +75,7 @@ def test_the_log_of_every_layout(runs: Path, name: str) -> None:
         assert updates["time_s"][0] > run.begins.time_s > 0
     with h5py.File(runs / name / schema.LOG) as joined:
         assert len(joined["pushes"]) == len(run.pushes)
-        assert len(joined["evaluations"]) == len(run.evaluations) == 5 * (1 + ("averaging" in JOBS[name][0]))
+        assert len(joined["evaluations"]) == len(run.evaluations) == 3 * (1 + ("averaging" in JOBS[name][0]))
         for number, layout in enumerate(run.earlier):
             group = joined[f"layouts/{number}"]
             assert (group.attrs["learners"], group.attrs["shards"]) == (layout.learners, layout.shards)

@@ -61,12 +61,12 @@ RUNS["buffers"] = (4, {"protocol": ASYNC, "model": {"name": f"{__name__}:countin
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-SHARED = Shared(("send",), jobs_of(RUNS, COMMON))
+SHARED = Shared([("send", name) for name in RUNS], jobs_of(RUNS, COMMON))
 
 
 @pytest.fixture(scope="module")
-def runs(launched: Callable[[str, str], Path]) -> Path:
-    return launched("send", __name__)
+def runs(launched: Callable[[str], Path]) -> Path:
+    return launched(__name__) / "send"
 
 
 @pytest.mark.parametrize("name", RUNS)

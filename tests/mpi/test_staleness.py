@@ -10,6 +10,8 @@ from mpisgd.records.schema import Verdict
 
 from .conftest import drive
 
+pytestmark = pytest.mark.alone
+
 LAMBDA = 30
 
 # The learners sleep for most of a mini-batch, so that two cores can stand for thirty.
@@ -24,7 +26,8 @@ SCENE = {
 
 
 @pytest.fixture(scope="module")
-def thirty(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """In one launch; most of its ranks wait while those against stragglers run."""
     directory = tmp_path_factory.mktemp("staleness")
     jobs = [
         {
@@ -36,10 +39,19 @@ def thirty(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
                 "out": str(directory / str(n)),
             },
         }
-        for n, pushes in ((1, 900), (15, 1800), (30, 1800))
+        for n, pushes in ((1, 600), (15, 1100), (30, 1100))
+    ]
+    jobs += [
+        {"ranks": 6, "config": {**STRAGGLERS, "protocol": protocol, "out": str(directory / protocol["name"])}}
+        for protocol in ({"name": "backup", "b": 1}, {"name": "hardsync"})
     ]
     drive(directory, jobs, ranks=LAMBDA + 1, timeout_s=400)
-    return {n: Run(directory / str(n)) for n in (1, 15, 30)}
+    return {name: Run(directory / name) for name in ("1", "15", "30", "backup", "hardsync")}
+
+
+@pytest.fixture
+def thirty(runs: dict[str, Run]) -> dict[int, Run]:
+    return {n: runs[str(n)] for n in (1, 15, 30)}
 
 
 @pytest.mark.parametrize("n", [15, 30])
@@ -69,15 +81,9 @@ STRAGGLERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def backup_and_hardsync(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    directory = tmp_path_factory.mktemp("stragglers")
-    jobs = [
-        {"ranks": 6, "config": {**STRAGGLERS, "protocol": protocol, "out": str(directory / protocol["name"])}}
-        for protocol in ({"name": "backup", "b": 1}, {"name": "hardsync"})
-    ]
-    drive(directory, jobs, ranks=6)
-    return Run(directory / "backup"), Run(directory / "hardsync")
+@pytest.fixture
+def backup_and_hardsync(runs: dict[str, Run]) -> tuple[Run, Run]:
+    return runs["backup"], runs["hardsync"]
 
 
 def test_backup_drops_what_the_straggler_sends_late(backup_and_hardsync: tuple[Run, Run]) -> None:

@@ -316,6 +316,7 @@ def fill(path: Path, leave_nbytes: int) -> None:
     path.write_bytes(bytes(max(0, status.f_bavail * status.f_bsize - leave_nbytes)))
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("users_module")
 def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints are lost, training goes on; they are written again when there is room; the log without any ends the job."""

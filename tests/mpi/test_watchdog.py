@@ -12,11 +12,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from mpisgd.launch import environment, mpirun
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 
 from .conftest import DRIVE
+
+pytestmark = pytest.mark.alone
 
 
 def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
