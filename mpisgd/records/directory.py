@@ -28,9 +28,12 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
         if path.exists():
             if not overwrite:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
+            lock = Lock(path) if (path / schema.LOCK).exists() else None  # while its holder empties it, it is no run
             if not _is_run(path):
+                if lock is not None:
+                    lock.release()
                 raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
-            lock = Lock(path)
+            lock = lock or Lock(path)
             _empty(path)
             return lock
         path.mkdir(parents=True)

@@ -18,6 +18,7 @@ import pytest
 from mpisgd import resume
 from mpisgd.errors import ConfigError, DataError, StorageError
 from mpisgd.records import directory, reader, schema
+from mpisgd.records.lock import Lock
 from mpisgd.records.reader import Run, read_summary, read_table
 from mpisgd.records.superblock import was_left_open
 from mpisgd.records.writer import EvaluatorLog, TableFile
@@ -428,6 +429,18 @@ def test_a_folder_that_is_no_run_is_never_removed(config: str | None, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_run_that_another_is_replacing_is_named_as_his(tmp_path: Path) -> None:
+    """Meanwhile it has no config.toml; where nobody holds the lock, it is not ours to replace, and is left as it was."""
+    (tmp_path / "mine.txt").write_text("")
+    other = Lock(tmp_path)
+    with pytest.raises(ConfigError, match="is being written by another job"):
+        directory.claim(tmp_path, overwrite=True)
+    other.release()
+    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
+        directory.claim(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_in_the_way(place: str, overwrite: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
