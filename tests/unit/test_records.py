@@ -428,7 +428,6 @@ def test_a_folder_that_is_no_run_is_never_removed(config: str | None, tmp_path: 
     assert (path / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.parametrize("place", ["file", "file/run"])
 def test_a_run_that_another_is_replacing_is_named_as_his(tmp_path: Path) -> None:
     """Meanwhile it has no config.toml; where nobody holds the lock, it is not ours to replace, and is left as it was."""
     (tmp_path / "mine.txt").write_text("")
@@ -441,6 +440,7 @@ def test_a_run_that_another_is_replacing_is_named_as_his(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize("place", ["file", "file/run"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_in_the_way(place: str, overwrite: bool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
