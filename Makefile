@@ -58,7 +58,7 @@ test-unit: $(READY)  ## the tests that need no MPI, on all cores
 # Two at a time, since much of it is waiting; then those that measure seconds, by themselves. ARGS may select none of either (5).
 TEST_MPI = $(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), and those of a real SLURM, where there is one
-	first=0; $(TEST_MPI) -m 'not alone' -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS) || first=$$?; \
+	first=0; $(TEST_MPI) -m 'not alone' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
 	  [[ $$first == [05] ]] || exit $$first; \
 	  second=0; $(TEST_MPI) -m alone $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,28 +22,37 @@ from mpisgd.launch import environment, mpirun
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
+JOBS = Path(__file__).parents[1] / "jobs"
 
 
 LONGEST = ("shared", "test_readme", "test_signals", "test_tolerant", "test_storage", "test_failures", "batch")
-"""Groups of tests that two workers are dealt first; see `pytest_collection_modifyitems`."""
+"""Groups of tests that two workers are dealt first."""
 
 
-def group_of(item: pytest.Item) -> str | None:
+def group_of(nodeid: str) -> str:
     """Tests of one group run in one worker: those that share a launch, those of one module; of one cluster at a time."""
-    if item.path.parent.name == "jobs":
-        return "batch" if item.path.stem in ("test_slurm", "test_lsf") else None
-    if item.path.parent != DRIVE.parent:
-        return None
-    return "shared" if hasattr(getattr(item, "module", None), "SHARED") else item.path.stem
+    path = Path(nodeid.partition("::")[0])
+    if path.parent.name == "jobs":
+        return "batch" if path.stem in ("test_slurm", "test_lsf") else path.stem
+    return "shared" if re.search(r"^SHARED = ", (DRIVE.parent / path.name).read_text(), re.MULTILINE) else path.stem
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where the tests run on several workers, those of a group go to one (xdist's own marks do nothing under pytest 9.2)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests belong together, for `--dist loadgroup`, and put the longest groups first."""
-    groups = {item: group_of(item) for item in items}
-    for item, group in groups.items():
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+    """The longest groups first."""
+    groups = {item: group_of(item.nodeid) if item.path.parent in (DRIVE.parent, JOBS) else "" for item in items}
     items.sort(key=lambda item: LONGEST.index(groups[item]) if groups[item] in LONGEST else len(LONGEST))
 
 
