@@ -108,12 +108,18 @@ def test_a_job_that_loses_a_node_fails_and_ends(checkout: Submitting) -> None:
 #: Stands for a run that takes three links: the first is warned, saves what it has and leaves with status 85; the second saves and
 #: goes on until its node is lost; the third ends.
 THREE_LINKS = """\
-rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}} link=${SLURM_RESTART_COUNT:-0}
+rank=${OMPI_COMM_WORLD_RANK-${PMI_RANK}} ranks=${OMPI_COMM_WORLD_SIZE-${PMI_SIZE}} link=${SLURM_RESTART_COUNT:-0}
+save() {  # all leave together, as mpisgd's ranks do: the launcher ends the others when the first goes
+  hostname >"$run/saving-$rank"
+  mv "$run/saving-$rank" "$run/checkpoint/rank-$rank"
+  until (($(ls "$run/checkpoint" | wc -l) == ranks)); do sleep 0.1; done
+  exit 85
+}
 run=$(ls -d results/*.links); run=${run%.links}
 mkdir -p "$run/checkpoint"
 echo "$@" >"$run/words.$link.$rank"
 case $link in
-  0) trap 'hostname >"$run/checkpoint/rank-$rank"; exit 85' USR1 ;;
+  0) trap save USR1 ;;
   1) touch "$run/checkpoint/rank-$rank" ;;
   2) touch "$run/DONE"; exit 0 ;;
 esac
