@@ -49,11 +49,11 @@ class Job:
         with self._new:
             self._new.notify_all()
 
-    def wait_for(self, text: str, timeout_s: float = 120.0) -> float:
-        """The second at which a line with this text came. Raises TimeoutError."""
+    def wait_for(self, text: str, timeout_s: float = 120.0, after_s: float = 0.0) -> float:
+        """The second at which a line with this text came, after another second. Raises TimeoutError."""
 
         def found() -> float | None:
-            return next((at for at, line in self.lines if text in line), None)
+            return next((at for at, line in self.lines if text in line and at >= after_s), None)
 
         with self._new:
             if self._new.wait_for(lambda: found() is not None or not self._reader.is_alive(), timeout_s):

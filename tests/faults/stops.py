@@ -55,7 +55,7 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
         job.wait_for("epoch ")
         time.sleep(generator.uniform(0.2, 1.0))
         stopped_s = job.send(shards + victim, signal.SIGSTOP)
-        missed_s = job.wait_for(f"learner {victim} was not heard of for", 10)
+        missed_s = job.wait_for(f"learner {victim} was not heard of for", 10, after_s=stopped_s)
         time.sleep(generator.uniform(0, 1.5))
         continued_s = job.send(shards + victim, signal.SIGCONT)
     except (TimeoutError, ProcessLookupError) as error:

@@ -107,11 +107,11 @@ def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_p
 def test_one_that_hangs_is_missed_and_comes_back(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 4, "--shards", "1", "--epochs", "6", "--faults.patience-s", "0.5")
-    job.send(2, signal.SIGSTOP)
-    missed = job.wait_for("learner 1 was not heard of for")
+    stopped_s = job.send(2, signal.SIGSTOP)  # where the machine is slow, it may have been missed before
+    missed = job.wait_for("learner 1 was not heard of for", after_s=stopped_s)
     time.sleep(0.5)
     job.send(2, signal.SIGCONT)
-    back = job.wait_for("learner 1 is back")
+    back = job.wait_for("learner 1 is back", after_s=missed)
     run = ended(job, out)
     assert back > missed
     assert told(run, Event.MISSED).count(1) == told(run, Event.RETURNED).count(1) >= 1
