@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench faults docs-check clean
+.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench faults faults-slurm docs-check clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,11 +100,13 @@ faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files
 	$(IN_VENV) python -m tests.faults.cuts --out results/faults --count $(or $(COUNT),40)
 	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
 	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),40)
-	$(IN_VENV) python -m tests.faults.nodes --out results/faults --count $(or $(COUNT),8)
-	$(IN_VENV) python -m tests.faults.limits --out results/faults --count $(or $(COUNT),3)
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
 	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
 	$(IN_VENV) python -m tests.faults.bad_input
+
+faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits
+	$(IN_VENV) python -m tests.faults.nodes --out results/faults
+	$(IN_VENV) python -m tests.faults.limits --out results/faults
 
 docs-check: $(READY)  ## execute the commands of README.md
 	$(IN_VENV) python -m pytest tests/mpi/test_readme.py $(ARGS)

@@ -60,11 +60,11 @@ class TableFile:
         self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
         if path is not None:
             with self._writing():
+                if path.exists() and not instead:
+                    raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
                 aside = schema.aside(path)
                 self._file = storage.create_hdf5(aside)
                 self._begin(self._file, shard, attributes or {})
-                if path.exists() and not instead:
-                    raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
                 aside.rename(path)
                 self._inode = path.stat().st_ino
 

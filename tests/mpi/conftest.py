@@ -34,6 +34,8 @@ def group_of(nodeid: str) -> str:
     path = Path(nodeid.partition("::")[0])
     if path.parent.name == "jobs":
         return "batch" if path.stem in ("test_slurm", "test_lsf") else path.stem
+    if path.parent.name != "mpi":
+        return path.stem
     return "shared" if re.search(r"^SHARED = ", (DRIVE.parent / path.name).read_text(), re.MULTILINE) else path.stem
 
 

@@ -155,6 +155,7 @@ def test_an_existing_file_is_never_appended_to(tmp_path: Path) -> None:
     table_file(path).close()
     with pytest.raises(StorageError, match="File exists"):
         table_file(path)
+    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
 
 
 def test_who_follows_a_writer_that_may_have_died_takes_its_place(tmp_path: Path) -> None:
