@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 from mpisgd import replay
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event
-from tests.faults.campaign import Found, main
+from tests.faults.campaign import Found
+from tests.faults.on_slurm import campaign
 from tests.jobs import slurm
-from tests.jobs.submitting import NODES, ONE_EACH, Submitting
+from tests.jobs.submitting import ONE_EACH, Submitting
 
 CHAINS = 4
 SAVED_S = 2.0
@@ -38,8 +37,8 @@ log = {progress = "off"}
 class Chain:
     """A chain under way; its output is looked at until it has ended."""
 
-    def __init__(self, directory: Path, cluster: slurm.Slurm, protocol: str, epochs: float) -> None:
-        self.here = Submitting(directory, cluster, "openmpi")
+    def __init__(self, directory: Path, cluster: slurm.Slurm, mpi: str, protocol: str, epochs: float) -> None:
+        self.here = Submitting(directory, cluster, mpi)
         (directory / "jobs" / "job.toml").write_text(f"protocol = '{protocol}'\nepochs = {epochs}\n{SETTINGS}")
         self.here.edit("slurm-chain.sbatch", **ONE_EACH, time="00:02:00", signal="B:USR1@30")
         self.job = self.here.submit("slurm-chain.sbatch")
@@ -82,27 +81,19 @@ class Chain:
         found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
 
 
-def execute(cluster: slurm.Slurm, generator: random.Random, directory: Path, number: int) -> Found:
+def execute(cluster: slurm.Slurm, mpi: str, generator: random.Random, directory: Path, number: int) -> Found:
     found, chains = Found(), []
     for index in range(CHAINS):
         protocol, epochs = PROTOCOLS[index % len(PROTOCOLS)], generator.uniform(4.0, 6.0)
         found.kinds.append(protocol)
         place = directory / str(index)
         place.mkdir()
-        chains.append(Chain(place, cluster, protocol, epochs))
+        chains.append(Chain(place, cluster, mpi, protocol, epochs))
     for chain in chains:
         chain.end(found)
     cluster.heal()
     return found
 
 
-def campaign(argv: list[str]) -> int:
-    if slurm.missing():
-        print(slurm.missing(), file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as directory, slurm.cluster(Path(directory), NODES) as cluster:
-        return main("limits", "Time limits that strike chains of jobs.", 3, partial(execute, cluster), argv)
-
-
 if __name__ == "__main__":
-    sys.exit(campaign(sys.argv[1:]))
+    sys.exit(campaign("limits", "Time limits that strike chains of jobs.", 3, execute, sys.argv[1:]))

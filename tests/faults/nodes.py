@@ -7,15 +7,12 @@ exit status: mpirun alone may say 0.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
-import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
-from mpisgd.launch import mpirun
-from tests.faults.campaign import Found, main
+from tests.faults.campaign import Found
+from tests.faults.on_slurm import campaign
 from tests.jobs import slurm
 from tests.jobs.submitting import NODES, Submitting
 
@@ -54,15 +51,5 @@ def execute(cluster: slurm.Slurm, mpi: str, generator: random.Random, directory:
     return found
 
 
-def campaign(argv: list[str]) -> int:
-    if slurm.missing():
-        print(slurm.missing(), file=sys.stderr)
-        return 2
-    told = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout
-    mpi = "openmpi" if "Open MPI" in told else "mpich"
-    with tempfile.TemporaryDirectory() as directory, slurm.cluster(Path(directory), NODES) as cluster:
-        return main("nodes", "Nodes that lose their power.", 8, partial(execute, cluster, mpi), argv)
-
-
 if __name__ == "__main__":
-    sys.exit(campaign(sys.argv[1:]))
+    sys.exit(campaign("nodes", "Nodes that lose their power.", 8, execute, sys.argv[1:]))

@@ -202,3 +202,9 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return done[0] / module.rpartition(".")[2]
 
     return of
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, launched: Callable[[str], Path]) -> Path:
+    """The directory of the module's own runs of the shared launch, SWITCH/NAME each."""
+    return launched(request.module.__name__)

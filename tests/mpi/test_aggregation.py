@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,6 @@ def job(directory: Path, name: str) -> dict:
 
 CASES = dealt(RUNS, once=("alone", "alone-S2"))
 SHARED = Shared(CASES, job)
-
-
-@pytest.fixture(scope="module")
-def runs(launched: Callable[[str], Path]) -> Path:
-    return launched(__name__)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)

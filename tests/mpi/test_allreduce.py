@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,6 @@ def job(directory: Path, name: str) -> dict:
 
 
 SHARED = Shared([*CASES, *(("ssend", TWIN + name) for name in RUNS)], job)
-
-
-@pytest.fixture(scope="module")
-def runs(launched: Callable[[str], Path]) -> Path:
-    return launched(__name__)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)

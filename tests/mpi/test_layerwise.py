@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,6 @@ COMMON = {
 }
 CASES = dealt(RUNS, once=("hardsync-S2-whole", "hardsync-S3-whole"))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
-
-
-@pytest.fixture(scope="module")
-def runs(launched: Callable[[str], Path]) -> Path:
-    return launched(__name__)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +52,6 @@ AGAIN = {name for name in RUNS if name.startswith(("versioned", "tolerant"))}
 COMMON = {"epochs": 0.5, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
 CASES = dealt(RUNS)
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
-
-
-@pytest.fixture(scope="module")
-def runs(launched: Callable[[str], Path]) -> Path:
-    return launched(__name__)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -39,11 +38,6 @@ RUNS["replacement-clip"] = (
 COMMON = {"epochs": 1, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
 CASES = dealt(RUNS)
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
-
-
-@pytest.fixture(scope="module")
-def runs(launched: Callable[[str], Path]) -> Path:
-    return launched(__name__)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)
