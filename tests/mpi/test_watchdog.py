@@ -35,12 +35,16 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
     listing, said = tmp_path / "jobs.json", tmp_path / "said"
     listing.write_text(json.dumps([{"ranks": 3, "config": config}]))
     command = [*mpirun(3), sys.executable, str(DRIVE), str(listing), "together"]
-    told = (
-        re.compile(
-            r"moved for \d+ s: shard 0 \(rank 0 on .*\) at clock (\d+) waits for learner 1 \(rank 2 on .*\), which was given "
-        ),
-        re.compile(r"learner 0 \(rank 1 on .*\) waits for it, for clock \d+ or later"),
-        re.compile(r"moved for \d+ s: learner 0 \(rank 1 on .*\) waits for ANSWER of shard 0 \(rank 0 on "),
+    moved = r"moved for \d+ s: "
+    own, shard = r"learner 0 \(rank 1 on .*\) waits for ", r"shard 0 \(rank 0 on .*\)"
+    between = (  # it was stopped between two messages
+        rf"{moved}{shard} at clock (\d+) waits for learner 1 \(rank 2 on .*\), which was given ",
+        rf"{own}it, for clock \d+ or later",
+        rf"{moved}{own}ANSWER of {shard}",
+    )
+    within = (  # in the midst of one
+        rf"{moved}{shard} waits for learner 1 \(rank 2 on .*\) to take ANSWER",
+        rf"{moved}{own}(ANSWER of {shard}|{shard} to take PUSH)",
     )
     with said.open("w") as err:
         process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=err)
@@ -53,7 +57,7 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
         time.sleep(0.5)
         stopped = json.loads(Path(f"{listing}.pids").read_text())[0][2]
         os.kill(stopped, signal.SIGSTOP)
-        while not all(each.search(said.read_text()) for each in told):
+        while not any(all(re.search(each, said.read_text()) for each in told) for told in (between, within)):
             assert process.poll() is None, said.read_text()
             assert time.monotonic() < until_s, said.read_text()
             time.sleep(0.1)
