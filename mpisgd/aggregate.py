@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,21 +37,6 @@ from mpisgd.flat import is_finite
 from mpisgd.straggler import Delays
 
 _OVER = -1.0
-
-
-class Moves(Protocol):
-    """A gradient that can be told where its weights and itself are to lie."""
-
-    samples: int
-    host_weights: Any
-    host_gradients: Any
-
-    def prepare(self, seq: int) -> None: ...
-
-    def compute(self, seq: int) -> float: ...
-
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
 
 
 def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
@@ -71,7 +56,7 @@ class Member:
     for them. After `disband` they are not to be looked at.
     """
 
-    def __init__(self, node: Node, gradient: Moves, delays: Delays, wire: Communicator) -> None:
+    def __init__(self, node: Node, gradient: Travels, delays: Delays, wire: Communicator) -> None:
         self.node = node
         self.gradient = gradient
         self._delays = delays

@@ -7,13 +7,15 @@ all-gather      every learner has the new weights of all slices
 
 The reduce-scatter is an all-to-all of slices, summed where they arrive. As many bytes cross the wire as in MPI_Reduce_scatter,
 (lambda - 1)/lambda of the vector from every rank; but the order of the sum is that of hardsync, and so are its bits, again and
-again (law 5), where MPI may add in any order.
+again (law 5), where MPI may add in any order. Where all learners are on one node, nothing need be moved at all (`shared_team.py`).
 
 The bookkeeping of a slice is `shard.Shard`'s, which is handed what a shard's messages would have said: so the log, the books and
 the replay are those of hardsync with as many shards as learners. Nobody can leave alone.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from mpisgd.channel import TeamChannel
 from mpisgd.computing import Computes
@@ -32,8 +34,7 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
     channel.start_answers(learners, shard.update.served, shard.clock, {})
     seq = first_seq
     while not (shard.finished or shard.interrupted):
-        gradient.prepare(seq)
-        clock = channel.pull()
+        clock = channel.pull(partial(gradient.prepare, seq))
         if channel.watched and (asked := channel.snapshot_pull()) is not None:
             shard.handle(asked)
         start_ns = channel.now_ns()

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mpisgd.communicator import Buffer, Communicator, Pattern
+from mpisgd.communicator import Buffer, Communicator, Pattern, Team
 from mpisgd.errors import PeerError
 from mpisgd.messages import (
     NOTHING_MORE,
@@ -476,9 +476,10 @@ class TeamChannel(ShardChannel):
     waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
 
     Args:
+        team: all learners.
         weights, gradients: (parameters,) float32 host memory of the learner.
-        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard.
-        bounds: the slice of each shard.
+        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard; None where they lie
+            in memory that all share.
     """
 
     def __init__(
@@ -487,16 +488,16 @@ class TeamChannel(ShardChannel):
         roles: Roles,
         learner_id: int,
         *,
+        team: Team,
         weights: np.ndarray,
         gradients: np.ndarray,
-        received: np.ndarray,
-        bounds: list[tuple[int, int]],
+        received: np.ndarray | None,
     ) -> None:
         super().__init__(wire, roles, learner_id)
         wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
         self.signal = 0
         """The number of the signal that all have been told of, in one and the same round; 0 = none."""
-        self._team = wire.team(roles.learner_ranks, bounds)
+        self._team = team
         self._weights = weights
         self._gradients = gradients
         self._received = received
@@ -547,9 +548,9 @@ class TeamChannel(ShardChannel):
         """`pull` waits for them."""
         return True
 
-    def pull(self) -> int:
-        """Wait until the weights of all shards are in place; returns their clock."""
-        self._team.finish(self._sharing)
+    def pull(self, meanwhile: Callable[[], None]) -> int:
+        """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
+        self._team.finish(self._sharing, meanwhile)
         self._wait_ns = self._shared_ns - self._exchanged_ns
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock

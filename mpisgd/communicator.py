@@ -118,8 +118,8 @@ class Team(Protocol):
     def share(self, own: Any, vector: Any) -> Any:
         """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
 
-    def finish(self, shared: Any) -> None:
-        """Wait until what `share` began is done."""
+    def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
+        """Wait until what `share` began is done; `meanwhile` is called as soon as the vector that was exchanged may change."""
 
     def disband(self) -> None:
         """They act together no more."""

@@ -6,9 +6,10 @@ And what a gradient tells in return, where layers are exchanged one by one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from mypy_extensions import mypyc_attr
 
 
@@ -53,6 +54,9 @@ class Travels(Computes):
     host_weights: Any
     host_gradients: Any
 
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Updates(ABC):
@@ -94,6 +98,9 @@ class Updates(ABC):
     @abstractmethod
     def make_room(self, gradients: int) -> Any:
         """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
+
+    def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
+        """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
 
     @abstractmethod
     def turn_to(self, place: int) -> None:

@@ -673,7 +673,8 @@ class Config:
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
     aggregation: Literal["none", "node"] = "none"
     """node: ranks that compute on one node are a team, which sums its gradients in shared memory; one of them pulls and pushes for
-    all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout."""
+    all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
+    allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
     """aggregation: most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
     placement: Literal["packed", "spread"] = "packed"
@@ -737,6 +738,11 @@ class Config:
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
+
+    @property
+    def in_teams(self) -> bool:
+        """Whether learners are teams of ranks, which pull and push together."""
+        return self.aggregation == "node" and not isinstance(self.protocol, AllreduceOptions)
 
 
 #: The components that come in kinds, and the kinds of each.

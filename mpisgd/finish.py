@@ -38,8 +38,10 @@ class Outcome:
 def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_samples: int) -> str:
     """What a run says of itself when it starts: `ranks` compute for lambda_ learners."""
     learners = f"{lambda_:,} learners"
-    if config.aggregation == "node":
+    if config.in_teams:
         learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
+    elif config.aggregation == "node":
+        learners += " that share memory"
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
     copies = footprint.of_compensation(lambda_, parameters, config.shards)
     return (

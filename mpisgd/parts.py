@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import layerwise, models, schedule
-from mpisgd.channel import LearnerChannel
+from mpisgd.channel import LearnerChannel, TeamChannel
 from mpisgd.checks import require
-from mpisgd.communicator import Communicator
+from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
-from mpisgd.computing import Travels
+from mpisgd.computing import Travels, Updates
 from mpisgd.config import (
     AllreduceOptions,
     BackupOptions,
@@ -40,6 +40,7 @@ from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.roles import Roles
+from mpisgd.shared_team import SharedTeam
 from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.update import SliceUpdate
 
@@ -176,6 +177,25 @@ def learner_channel(
         delays = Delays(config.straggler, config.seed, learner_id)
         return layerwise.make(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
     return LearnerChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
+
+
+def team_channel(
+    config: Config,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    travels: Travels,
+    update: Updates,
+    bounds: list[tuple[int, int]],
+) -> TeamChannel:
+    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share."""
+    team: Team
+    if config.aggregation == "node":
+        team, received = SharedTeam(wire.node(roles.learner_ranks), travels, update, bounds), None
+    else:
+        team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
+    vectors = {"weights": travels.host_weights, "gradients": travels.host_gradients, "received": received}
+    return TeamChannel(wire, roles, learner_id, team=team, **vectors)
 
 
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:

@@ -24,7 +24,7 @@ def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, 
 
     `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
     """
-    teams = {"teams": [list(team) for team in roles.teams]} if config.aggregation == "node" else {}
+    teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
     return {
         "learners": roles.lambda_,
         **teams,

@@ -96,8 +96,11 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     _check_aggregation(config)
     if not isinstance(config.protocol, AllreduceOptions):
         roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
-        return in_teams(roles, hosts, config.team_size) if config.aggregation == "node" else roles
+        return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
+    nodes = len({hosts[rank] for rank in roles.learner_ranks})
+    if config.aggregation == "node" and nodes > 1:
+        raise ConfigError(f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave it out")
     if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
         raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
     return roles
@@ -108,14 +111,15 @@ def _check_aggregation(config: Config) -> None:
 
     versioned is none of these: it deals each learner mini-batches of its own, of which ranks of one team have different numbers.
     """
-    if config.aggregation == "none":
-        require(config.team_size == 0, "team_size", config.team_size, "0, or aggregation = 'node' beside it")
+    if not config.in_teams:
+        expected = "0, or aggregation = 'node' beside it, and learners that are no shards"
+        require(config.team_size == 0, "team_size", config.team_size, expected)
         return
     match config.protocol:
         case HardsyncOptions() | TimeoutOptions() | BackupOptions(late="drop", abort=False):
             return
-    name, others = kind_of(config.protocol), "hardsync, timeout, or backup with late = 'drop' and without abort"
-    require(False, "aggregation", config.aggregation, f"'none' beside protocol {name} as it is configured; teams go with {others}")
+    name, others = kind_of(config.protocol), "hardsync, allreduce, timeout, or backup with late = 'drop' and without abort"
+    require(False, "aggregation", config.aggregation, f"'none' beside protocol {name} as it is configured; it goes with {others}")
 
 
 def double(world_size: int, *, evaluator: bool) -> Roles:

@@ -14,7 +14,7 @@ import torch
 
 from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.channel import EvaluatorChannel, ShardChannel, TeamChannel
+from mpisgd.channel import EvaluatorChannel, ShardChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
@@ -267,15 +267,7 @@ class Rank:
     def _both(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
         gradient, update = self._gradient(), self._update()
-        channel = TeamChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            received=update.make_room(self.roles.lambda_),
-            bounds=self.bounds,
-        )
+        channel = parts.team_channel(config, wire, self.roles, learner_id, gradient, update, self.bounds)
         with self._server(channel, update) as server:
             self._start_clock(wire)
             delays = Delays(config.straggler, config.seed, learner_id)

@@ -9,7 +9,7 @@ the protocol. What an update was made of is measured on the way (`norms.py`); no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -128,9 +128,16 @@ class SliceUpdate(Updates):
         """The next gradient is received into memory of its own."""
         self._receive_into(host_vector(len(self.weights)))
 
+    def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
+        """Let this memory, each (slice,) float32, take the place of the weights, as they are, and of what `make_room` makes."""
+        self._room = tuple(torch.from_numpy(each) for each in gradients)
+        self._move_to(torch.from_numpy(weights))
+
     def renew_weights(self) -> None:
         """Go on in memory of its own: what is sent from the old one, and takes long, stays as it is."""
-        weights = host_vector(len(self.weights))
+        self._move_to(host_vector(len(self.weights)))
+
+    def _move_to(self, weights: Tensor) -> None:
         weights.copy_(self.weights)
         self.weights = weights
         self.served = host_view(weights)

@@ -415,7 +415,8 @@ class Team:
         self._wire.say("all", Tag.WEIGHTS, own.nbytes)
         return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
 
-    def finish(self, shared: MPI.Request) -> None:
+    def finish(self, shared: MPI.Request, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
         self._wait(shared)
 
     def _wait(self, request: MPI.Request) -> None:

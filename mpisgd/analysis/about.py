@@ -186,7 +186,8 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
 def _teams(run: Run) -> list[tuple[str, str]]:
     """How many ranks compute, where learners are teams of them."""
     if not run.teams:
-        return []
+        shared = run.config.get("aggregation") == "node"
+        return [("aggregation", "gradients and weights lie in memory that all learners share")] if shared else []
     sizes = [len(team) for team in run.teams]
     each = f"{min(sizes)}" if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
     return [("aggregation", f"learners are teams of {each} rank{'s' * (max(sizes) > 1)}; {sum(sizes):,} ranks compute")]

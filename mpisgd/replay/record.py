@@ -193,7 +193,7 @@ class Record:
 
         Raises DataError where the run does not say who is in which team.
         """
-        if self.config.aggregation == "none":
+        if not self.config.in_teams:
             return [[learner_id] for learner_id in range(self.lambda_)]
         teams = self.run.teams
         ranks = sorted(rank for team in teams for rank in team)

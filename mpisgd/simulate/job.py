@@ -16,7 +16,7 @@ import torch
 
 from mpisgd import __version__, allreduce, config_file, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.channel import ShardChannel, TeamChannel
+from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
@@ -105,9 +105,9 @@ class Job:
             build = self._both if self.roles.of(rank) is Role.BOTH else self._shard
             mains[rank] = build(shard, wires[rank], stack)
         for learner_id, rank in enumerate(self.roles.learner_ranks):
-            if rank not in mains and config.aggregation == "none":
+            if rank not in mains and not config.in_teams:
                 mains[rank] = self._learner(learner_id, wires[rank])
-        if config.aggregation == "node":
+        if config.in_teams:
             mains |= self._teams(wires)
         if self.roles.dedicated_evaluator:
             rank = self.roles.evaluator_rank
@@ -130,15 +130,7 @@ class Job:
     def _both(self, learner_id: int, wire: VirtualWire, stack: ExitStack) -> Callable[[], None]:
         config = self.config
         gradient, update = self.work.gradient(learner_id, wire, self.costs), self._update(learner_id, wire)
-        channel = TeamChannel(
-            wire,
-            self.roles,
-            learner_id,
-            weights=gradient.host_weights,
-            gradients=gradient.host_gradients,
-            received=update.make_room(self.roles.lambda_),
-            bounds=self.work.bounds,
-        )
+        channel = parts.team_channel(config, wire, self.roles, learner_id, gradient, update, self.work.bounds)
         server = self._server(learner_id, channel, update, stack)
         delays = Delays(config.straggler, config.seed, learner_id)
 

@@ -456,7 +456,7 @@ class VirtualTeam(Team):
         _copy(own, rows[self._place])
         posted = [wire.post(self._ranks[place], Tag.GRADIENT, rows[place]) for place in reversed(self._others)]
         sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), self._slice(vector, place)) for place in self._others]
-        self.finish((posted, sent))
+        self._wait(posted, sent)
 
     def share(self, own: Any, vector: Any) -> tuple[list[Receiving], list[Sending]]:
         wire = self._wire
@@ -464,8 +464,11 @@ class VirtualTeam(Team):
         posted = [wire.post(self._ranks[place], Tag.WEIGHTS, self._slice(vector, place)) for place in reversed(self._others)]
         return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
 
-    def finish(self, shared: tuple[list[Receiving], list[Sending]]) -> None:
-        posted, sent = shared
+    def finish(self, shared: tuple[list[Receiving], list[Sending]], meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+        self._wait(*shared)
+
+    def _wait(self, posted: list[Receiving], sent: list[Sending]) -> None:
         for each in posted:  # bodies come after headers, though these say nothing here
             self._wire.header(each)
         for transfer in (*posted, *sent):

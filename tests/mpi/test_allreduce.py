@@ -28,6 +28,10 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
 }
+NODE = "-node"
+"""The same in memory that all share."""
+for _each in ("2", "4", "4-evaluator", "5", "cnn", "large"):
+    RUNS[_each + NODE] = (*RUNS[_each][:2], {**RUNS[_each][2], "aggregation": "node"})
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
@@ -44,12 +48,12 @@ def job(directory: Path, name: str) -> dict:
     return {"ranks": learners + special.get("evaluator", False), "config": {**config, "protocol": "allreduce"}}
 
 
-SHARED = Shared([*CASES, *(("ssend", TWIN + name) for name in RUNS)], job)
+SHARED = Shared([*CASES, *(("ssend", TWIN + name) for name in RUNS if not name.endswith(NODE))], job)
 
 
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_the_bits_of_hardsync(runs: Path, switch: str, name: str) -> None:
-    run, twin = runs / switch / name, runs / "ssend" / (TWIN + name)
+    run, twin = runs / switch / name, runs / "ssend" / (TWIN + name.removesuffix(NODE))
     ours, theirs = (torch.load(each / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert list(ours) == list(theirs) == ["theta"] + ["thetabar"] * ("averaging" in RUNS[name][2])
     for vector, state in ours.items():

@@ -27,7 +27,7 @@ FLOORS = {
             " gradient layerwise_gradient computing local_steps measure straggler",
             "messages communicator channel tolerant_channel layerwise wire tolerant ulfm"
             " mpi world survey launch guard signals records virtual",
-            "shard refusals tolerant_shard attendance succession learner allreduce aggregate evaluator analysis",
+            "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
             "run tolerance parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
             " demo submit",
         ]

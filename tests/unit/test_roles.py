@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -170,13 +171,14 @@ def test_alone_each_learner_is_its_own_team() -> None:
         (SspOptions(), "ssp"),
         (DownpourOptions(), "downpour"),
         (VersionedOptions(), "versioned"),
-        (AllreduceOptions(), "allreduce"),
         (BackupOptions(b=1, abort=True), "backup"),
         (BackupOptions(b=1, late="apply"), "backup"),
     ],
 )
 def test_teams_are_refused_where_their_gradients_are_not_of_one_clock(protocol: ProtocolOptions, name: str) -> None:
-    expected = f"aggregation = 'node': expected 'none' beside protocol {name} as it is configured; teams go with hardsync, timeout"
+    expected = (
+        f"aggregation = 'node': expected 'none' beside protocol {name} as it is configured; it goes with hardsync, allreduce, "
+    )
     with pytest.raises(ConfigError, match=expected):
         of_job(Config(protocol=protocol, aggregation="node"), "aaa")
     of_job(Config(protocol=protocol), "aaa")
@@ -185,6 +187,16 @@ def test_teams_are_refused_where_their_gradients_are_not_of_one_clock(protocol: 
 @pytest.mark.parametrize("protocol", [HardsyncOptions(), TimeoutOptions(), BackupOptions(b=1)])
 def test_and_go_with_the_others(protocol: ProtocolOptions) -> None:
     assert of_job(Config(protocol=protocol, aggregation="node"), "aaa").teams == ((1, 2),)
+
+
+def test_an_allreduce_shares_memory_of_one_node() -> None:
+    config = Config(protocol=AllreduceOptions(), aggregation="node")
+    assert of_job(config, "aaa").teams == ((0,), (1,), (2,)) and not config.in_teams
+    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2; leave it out"):
+        of_job(config, "aab")
+    assert of_job(replace(config, evaluator=True), "aab").learner_ranks == (0, 1), "the evaluator shares none"
+    with pytest.raises(ConfigError, match=r"team_size = 2: expected 0, .* and learners that are no shards"):
+        of_job(replace(config, team_size=2), "aaa")
 
 
 def test_a_size_of_teams_without_teams_is_refused() -> None:

@@ -78,7 +78,7 @@ def test_a_team_tells_exchanges_and_shares(size: int) -> None:
     edges = [place * (place + 1) // 2 for place in range(size + 1)]
     bounds = list(zip(edges[:-1], edges[1:], strict=True))
     told: dict[int, list[Fields]] = {}
-    exchanged, shared = {}, {}
+    exchanged, shared, meanwhile = {}, {}, []
 
     def main(place: int) -> None:
         wire = scene.wires[ranks[place]]
@@ -89,10 +89,11 @@ def test_a_team_tells_exchanges_and_shares(size: int) -> None:
         exchanged[place], shared[place] = np.zeros(size * own, np.float32), np.zeros(edges[-1], np.float32)
         told[place] = team.tell(Tag.GOODBYE, (place, 10 * place))
         team.exchange(vector, exchanged[place])
-        team.finish(team.share(np.full(own, place, np.float32), shared[place]))
+        team.finish(team.share(np.full(own, place, np.float32), shared[place]), lambda: meanwhile.append(place))
         team.disband()
 
     scene.run({rank: lambda place=place: main(place) for place, rank in enumerate(ranks)})  # type: ignore[misc]
+    assert sorted(meanwhile) == list(range(size))
     for place, (start, end) in enumerate(bounds):
         assert told[place] == [(other, 10 * other) for other in range(size)]
         expected = [np.arange(start, end) + 100 * other for other in range(size)]
@@ -101,7 +102,7 @@ def test_a_team_tells_exchanges_and_shares(size: int) -> None:
 
 
 class Told:
-    """A wire whose team was told these headers."""
+    """A wire, and a team that was told these headers."""
 
     rank = 0
     signal = 0
@@ -114,9 +115,6 @@ class Told:
 
     def sleep(self, seconds: float) -> None: ...
 
-    def team(self, ranks: Any, bounds: Any) -> Told:
-        return self
-
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
         return self.headers
 
@@ -128,7 +126,7 @@ def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(fiel
     headers = [tuple(fields.values()), tuple((fields | {"learner_id": 1, field: value}).values())]
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)
-    channel = TeamChannel(told, roles, 0, weights=vector, gradients=vector, received=vector, bounds=[(0, 5), (5, 10)])
+    channel = TeamChannel(told, roles, 0, team=told, weights=vector, gradients=vector, received=vector)
     said = {"learner_id": "learner 1 says it is learner 0", "nbytes": "its gradient 36 bytes; expected 40 bytes"}
     with pytest.raises(PeerError, match=said[field]):
         channel.exchange(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0)
@@ -158,12 +156,18 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
 
 
+@pytest.mark.parametrize("aggregation", ["none", "node"])
 @pytest.mark.parametrize("name", ALIKE)
-def test_the_bits_of_hardsync(name: str, tmp_path: Path) -> None:
-    """The same weights, evaluations, losses and decisions; the log proves them."""
-    changes, brought = ALIKE[name], BROUGHT.get(name, Brought())
-    learners = changes.get("virtual", TENSORS["virtual"])["learners"]
-    run = simulated(tmp_path / "allreduce", TENSORS, brought, protocol="allreduce", **changes)
+def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> None:
+    """The same weights, evaluations, losses and decisions, by messages or in shared memory; the log proves them."""
+    changes, brought = dict(ALIKE[name]), BROUGHT.get(name, Brought())
+    changes["virtual"] = {
+        **TENSORS["virtual"],
+        **changes.get("virtual", {}),
+        **({"ranks_per_node": 9} if aggregation == "node" else {}),
+    }
+    learners = changes["virtual"]["learners"]
+    run = simulated(tmp_path / "allreduce", TENSORS, brought, protocol="allreduce", aggregation=aggregation, **changes)
     twin = simulated(tmp_path / "hardsync", TENSORS, brought, protocol="hardsync", shards=learners, **changes)
     ours, theirs = (torch.load(each.path / schema.WEIGHTS, weights_only=True) for each in (run, twin))
     assert ours.keys() == theirs.keys()
