@@ -44,6 +44,7 @@ COMMON: dict[str, Any] = {
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}),
     "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}),
+    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
     "backup": (3, {"protocol": {"name": "backup", "b": 0}, "model": "softmax", "optimizer": "adagrad"}),
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
     "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
@@ -51,7 +52,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "layers-S2": (4, {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
-SYNCHRONOUS = ("hardsync-S2", "allreduce", "backup", "teams")
+SYNCHRONOUS = ("hardsync-S2", "allreduce", "allreduce-node", "backup", "teams")
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 

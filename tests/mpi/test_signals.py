@@ -37,6 +37,7 @@ COMMON: dict[str, Any] = {
 JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
     "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}, 1),
     "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}, 1),
+    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}, 0),
     "teams": (4, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}, 2),
     "softsync-S2": (
         4,
@@ -56,7 +57,7 @@ JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
         2,
     ),
 }
-SYNCHRONOUS = ("hardsync-S2", "allreduce", "teams", "slow-backup")
+SYNCHRONOUS = ("hardsync-S2", "allreduce", "allreduce-node", "teams", "slow-backup")
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mpisgd import parts, replay
 from mpisgd.analysis import about, books, timeline
-from mpisgd.config import AllreduceOptions, Config
+from mpisgd.config import Config
 from mpisgd.errors import ConfigError, PeerError
 from mpisgd.messages import Tag
 from mpisgd.parts import NOTHING_BROUGHT, Brought
@@ -24,7 +24,7 @@ from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Reason, Verdict
 from mpisgd.roles import of_job, world_size
-from mpisgd.simulate import job, simulate
+from mpisgd.simulate import job
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, jitters, jobs, obeys
@@ -304,9 +304,13 @@ def test_it_is_no_aggregation_without_a_node(tmp_path: Path) -> None:
     assert plain.teams == []
 
 
-def test_allreduce_has_no_teams(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="aggregation = 'node': expected 'none' beside protocol allreduce"):
-        simulate(Config(protocol=AllreduceOptions(), aggregation="node", out=str(tmp_path / "run")))
+def test_an_allreduce_shares_memory_without_teams(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, protocol="allreduce", **ONE_NODE | {"virtual": {"learners": 3, "ranks_per_node": 3}})
+    assert run.teams == [] and run.lambda_ == 3
+    told = dict(about.header(run, about.status(run), "").rows)
+    assert told["aggregation"] == "gradients and weights lie in memory that all learners share"
+    with pytest.raises(ConfigError, match="allreduce shares memory of one node, found learners on 2"):
+        simulated(tmp_path / "two", TENSORS, protocol="allreduce", aggregation="node", virtual={"learners": 3, "ranks_per_node": 2})
 
 
 # ------------------------------------------------------------------------------------------------------------ what is told of it
