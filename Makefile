@@ -86,11 +86,14 @@ test-compiled: $(READY)  ## tests of the compiled form, in a copy
 	cd $(COPY) && $(IN_VENV) PYTHONPATH=. python -m pytest -n auto $(COMPILED_TESTS) $(ARGS)
 
 bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
-	$(IN_VENV) mpirun -n 2 mpisgd bench wire $(ARGS)
-	$(IN_VENV) mpirun -n 3 mpisgd bench train $(ARGS)
-	$(IN_VENV) mpirun -n 3 mpisgd bench log $(ARGS)
-	$(IN_VENV) mpirun -n 3 mpisgd bench checkpoint $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 4 mpisgd bench wire $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 31 mpisgd bench oversubscribed $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench log $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench checkpoint $(ARGS)
 	$(IN_VENV) mpisgd bench faults $(ARGS)
+	$(IN_VENV) mpisgd bench settings $(ARGS)
+	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) mpisgd bench start $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 

@@ -11,6 +11,10 @@ if hasattr(os, "geteuid") and os.geteuid() == 0:
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
     os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 
+# Windows are only for memory that a node shares, which is another component's; this one, of Open MPI 5, fails its query aloud (its
+# issue 14086).
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+
 ulfm.prepare()
 
 import mpi4py  # noqa: E402 - after what must be said before MPI is initialised

@@ -1,4 +1,4 @@
-"""What `bench train`, `bench log`, `bench checkpoint` and `bench faults` train: a model, a mini-batch size, synthetic data."""
+"""What the benches train: a model, a mini-batch size, synthetic data; and the ways in which two learners can do so."""
 
 from __future__ import annotations
 
@@ -6,44 +6,99 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.config import Cifar10FullOptions, Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SyntheticOptions
+from mpisgd.config import (
+    AlexNetOptions,
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    Cifar10FullOptions,
+    Config,
+    DownpourOptions,
+    EvaluationOptions,
+    HardsyncOptions,
+    LogOptions,
+    MlpOptions,
+    ModelOptions,
+    SoftsyncOptions,
+    SspOptions,
+    SyntheticOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 
 LEARNERS = 2
-SAMPLES = 2048
 WARM_UP = 10
+"""Mini-batches of each learner that come before those which are timed."""
 SEED = 1
-DATA = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=SAMPLES, test_samples=10)
+
+
+SMALL = SyntheticOptions(shape=(3, 32, 32), classes=10, samples=2048, test_samples=10)
+LARGE = SyntheticOptions(shape=(3, 224, 224), classes=1000, samples=64, test_samples=10)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a mini-batch size; `updates` make one repetition, after WARM_UP more that are not timed."""
+    """A model and a mini-batch size; so many mini-batches of each learner make one repetition."""
 
     name: str
     model: ModelOptions
     mu: int
     updates: int
+    data: SyntheticOptions = SMALL
 
 
-CASES = (
-    Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
-    Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
-    Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
-)
+CASES = {
+    "cnn-4": Case("CIFAR-10 network, mu = 4", Cifar10FullOptions(), 4, 300),
+    "cnn-16": Case("CIFAR-10 network, mu = 16", Cifar10FullOptions(), 16, 150),
+    "cnn-64": Case("CIFAR-10 network, mu = 64", Cifar10FullOptions(), 64, 60),
+    "mlp-16": Case("MLP of 11 M parameters, mu = 16", MlpOptions(hidden=(2500, 1300)), 16, 60),
+    "alexnet-16": Case("AlexNet, mu = 16", AlexNetOptions(), 16, 6, LARGE),
+}
+USUAL = ("cnn-16", "cnn-64", "mlp-16")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How mpisgd trains: what differs from a run of hardsync by messages."""
+
+    special: dict[str, Any]
+    synchronous: bool = False
+    """No gradient is stale, and none is dropped."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks besides the learners."""
+        return 0 if isinstance(self.special.get("protocol"), AllreduceOptions) else 1
+
+
+WAYS = {
+    "hardsync": Way({"protocol": HardsyncOptions()}, synchronous=True),
+    "hardsync-node": Way({"protocol": HardsyncOptions(), "aggregation": "node"}, synchronous=True),
+    "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
+    "allreduce-node": Way({"protocol": AllreduceOptions(), "aggregation": "node"}, synchronous=True),
+    "softsync": Way({"protocol": SoftsyncOptions(n=LEARNERS)}),
+    "async": Way({"protocol": AsyncOptions()}),
+    "ssp": Way({"protocol": SspOptions()}),
+    "downpour": Way({"protocol": DownpourOptions()}),
+    "versioned": Way({"protocol": VersionedOptions()}),
+    "backup": Way({"protocol": BackupOptions(b=1)}),
+    "timeout": Way({"protocol": TimeoutOptions()}),
+}
+"""softsync: n = lambda."""
 
 
 def config_of(directory: Path, case: Case, **special: Any) -> Config:
     """A run of hardsync into `directory`; `special`: fields that are others than usual."""
     config = Config(
         model=case.model,
-        data=DATA,
+        data=case.data,
         evaluation=EvaluationOptions(every_epochs=0, batch=10),
         log=LogOptions(progress="off"),
         out=str(directory / "run"),
         overwrite=True,
         mu=case.mu,
         alpha0=0.001,
-        epochs=(WARM_UP + case.updates) * LEARNERS * case.mu / SAMPLES,
+        epochs=(WARM_UP + case.updates) * LEARNERS * case.mu / case.data.samples,
         threads=1,
     )
     return replace(config, **special)

@@ -7,7 +7,6 @@ import json
 import os
 import platform
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,6 @@ def _processor() -> str:
             if line.lower().startswith(("model name", "cpu\t")):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and range."""
-    return {"median": median(values), "min": min(values), "max": max(values)}
 
 
 def write(path: Path, contents: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.machine import spread
+from mpisgd.bench.spread import over, spread, told
 from mpisgd.config import CheckpointOptions
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event
@@ -44,8 +44,8 @@ class Tally:
         case = self._case
         self._rates[way].append(float(LEARNERS * case.updates * case.mu / (updated_s[-1] - updated_s[WARM_UP - 1])))
         self._stops += events["value"][events["kind"] == Event.CHECKPOINT].tolist()
-        for told, kind in (("taken", Event.CHECKPOINT), ("skipped", Event.SKIPPED), ("unsaved", Event.UNSAVED)):
-            self._counts[told] += int(np.count_nonzero(events["kind"] == kind))
+        for what, kind in (("taken", Event.CHECKPOINT), ("skipped", Event.SKIPPED), ("unsaved", Event.UNSAVED)):
+            self._counts[what] += int(np.count_nonzero(events["kind"] == kind))
 
     def row(self) -> dict[str, Any]:
         """Images/s of each way, over those without, and what a checkpoint costs, for the JSON file."""
@@ -53,11 +53,7 @@ class Tally:
         return {
             "case": self._case.name,
             "images_per_s": {name: spread(values) for name, values in rates.items()},
-            "over_off": {
-                name: spread([on / off for on, off in zip(values, rates[OFF], strict=True)])
-                for name, values in rates.items()
-                if name != OFF
-            },
+            "over_off": {name: over(values, rates[OFF]) for name, values in rates.items() if name != OFF},
             "stands_s": spread(self._stops) if self._stops else None,
             "checkpoints": self._counts,
         }
@@ -70,27 +66,22 @@ def measure_checkpoints(comm: MPI.Intracomm, repetitions: int, every_updates: in
     ways: dict[str, dict[str, Any]] = {OFF: {}, "checkpoints": {"checkpoint": CheckpointOptions(every_updates=every_updates)}}
     rows = []
     with scratch(comm) as directory:
-        for case in (CASES[0], CASES[2]):
+        for case in (CASES["cnn-16"], CASES["mlp-16"]):
             tally = Tally(case, list(ways))
             for name in in_turn(list(ways), repetitions):
                 outcome = run_of(comm, directory, case, **ways[name])
-                tally.add(name, *comm.bcast(told(Run(outcome.path)) if comm.Get_rank() == 0 else None))
+                tally.add(name, *comm.bcast(seen(Run(outcome.path)) if comm.Get_rank() == 0 else None))
             rows.append(tally.row() | {"every_updates": every_updates})
     return rows
 
 
-def told(log: Run) -> tuple[np.ndarray, np.ndarray]:
+def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:
     """Seconds of the updates, and the events, of shard 0."""
     return log.updates["time_s"], log.events
 
 
 def lines_of(row: Mapping[str, Any]) -> list[str]:
     """What is printed of a row."""
-
-    def told(value: Mapping[str, float], digits: int, factor: float = 1.0) -> str:
-        low, high = value["min"] * factor, value["max"] * factor
-        return f"{value['median'] * factor:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
     lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
     lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:

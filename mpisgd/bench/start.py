@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpisgd import config_file
-from mpisgd.bench.machine import spread
+from mpisgd.bench.spread import over, spread, told
 from mpisgd.config import Config, EvaluationOptions, LogOptions, SoftmaxOptions
 from mpisgd.errors import ConfigError
 from mpisgd.launch import environment, mpirun
@@ -41,12 +41,20 @@ def measure(repetitions: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
             {
                 "ranks": count,
                 "seconds": {name: spread(values) for name, values in seconds.items()},
-                "first_update_over_torch": spread(
-                    [ours / theirs for ours, theirs in zip(seconds["first_update"], seconds["torch"], strict=True)]
-                ),
+                "first_update_over_torch": over(seconds["first_update"], seconds["torch"]),
             }
         )
     return rows
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    names = (*LESS, "first_update")
+    lines = [f"{'ranks':>5} {'python':>8} {'+ MPI':>8} {'+ torch':>8} {'first update':>13}   over + torch"]
+    for row in rows:
+        seconds = [f"{row['seconds'][name]['median']:{13 if name == 'first_update' else 8}.2f}" for name in names]
+        lines.append(f"{row['ranks']:5} {' '.join(seconds)}   {told(row['first_update_over_torch'])}")
+    return lines
 
 
 def _training(directory: Path, ranks: int) -> list[str]:

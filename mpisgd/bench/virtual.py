@@ -12,11 +12,12 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpisgd import compiled
-from mpisgd.bench.machine import spread
+from mpisgd.bench.spread import over, spread, told
 from mpisgd.config import (
     Config,
     EvaluationOptions,
@@ -78,9 +79,22 @@ def measure_batched(repetitions: int) -> list[dict[str, Any]]:
         for _ in range(repetitions):
             single.append(_seconds(_training(model, batched=False)))
             batched.append(_seconds(_training(model, batched=True)))
-        ratios = [s / b for s, b in zip(single, batched, strict=True)]
-        rows.append({"model": name, "one_by_one_s": spread(single), "batched_s": spread(batched), "speed_up": spread(ratios)})
+        seconds = {"one_by_one_s": spread(single), "batched_s": spread(batched)}
+        rows.append({"model": name, **seconds, "speed_up": over(single, batched)})
     return rows
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed of the rows of `measure` and `measure_batched`."""
+    lines = [f"virtual cluster, {'compiled' if rows[0]['compiled'] else 'interpreted'}"]
+    lines += [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
+    for row in rows:
+        log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
+        real, rate = f"{row['real_s']['median']:.2f} s", told(row["gradients_per_s"], 0)
+        lines.append(f"{row['learners']:9,} {row['gradients']:10,} {log:>4} {real:>9} {rate:>32} {peak:>9}")
+    return lines + [
+        f"gradients of 30 learners in batches, over one by one, {row['model']}: {told(row['speed_up'])}" for row in batched
+    ]
 
 
 def _timing(learners: int, gradients: int, log: bool) -> Config:

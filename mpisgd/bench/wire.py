@@ -1,11 +1,11 @@
 """`bench wire`: the push+pull cycle, with the update, against the floor for the same bytes.
 
-The cycle is what a run does: channel, protocol, finite check, torch.optim, with one learner and one shard. Two floors:
+The cycle is what a run does: channel, protocol, finite check, torch.optim, with one or two learners and shards. Two floors:
 
 - *stream*: a raw blocking Send of the gradient and Recv of the weights, plus the least memory traffic of the update at the
   machine's measured bandwidth. SGD with momentum reads weights, gradient and momentum and writes weights and momentum: five
   passes over the bytes. Nothing is computed between the messages, so the same bytes are sent again and again.
-- *in place*: the same raw messages with five plain passes over the same bytes between them, on the shard, and a new gradient
+- *in place*: the same raw messages with as many plain passes over the same bytes between them, on the shard, and a new gradient
   each time. It pays what every update must pay and the first floor does not: bytes that another core has just written or read
   are dear to read or write. For slices that fit into a cache this is most of the difference.
 
@@ -15,6 +15,7 @@ Everything is interleaved; the median over cycles of each repetition counts, and
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -23,9 +24,10 @@ import numpy as np
 import torch
 
 from mpisgd import protocols
-from mpisgd.bench.machine import spread
+from mpisgd.bench.among import among
+from mpisgd.bench.spread import over, spread, told
 from mpisgd.channel import LearnerChannel, ShardChannel
-from mpisgd.config import SgdOptions, SoftsyncOptions
+from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, SoftsyncOptions
 from mpisgd.flat import host_vector, host_view, slice_bounds
 from mpisgd.messages import Ending
 from mpisgd.mpi import MPI
@@ -39,10 +41,36 @@ from mpisgd.wire import Wire
 from mpisgd.world import look_around
 
 SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
-"""Bytes of a slice: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""
-
-UPDATE_PASSES = 5
+"""Bytes of a gradient: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""
+OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
+    "sgd": (SgdOptions(), 5),
+    "adagrad": (AdagradOptions(), 5),
+    "rmsprop": (RmspropOptions(), 7),
+    "adam": (AdamOptions(), 7),
+}
+"""And the least passes over the bytes that an update makes: weights and state read and written, the gradient read."""
 _WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks 0 to shards - 1 are shards, the next ones learners."""
+
+    learners: int
+    shards: int
+
+    @property
+    def ranks(self) -> int:
+        return self.shards + self.learners
+
+    def slice_of(self, rank: int, size: int) -> tuple[int, int]:
+        return slice_bounds(size, self.shards)[rank]
+
+    def learns(self, rank: int) -> bool:
+        return self.shards <= rank < self.ranks
+
+
+LAYOUTS = (Layout(1, 1), Layout(2, 1), Layout(1, 2), Layout(2, 2))
 
 
 @dataclass(frozen=True)
@@ -54,73 +82,104 @@ class Cost:
     in_place_s: float
     cycle_s: float
 
-    @property
-    def over_stream(self) -> float:
-        return self.cycle_s / (self.raw_s + self.update_s)
-
-    @property
-    def over_in_place(self) -> float:
-        return self.cycle_s / self.in_place_s
-
 
 def cycles_for(nbytes: int) -> int:
     """How many cycles make a repetition: many of small ones, few of large ones."""
     return max(5, min(400, 400_000_000 // nbytes))
 
 
-def measure(comm: MPI.Intracomm, sizes: tuple[int, ...] = SIZES, repetitions: int = 5) -> list[dict[str, Any]]:
-    """Measure every size on the first two ranks of `comm`; rank 0 returns the rows, other ranks nothing of worth."""
-    rows = []
-    world = look_around(comm)
-    for nbytes in sizes:
-        costs = [_repetition(comm, nbytes, world.oversubscribed) for _ in range(repetitions)]
-        rows.append(
-            {
-                "nbytes": nbytes,
-                "cycles": cycles_for(nbytes),
-                **{
-                    name: spread([getattr(cost, name) for cost in costs])
-                    for name in ("raw_s", "update_s", "in_place_s", "cycle_s", "over_stream", "over_in_place")
-                },
-            }
-        )
-    return rows
+def measure(comm: MPI.Intracomm, sizes: Sequence[int], repetitions: int, optimizers: Sequence[str]) -> list[dict[str, Any]]:
+    """Every size with one optimiser after the other, and with the first one in each layout for which there are ranks.
 
-
-def _repetition(comm: MPI.Intracomm, nbytes: int, polite: bool) -> Cost:
-    size, cycles = nbytes // 4, cycles_for(nbytes)
-    torch.set_num_threads(1)
-    raw_s = _raw(comm, size, cycles, update=False)
-    in_place_s = _raw(comm, size, cycles, update=True)
-    bandwidth = _bandwidth(size) if comm.Get_rank() == 0 else 1.0
-    comm.Barrier()
-    values = np.array([raw_s, in_place_s, _cycle(comm, size, cycles, polite)])
-    comm.Bcast(values, root=1)
-    return Cost(float(values[0]), UPDATE_PASSES * nbytes / bandwidth, float(values[1]), float(values[2]))
-
-
-def _raw(comm: MPI.Intracomm, size: int, cycles: int, *, update: bool) -> float:
-    """Median seconds of a blocking exchange: rank 1 sends `size` floats and receives as many.
-
-    `update`: rank 1 writes a new gradient first (untimed), rank 0 makes five passes over its bytes before it answers.
+    The rows are the same on every rank.
     """
-    gradient, weights, momentum = (host_vector(size) for _ in range(3))
+    layouts = [layout for layout in LAYOUTS if layout.ranks <= comm.Get_size()]
+    points = [(layout, optimizers[0]) for layout in layouts] + [(LAYOUTS[0], name) for name in optimizers[1:]]
+    return [_row(comm, nbytes, layout, name, repetitions) for layout, name in points for nbytes in sizes]
+
+
+def _row(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str, repetitions: int) -> dict[str, Any]:
+    costs: list[Cost] = []
+    with among(comm, range(layout.ranks)) as part:
+        if part is not None:
+            polite = look_around(part).oversubscribed
+            costs = [_repetition(part, nbytes, layout, optimizer, polite) for _ in range(repetitions)]
+    costs = comm.bcast(costs)
+    floor_s = [cost.raw_s + cost.update_s for cost in costs]
+    cycle_s = [cost.cycle_s for cost in costs]
+    return {
+        "nbytes": nbytes,
+        "learners": layout.learners,
+        "shards": layout.shards,
+        "optimizer": optimizer,
+        "cycles": cycles_for(nbytes),
+        **{name: spread([getattr(cost, name) for cost in costs]) for name in ("raw_s", "update_s", "in_place_s", "cycle_s")},
+        "over_stream": over(cycle_s, floor_s),
+        "over_in_place": over(cycle_s, [cost.in_place_s for cost in costs]),
+    }
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    head = f"{'learners':>8} {'shards':>6} {'optimiser':>9} {'bytes':>12} {'raw':>11} {'update':>11} {'in place':>11} {'cycle':>11}"
+    lines = [f"{head}   cycle/(raw+update)    cycle/in place"]
+    for row in rows:
+        ms = " ".join(f"{1e3 * row[key]['median']:8.3f} ms" for key in ("raw_s", "update_s", "in_place_s", "cycle_s"))
+        what = f"{row['learners']:8} {row['shards']:6} {row['optimizer']:>9} {row['nbytes']:12,}"
+        lines.append(f"{what} {ms}   {told(row['over_stream'])}   {told(row['over_in_place'])}")
+    return lines
+
+
+def _repetition(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str, polite: bool) -> Cost:
+    size, cycles = nbytes // 4, cycles_for(nbytes)
+    options, passes = OPTIMIZERS[optimizer]
+    torch.set_num_threads(1)
+    raw_s = _raw(comm, size, cycles, layout)
+    in_place_s = _raw(comm, size, cycles, layout, passes)
+    bandwidth = comm.bcast(_bandwidth(size // layout.shards) if comm.Get_rank() == 0 else None)
+    cycle_s = _cycle(comm, size, cycles, layout, options, polite)
+    # in the cycle of one learner, each shard makes an update from the gradient of each
+    update_s = layout.learners * passes * nbytes / layout.shards / bandwidth
+    raw_s, in_place_s, cycle_s = (_of_learners(comm, layout, each) for each in (raw_s, in_place_s, cycle_s))
+    return Cost(raw_s, update_s, in_place_s, cycle_s)
+
+
+def _of_learners(comm: MPI.Intracomm, layout: Layout, own_s: float) -> float:
+    """Mean over the learners."""
+    total: float = comm.allreduce(own_s if layout.learns(comm.Get_rank()) else 0.0)
+    return total / layout.learners
+
+
+def _raw(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, passes: int = 0) -> float:
+    """Median seconds of a blocking exchange: a learner sends each shard its slice and receives as much from each.
+
+    `passes`: a learner writes a new gradient first (untimed), a shard makes so many passes over the bytes before it answers.
+    """
+    gradient, weights, *state = (host_vector(size) for _ in range(4))
     sent, received = host_view(gradient), host_view(weights)
+    rank, seconds = comm.Get_rank(), []
+    slices = [slice(*layout.slice_of(shard, size)) for shard in range(layout.shards)]
     comm.Barrier()
-    seconds = []
+    if not layout.learns(rank):
+        own, status = slices[rank], MPI.Status()
+        for _ in range(layout.learners * (cycles + _WARM_UP)):
+            comm.Probe(MPI.ANY_SOURCE, status=status)
+            comm.Recv(sent[own], status.Get_source())
+            if passes:
+                state[0][own].add_(gradient[own])
+                weights[own].copy_(state[0][own])
+            if passes > 5:
+                state[1][own].copy_(gradient[own])
+            comm.Send(received[own], status.Get_source())
+        return 0.0
     for cycle in range(cycles + _WARM_UP):
-        if update and comm.Get_rank() == 1:
+        if passes:
             gradient.fill_(cycle * 1e-6)
         start_s = time.perf_counter()
-        if comm.Get_rank() == 1:
-            comm.Send(sent, 0)
-            comm.Recv(received, 0)
-        elif comm.Get_rank() == 0:
-            comm.Recv(sent, 1)
-            if update:
-                momentum.add_(gradient)
-                weights.copy_(momentum)
-            comm.Send(received, 1)
+        for shard, own in enumerate(slices):
+            comm.Send(sent[own], shard)
+        for shard, own in enumerate(slices):
+            comm.Recv(received[own], shard)
         seconds.append(time.perf_counter() - start_s)
     return median(seconds[_WARM_UP:])
 
@@ -137,37 +196,36 @@ def _bandwidth(size: int) -> float:
     return best
 
 
-def _cycle(comm: MPI.Intracomm, size: int, cycles: int, polite: bool) -> float:
-    """Median seconds of push + update + pull, seen by the learner."""
-    roles = Roles(shard_ranks=(0,), learner_ranks=(1,), evaluator_rank=1)
-    wire = Wire(comm, polite=polite)
-    protocol = protocols.make(SoftsyncOptions(n=1), 1)
-    if comm.Get_rank() == 0:
-        update = SliceUpdate(host_vector(size), SgdOptions(), learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)
+def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options: OptimizerOptions, polite: bool) -> float:
+    """Median seconds of push + update + pull, seen by a learner."""
+    shards, learners = tuple(range(layout.shards)), tuple(range(layout.shards, layout.ranks))
+    roles = Roles(shard_ranks=shards, learner_ranks=learners, evaluator_rank=learners[0])
+    wire, rank = Wire(comm, polite=polite), comm.Get_rank()
+    if rank in shards:
+        start, end = layout.slice_of(rank, size)
+        update = SliceUpdate(host_vector(end - start), options, learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)
         server = Shard(
-            ShardChannel(wire, roles, 0),
-            protocol,
+            ShardChannel(wire, roles, rank),
+            protocols.make(SoftsyncOptions(n=layout.learners), layout.learners),
             update,
-            lambda_=1,
-            budget_samples=cycles + _WARM_UP,
+            lambda_=layout.learners,
+            budget_samples=layout.learners * (cycles + _WARM_UP),
             nonfinite="stop",
             snapshots=Nowhere(),
-            log=ShardLog(TableFile(None, shard=0, flush_rows=256, flush_s=2.0), 0),
+            log=ShardLog(TableFile(None, shard=rank, flush_rows=256, flush_s=2.0), rank),
             progress=Progress("off", 1.0, 1.0),
         )
         server.evaluating = False
         server.serve()
         return 0.0
-    if comm.Get_rank() > 1:
-        return 0.0
     gradients = np.zeros(size, np.float32)
     channel = LearnerChannel(
         wire,
         roles,
-        0,
+        rank - layout.shards,
         weights=np.zeros(size, np.float32),
         gradients=gradients,
-        bounds=slice_bounds(size, 1),
+        bounds=slice_bounds(size, layout.shards),
         consistent=False,
     )
     answers = channel.pull(0)

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from mpisgd.bench.cases import CASES, USUAL, WAYS
+from mpisgd.checks import require
+from mpisgd.config import OPTIMIZERS
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
 from mpisgd.guard import failing_fast, launched_rank, launched_size
 
+
+@dataclass(frozen=True)
+class Bench:
+    """`ranks` it is started with; 1: one process, which starts its own. `least`: others are possible, so many at least."""
+
+    ranks: int
+    about: str
+    least: int = 0
+
+    def fits(self, ranks: int) -> bool:
+        return ranks == self.ranks or (self.least > 0 and ranks >= self.least)
+
+
 BENCHES = {
-    "wire": (2, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update"),
-    "train": (3, "images/s of hardsync, over PyTorch DDP with gloo and over loops that do not communicate"),
-    "log": (3, "images/s of hardsync with the run log, over without"),
-    "checkpoint": (3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
-    "faults": (1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without; starts its own ranks"),
-    "start": (1, "seconds from mpirun to the first update, beside launches that do less; starts its own ranks"),
-    "virtual": (1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
+    "wire": Bench(4, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update", least=2),
+    "train": Bench(3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate"),
+    "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", least=3),
+    "log": Bench(3, "images/s of hardsync with the run log, over without"),
+    "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
+    "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without; starts its own ranks"),
+    "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual; starts its own ranks"),
+    "scale": Bench(1, "images/s over the number of learners, and what the virtual cluster predicts; starts its own ranks"),
+    "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less; starts its own ranks"),
+    "virtual": Bench(1, "gradients/s of the virtual cluster, from 30 to 100,000 learners"),
 }
+
+
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -32,17 +54,37 @@ class Options:
     """Interleaved repetitions; median and range are told."""
     sizes: tuple[int, ...] = (350_000, 4_000_000, 44_000_000, 289_000_000)
     """wire: bytes of the gradient."""
+    optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
+    """wire: on the shards; the first one with one and two learners and shards."""
+    cases: tuple[str, ...] = USUAL
+    """train: model and mini-batch size; also cnn-4, alexnet-16."""
+    ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
+    """train: protocols; also async, ssp, downpour, versioned, backup, timeout, or all."""
     every_updates: int = 50
     """checkpoint, faults: clocks from one to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
     """start: how many are started."""
+    learners: tuple[int, ...] = ()
+    """scale: how many; default: 1, 2, 4, ... up to the cores."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
+    def __post_init__(self) -> None:
+        require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
+        require(all(size >= 4 for size in self.sizes), "sizes", self.sizes, "bytes of at least one float32")
+        _check("optimizers", self.optimizers, OPTIMIZERS)
+        _check("cases", self.cases, CASES)
+        _check("ways", self.ways, (*WAYS, ALL))
+
+
+def _check(field: str, names: Sequence[str], known: Collection[str]) -> None:
+    for name in names or ("none",):
+        require(name in known, field, name, f"some of {', '.join(known)}{nearest(name, known)}")
+
 
 def usage() -> str:
-    launch = {name: f"mpirun -n {ranks} " if ranks > 1 else "" for name, (ranks, _) in BENCHES.items()}
-    lines = [f"  {launch[name]:<12}mpisgd bench {name:<10} {text}" for name, (_, text) in BENCHES.items()]
+    launch = {name: f"mpirun -n {bench.ranks} " if bench.ranks > 1 else "" for name, bench in BENCHES.items()}
+    lines = [f"  {launch[name]:<13}mpisgd bench {name:<14} {bench.about}" for name, bench in BENCHES.items()]
     return "\n".join(["usage: [mpirun -n RANKS] mpisgd bench WHAT [options]", "", *lines])
 
 
@@ -59,33 +101,31 @@ def main(argv: list[str]) -> int:
     if what not in BENCHES:
         raise ConfigError(f"bench {what!r} is unknown{nearest(what, BENCHES)}")
     options = tyro.cli(Options, args=rest, prog=f"mpisgd bench {what}", console_outputs=launched_rank() == 0)
-    needed = BENCHES[what][0]
-    if needed == 1:
+    bench = BENCHES[what]
+    if bench.ranks == 1:
         if launched_size() > 1:
             raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: start it without mpirun")
-        _tell(what, options, *_MEASURES[what](options), mpi="")
+        _tell(what, options, *_MEASURES[what](options), mpi="", ranks=1)
         return EXIT_OK
     from mpisgd.mpi import MPI
 
     comm = MPI.COMM_WORLD
-    if comm.Get_size() != needed:
-        raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), expected {needed}: mpirun -n {needed} ...")
+    if not bench.fits(comm.Get_size()):
+        expected = f"expected {bench.ranks}{f', or at least {bench.least}' if bench.least else ''}: mpirun -n {bench.ranks} ..."
+        raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), {expected}")
     with failing_fast(comm, lambda: f"bench {what}"):
         rows, lines = _MEASURES[what](options)
     if comm.Get_rank() == 0:
-        _tell(what, options, rows, lines, mpi=MPI.Get_library_version().split("\n")[0].strip("\0 "))
+        mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        _tell(what, options, rows, lines, mpi=mpi, ranks=comm.Get_size())
     return EXIT_OK
 
 
-def _tell(what: str, options: Options, rows: list[dict[str, Any]], lines: list[str], mpi: str) -> None:
+def _tell(what: str, options: Options, rows: list[dict[str, Any]], lines: list[str], *, mpi: str, ranks: int) -> None:
     from mpisgd.bench.machine import describe, write
 
     print("\n".join(lines))
-    write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(BENCHES[what][0], mpi), "rows": rows})
-
-
-def _told(value: dict[str, float], digits: int = 2) -> str:
-    return f"{value['median']:.{digits}f} ({value['min']:.{digits}f} to {value['max']:.{digits}f})"
+    write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(ranks, mpi), "rows": rows})
 
 
 Measured = tuple[list[dict[str, Any]], list[str]]
@@ -95,33 +135,34 @@ def _wire(options: Options) -> Measured:
     from mpisgd.bench import wire
     from mpisgd.mpi import MPI
 
-    rows = wire.measure(MPI.COMM_WORLD, options.sizes, options.repetitions)
-    lines = [f"{'bytes':>12} {'raw':>11} {'update':>11} {'in place':>11} {'cycle':>11}   cycle/(raw+update)    cycle/in place"]
-    for row in rows:
-        ms = " ".join(f"{1e3 * row[key]['median']:8.3f} ms" for key in ("raw_s", "update_s", "in_place_s", "cycle_s"))
-        lines.append(f"{row['nbytes']:12,} {ms}   {_told(row['over_stream'])}   {_told(row['over_in_place'])}")
-    return rows, lines
+    rows = wire.measure(MPI.COMM_WORLD, options.sizes, options.repetitions, options.optimizers)
+    return rows, wire.lines_of(rows)
 
 
 def _train(options: Options) -> Measured:
     from mpisgd.bench import train
     from mpisgd.mpi import MPI
 
-    rows = train.measure(MPI.COMM_WORLD, options.repetitions)
-    lines = []
-    for row in rows:
-        rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
-        lines.append(f"{row['case']}: images/s {rates}")
-        lines.append(f"  hardsync / best DDP {_told(row['hardsync_over_ddp'])}, / loops {_told(row['hardsync_over_loops'])}")
-    return rows, lines
+    ways = tuple(WAYS) if ALL in options.ways else options.ways
+    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways)
+    return rows, [line for row in rows for line in train.lines_of(row)]
+
+
+def _oversubscribed(options: Options) -> Measured:
+    from mpisgd.bench import oversubscribed
+    from mpisgd.mpi import MPI
+
+    rows = oversubscribed.measure(MPI.COMM_WORLD, options.repetitions)
+    return rows, [line for row in rows for line in oversubscribed.lines_of(row)]
 
 
 def _log(options: Options) -> Measured:
     from mpisgd.bench import train
+    from mpisgd.bench.spread import told
     from mpisgd.mpi import MPI
 
     rows = train.measure_log(MPI.COMM_WORLD, options.repetitions)
-    return rows, [f"{row['case']}: log on / off {_told(row['on_over_off'], 3)}" for row in rows]
+    return rows, [f"{row['case']}: log on / off {told(row['on_over_off'], 3)}" for row in rows]
 
 
 def _checkpoint(options: Options) -> Measured:
@@ -139,39 +180,43 @@ def _faults(options: Options) -> Measured:
     return rows, [line for row in rows for line in on_off.lines_of(row)]
 
 
+def _settings(options: Options) -> Measured:
+    from mpisgd.bench import settings
+
+    rows = settings.measure(options.repetitions)
+    return rows, [line for row in rows for line in settings.lines_of(row)]
+
+
+def _scale(options: Options) -> Measured:
+    from mpisgd.bench import scale
+
+    rows = scale.measure(options.repetitions, options.learners or scale.up_to_the_cores())
+    return rows, scale.lines_of(rows)
+
+
 def _start(options: Options) -> Measured:
     from mpisgd.bench import start
 
     rows = start.measure(options.repetitions, options.ranks)
-    names = ("python", "mpi", "torch", "first_update")
-    lines = [f"{'ranks':>5} {'python':>8} {'+ MPI':>8} {'+ torch':>8} {'first update':>13}   over + torch"]
-    for row in rows:
-        told = [f"{row['seconds'][name]['median']:{13 if name == 'first_update' else 8}.2f}" for name in names]
-        lines.append(f"{row['ranks']:5} {' '.join(told)}   {_told(row['first_update_over_torch'])}")
-    return rows, lines
+    return rows, start.lines_of(rows)
 
 
 def _virtual(options: Options) -> Measured:
     from mpisgd.bench import virtual
 
-    rows = virtual.measure(options.repetitions)
-    lines = [f"virtual cluster, {'compiled' if rows[0]['compiled'] else 'interpreted'}"]
-    lines += [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
-    for row in rows:
-        log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
-        real, rate = f"{row['real_s']['median']:.2f} s", _told(row["gradients_per_s"], 0)
-        lines.append(f"{row['learners']:9,} {row['gradients']:10,} {log:>4} {real:>9} {rate:>32} {peak:>9}")
-    batched = virtual.measure_batched(options.repetitions)
-    lines += [f"gradients of 30 learners in batches, over one by one, {row['model']}: {_told(row['speed_up'])}" for row in batched]
-    return rows + batched, lines
+    rows, batched = virtual.measure(options.repetitions), virtual.measure_batched(options.repetitions)
+    return rows + batched, virtual.lines_of(rows, batched)
 
 
 _MEASURES: dict[str, Callable[[Options], Measured]] = {
     "wire": _wire,
     "train": _train,
+    "oversubscribed": _oversubscribed,
     "log": _log,
     "checkpoint": _checkpoint,
     "faults": _faults,
+    "settings": _settings,
+    "scale": _scale,
     "start": _start,
     "virtual": _virtual,
 }

@@ -1,0 +1,98 @@
+"""`bench scale`: images/s over the number of learners, and what the virtual cluster makes of the run of one learner.
+
+*Weak*: mini-batches of 64 for each learner, however many learners there are. *Strong*: learners share them, mu = 64 / learners. The
+speed-up is over one learner with mu = 64. Each point is a launch of its own, and so is a run of one learner with the same mu, from
+whose log the costs of the prediction are taken, as `mpisgd plan` does; it knows nothing else of the point, and not how many cores
+there are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mpisgd.bench import launched
+from mpisgd.bench.cases import CASES, LEARNERS, Case, config_of
+from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.train import rate_of
+from mpisgd.config import Config, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.plan.fit import fit
+from mpisgd.plan.predict import predict
+from mpisgd.plan.scale import with_learners
+from mpisgd.records.reader import Run
+
+CASE = CASES["cnn-64"]
+
+
+def up_to_the_cores() -> tuple[int, ...]:
+    """1, 2, 4, ... and as many as there are cores for this process."""
+    cores = len(os.sched_getaffinity(0))
+    return tuple(sorted({1 << bit for bit in range(cores.bit_length())} | {cores}))
+
+
+def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each protocol, kind of scaling and number of learners. Raises ConfigError where a launch fails."""
+    return [row for protocol in ("hardsync", "softsync") for row in _rows(protocol, repetitions, learners)]
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    head = f"{'protocol':<9} {'scaling':<7} {'learners':>8} {'mu':>4} {'images/s':>24} {'predicted':>24}"
+    lines = [f"{head}   speed-up             over predicted"]
+    for row in rows:
+        measured, predicted = (told(row["images_per_s"][name], 0) for name in ("measured", "predicted"))
+        what = f"{row['protocol']:<9} {row['scaling']:<7} {row['learners']:8} {row['mu']:4} {measured:>24} {predicted:>24}"
+        lines.append(f"{what}   {told(row['speed_up'])}   {told(row['measured_over_predicted'])}")
+    return lines
+
+
+def _rows(protocol: str, repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
+    points = {("weak", count): CASE for count in learners}
+    points |= {("strong", count): _shared(count) for count in learners if count > 1 and CASE.mu % count == 0}
+    alone: dict[int, list[float]] = {case.mu: [] for case in (CASE, *points.values())}
+    measured: dict[tuple[str, int], list[float]] = {point: [] for point in points}
+    predicted: dict[tuple[str, int], list[float]] = {point: [] for point in points}
+    for _ in range(repetitions):
+        costs = {}
+        for mu, rates in alone.items():
+            rate, costs[mu] = _one(protocol, replace(CASE, mu=mu, updates=CASE.updates * CASE.mu // mu))
+            rates.append(rate)
+        for (kind, count), case in points.items():
+            virtual = predict(with_learners(costs[case.mu], count))
+            predicted[kind, count].append(virtual.gradients_per_s * case.mu)
+            with tempfile.TemporaryDirectory() as directory:
+                measured[kind, count].append(rate_of(_trained(Path(directory), case, protocol, count), case, count))
+    return [
+        {
+            "protocol": protocol,
+            "scaling": kind,
+            "learners": count,
+            "mu": case.mu,
+            "images_per_s": {"measured": spread(measured[kind, count]), "predicted": spread(predicted[kind, count])},
+            "speed_up": over(measured[kind, count], alone[CASE.mu]),
+            "measured_over_predicted": over(measured[kind, count], predicted[kind, count]),
+        }
+        for (kind, count), case in points.items()
+    ]
+
+
+def _shared(learners: int) -> Case:
+    return replace(CASE, mu=CASE.mu // learners, updates=CASE.updates)
+
+
+def _one(protocol: str, case: Case) -> tuple[float, Config]:
+    """Images/s of a run of one learner, and what it costs."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = _trained(Path(directory), case, protocol, 1)
+        return rate_of(log, case, 1), fit(log)
+
+
+def _trained(directory: Path, case: Case, protocol: str, learners: int) -> Run:
+    options: ProtocolOptions = HardsyncOptions() if protocol == "hardsync" else SoftsyncOptions(n=learners)
+    config: Config = config_of(directory, case, protocol=options)
+    # epochs are those of LEARNERS learners
+    return launched.train(replace(config, epochs=config.epochs * learners / LEARNERS), 1 + learners)

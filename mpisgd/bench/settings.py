@@ -1,0 +1,67 @@
+"""`bench settings`: which way to wait, and to copy within a node, is the fastest here; each in launches of its own.
+
+What differs is set from outside, by environment variables: how a rank waits for messages (`wire.py`), and, with Open MPI, whether a
+large message is copied once, by the receiver out of the sender's memory (CMA), or twice, through shared memory. Which is better
+depends on the machine, and on how many ranks share a core (TRAPS 4): so it is measured.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mpisgd.bench import launched
+from mpisgd.bench.cases import CASES, LEARNERS, config_of
+from mpisgd.bench.on_off import OFF, in_turn
+from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.train import rate_of
+from mpisgd.launch import mpirun
+
+WAITING: dict[str, dict[str, str]] = {
+    OFF: {},
+    "MPISGD_WAIT=blocking": {"MPISGD_WAIT": "blocking"},
+    "MPISGD_WAIT=polite": {"MPISGD_WAIT": "polite"},
+}
+COPYING: dict[str, dict[str, str]] = {"OMPI_MCA_smsc=^cma": {"OMPI_MCA_smsc": "^cma"}}
+"""Open MPI 5; others do not know it."""
+LONGER = 3
+"""Times the mini-batches of the other benches: what a launch costs is not timed, but long."""
+WORTH = 1.03
+"""A setting that is faster by less is not worth the name."""
+
+
+def measure(repetitions: int) -> list[dict[str, Any]]:
+    """Images/s of hardsync and of its node form in each setting. Raises ConfigError where a launch fails."""
+    settings = dict(WAITING)
+    version = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout
+    if "Open MPI" in version:
+        settings |= COPYING
+    rows = []
+    for key in ("cnn-16", "mlp-16"):
+        case = replace(CASES[key], updates=LONGER * CASES[key].updates)
+        rates: dict[str, list[float]] = {name: [] for name in settings}
+        for name in in_turn(list(settings), repetitions):
+            with tempfile.TemporaryDirectory() as directory:
+                log = launched.train(config_of(Path(directory), case), 1 + LEARNERS, env=settings[name])
+                rates[name].append(rate_of(log, case))
+        rows.append(
+            {
+                "case": case.name,
+                "images_per_s": {name: spread(values) for name, values in rates.items()},
+                "over_off": {name: over(values, rates[OFF]) for name, values in rates.items() if name != OFF},
+            }
+        )
+    return rows
+
+
+def lines_of(row: Mapping[str, Any]) -> list[str]:
+    """What is printed of a row: last, which setting is worth a change."""
+    lines = [f"{row['case']}: images/s as it is {told(row['images_per_s'][OFF], 0)}"]
+    lines += [f"  {name:<22} {told(ratio)}" for name, ratio in row["over_off"].items()]
+    name, ratio = max(row["over_off"].items(), key=lambda item: item[1]["median"])
+    worth = ratio["median"] >= WORTH
+    return [*lines, f"  export {name}" if worth else "  leave all as it is: nothing tried here is faster by 3 %"]

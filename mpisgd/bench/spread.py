@@ -1,0 +1,25 @@
+"""How repetitions are told: median and range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+Spread = Mapping[str, float]
+"""median, min, max."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of at least one value."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def over(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Ours over theirs, of repetitions beside each other."""
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def told(value: Spread, digits: int = 2, factor: float = 1.0) -> str:
+    """`median (min to max)`."""
+    middle, low, high = (value[key] * factor for key in ("median", "min", "max"))
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

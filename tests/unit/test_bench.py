@@ -1,0 +1,217 @@
+"""The benches: what they compare and tell, and what is refused before anything is measured. Launches are virtual runs here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpisgd.__main__ import main
+from mpisgd.bench import faults, launched, scale, settings, train, wire
+from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
+from mpisgd.bench.on_off import lines_of
+from mpisgd.bench.spread import over, spread, told
+from mpisgd.cli.bench import BENCHES, Options
+from mpisgd.config import (
+    AllreduceOptions,
+    CheckpointOptions,
+    Config,
+    ConstantComputeOptions,
+    FaultOptions,
+    VirtualOptions,
+    replace,
+)
+from mpisgd.protocols import make
+from mpisgd.records.reader import Run
+from mpisgd.roles import of_job
+from mpisgd.simulate import simulate
+
+from .fabricate import Log, row, rows, write_run
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, int, dict[str, str]]]:
+    """Each launch is a virtual run, in which a mini-batch takes 1 ms for each of its samples; those of politeness, half of it."""
+    seen: list[tuple[Config, int, dict[str, str]]] = []
+
+    def fake(config: Config, ranks: int, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Run:
+        env = dict(env or {})
+        seen.append((config, ranks, env))
+        faster = 0.5 if env.get("MPISGD_WAIT") == "polite" else 1.0
+        learners = ranks - (0 if isinstance(config.protocol, AllreduceOptions) else 1)
+        virtual = VirtualOptions(learners=learners, gradients=False, parameters=1000, train_samples=config.data.samples)
+        mine = replace(
+            config,
+            virtual=virtual,
+            compute=ConstantComputeOptions(mean_s=1e-3 * config.mu * faster),
+            faults=FaultOptions(),
+            checkpoint=CheckpointOptions(),
+        )
+        return Run(simulate(mine).path)
+
+    monkeypatch.setattr(launched, "train", fake)
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------------- how it is told
+
+
+def test_median_and_range_and_ratios_of_neighbours() -> None:
+    assert spread([3.0, 1.0, 2.0, 10.0]) == {"median": 2.5, "min": 1.0, "max": 10.0}
+    assert over([2.0, 9.0], [1.0, 3.0]) == {"median": 2.5, "min": 2.0, "max": 3.0}
+    assert told({"median": 0.0123, "min": 0.01, "max": 0.02}, 1, 1e3) == "12.3 (10.0 to 20.0)"
+    with pytest.raises(ValueError, match="shorter"):
+        over([1.0, 2.0], [1.0])
+
+
+RATES = {
+    "loops": [100.0, 110.0],
+    "loops, contiguous": [50.0, 55.0],
+    "DDP": [70.0, 90.0],
+    "DDP, views": [80.0, 60.0],
+    "hardsync": [80.0, 90.0],
+    "allreduce-node": [88.0, 99.0],
+    "softsync": [95.0, 105.0],
+}
+
+
+def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> None:
+    assert train.best_of(RATES) == "allreduce-node"
+    found = train.ratios(RATES)
+    assert found["best synchronous / best DDP"] == over([88.0, 99.0], [80.0, 90.0])
+    assert found["best synchronous / loops"] == over([88.0, 99.0], [100.0, 110.0])
+    assert found["loops / loops, contiguous"]["median"] == 2.0
+    assert found["softsync / loops"]["max"] == pytest.approx(105 / 110)
+    row = {
+        "case": "a case",
+        "images_per_s": {name: spread(values) for name, values in RATES.items()},
+        "ratios": found,
+        "best_synchronous": train.best_of(RATES),
+    }
+    lines = train.lines_of(row)
+    assert lines[0].startswith("a case: images/s loops 105, ")
+    assert (
+        lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync by messages: --protocol allreduce --aggregation node"
+    )
+    asynchronous = {name: values for name, values in RATES.items() if not (name in WAYS and WAYS[name].synchronous)}
+    assert train.best_of(asynchronous) is None
+    assert "best synchronous / loops" not in train.ratios(asynchronous)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_each_way_is_one_that_two_learners_can_go(name: str, tmp_path: Path) -> None:
+    way = WAYS[name]
+    config = config_of(tmp_path, CASES["cnn-16"], **way.special)
+    roles = of_job(config, ["n"] * (way.shards + LEARNERS))
+    protocol = make(config.protocol, roles.lambda_)
+    assert len(protocol.present) == roles.lambda_
+    if way.synchronous:
+        assert protocol.fresh and protocol.gradients_per_update == roles.lambda_
+
+
+def test_images_are_counted_from_the_end_of_the_warm_up(tmp_path: Path) -> None:
+    case = CASES["cnn-4"]
+    updates = [
+        row("updates", clock=clock, samples=8 * clock, time_s=clock if clock <= WARM_UP else 2.0 * clock) for clock in range(1, 21)
+    ]
+    write_run(tmp_path / "run", Log(updates=rows("updates", updates)), {"name": "hardsync"}, 2)
+    assert train.rate_of(Run(tmp_path / "run"), case) == 8 * 10 / (40.0 - WARM_UP)
+
+
+@pytest.mark.parametrize("layout", wire.LAYOUTS)
+def test_a_layout_has_first_its_shards_then_its_learners(layout: wire.Layout) -> None:
+    assert [layout.learns(rank) for rank in range(layout.ranks + 1)] == [False] * layout.shards + [True] * layout.learners + [False]
+    assert sum(end - start for start, end in map(lambda shard: layout.slice_of(shard, 11), range(layout.shards))) == 11
+
+
+# ------------------------------------------------------------------------------------------------- launches of their own
+
+
+def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
+    rows = settings.measure(2)
+    assert {len(each) for _, _, each in launches} == {0, 1}
+    for each in rows:
+        assert each["over_off"]["MPISGD_WAIT=polite"]["median"] == pytest.approx(2.0, rel=0.1)
+        assert each["over_off"]["MPISGD_WAIT=blocking"]["median"] == pytest.approx(1.0)
+        assert settings.lines_of(each)[-1] == "  export MPISGD_WAIT=polite"
+        none = {"over_off": {"A=1": spread([1.01])}, "images_per_s": each["images_per_s"], "case": ""}
+        assert settings.lines_of(none)[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
+
+
+def test_scaling_and_what_is_predicted_of_it(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
+    rows = scale.measure(1, [1, 2, 4])
+    points = {(each["protocol"], each["scaling"], each["learners"]): each for each in rows}
+    assert len(points) == len(rows) == 2 * (3 + 2)
+    for (_, kind, learners), each in points.items():
+        assert each["mu"] == (64 if kind == "weak" else 64 // learners)
+        assert each["speed_up"]["median"] == pytest.approx(learners, rel=0.1), "a sample takes as long wherever it is"
+        assert each["measured_over_predicted"]["median"] == pytest.approx(1.0, abs=0.05)
+    assert len(scale.lines_of(rows)) == 1 + len(rows)
+    assert {ranks for _, ranks, _ in launches} == {2, 3, 5}
+
+
+def test_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, expected in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert scale.up_to_the_cores() == expected
+
+
+def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
+    rows = faults.measure(3, every_updates=20)
+    ways = [(config.checkpoint.every_updates > 0, config.log.quiet_s > 0, config.faults.mode) for config, _, _ in launches[:9]]
+    off, watched, tolerant = (False, False, "auto"), (True, True, "auto"), (True, True, "tolerant")
+    modes = [(a, b, "tolerant" if mode == "tolerant" else "auto") for a, b, mode in ways]
+    assert modes == [off, watched, tolerant, watched, tolerant, off, tolerant, off, watched]
+    for each in rows:
+        assert all(math.isclose(ratio["median"], 1.0) for ratio in each["over_off"].values())
+        assert len(lines_of(each)) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["wirre"], "bench 'wirre' is unknown; did you mean 'wire'?"),
+        (["virtual", "--repetitions", "0"], "repetitions = 0: expected a number >= 1"),
+        (["train", "--ways", "hardsink"], "ways = 'hardsink': expected some of hardsync, hardsync-node, allreduce"),
+        (["train", "--cases", "cnn-5"], "cases = 'cnn-5': expected some of cnn-4, cnn-16"),
+        (["wire", "--optimizers", "sdg"], "optimizers = 'sdg': expected some of sgd, adagrad, rmsprop, adam; did you mean 'sgd'?"),
+        (["virtual", "--sizes", "3"], "sizes = (3,): expected bytes of at least one float32"),
+    ],
+)
+def test_what_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_bench_that_starts_its_own_ranks_is_started_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert main(["bench", "start"]) == 2
+    assert "bench start: found 3 processes, expected 1: start it without mpirun" in capsys.readouterr().err
+
+
+def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:
+    assert Options().cases == USUAL and set(USUAL) <= set(CASES) and set(Options().ways) <= set(WAYS)
+    assert set(Options().optimizers) == set(wire.OPTIMIZERS)
+    assert [ranks for ranks in range(1, 7) if BENCHES["wire"].fits(ranks)] == [2, 3, 4, 5, 6]
+    assert [ranks for ranks in range(1, 7) if BENCHES["train"].fits(ranks)] == [3]
+
+
+def test_one_json_file_with_the_machine(
+    launches: list[tuple[Config, int, dict[str, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "scale", "--repetitions", "1", "--learners", "2", "--out", str(tmp_path)]) == 0
+    written: dict[str, Any] = json.loads((tmp_path / "scale.json").read_text())
+    assert written["bench"] == "scale" and len(written["rows"]) == 4
+    assert {"processor", "cores", "versions", "load_average"} <= set(written["machine"])
+    assert capsys.readouterr().out.splitlines()[0].startswith("protocol")
+    assert np.isfinite(written["rows"][0]["speed_up"]["median"])
