@@ -32,6 +32,7 @@ class Bench:
 BENCHES = {
     "wire": Bench(4, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update", least=2),
     "train": Bench(3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate"),
+    "peers": Bench(1, "images/s of hardsync, over other parameter servers and allreduces, where installed; starts its own ranks"),
     "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", least=3),
     "log": Bench(3, "images/s of hardsync with the run log, over without"),
     "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; the seconds that one stands in the loop"),
@@ -57,9 +58,11 @@ class Options:
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """wire: on the shards; the first one with one and two learners and shards."""
     cases: tuple[str, ...] = USUAL
-    """train: model and mini-batch size; also cnn-4, alexnet-16."""
+    """train, peers: model and mini-batch size; train also cnn-4, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, or all."""
+    peer_python: str = sys.executable
+    """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
     every_updates: int = 50
     """checkpoint, faults: clocks from one to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
@@ -148,6 +151,13 @@ def _train(options: Options) -> Measured:
     return rows, [line for row in rows for line in train.lines_of(row)]
 
 
+def _peers(options: Options) -> Measured:
+    from mpisgd.bench import peers
+
+    rows = peers.measure(options.repetitions, options.cases, options.peer_python)
+    return rows, [line for row in rows for line in peers.lines_of(row)]
+
+
 def _oversubscribed(options: Options) -> Measured:
     from mpisgd.bench import oversubscribed
     from mpisgd.mpi import MPI
@@ -211,6 +221,7 @@ def _virtual(options: Options) -> Measured:
 _MEASURES: dict[str, Callable[[Options], Measured]] = {
     "wire": _wire,
     "train": _train,
+    "peers": _peers,
     "oversubscribed": _oversubscribed,
     "log": _log,
     "checkpoint": _checkpoint,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpisgd.bench import peers
+from mpisgd.bench.cases import CASES
 from mpisgd.launch import environment, mpirun
 
 
@@ -54,6 +57,11 @@ def test_oversubscribed(tmp_path: Path) -> None:
     assert row["ranks"] == 4
     rates = {name: value["median"] for name, value in row["images_per_s"].items()}
     assert row["over_serial"]["softsync"]["median"] == pytest.approx(rates["softsync"] / rates["one serial loop"])
+
+
+def test_a_peer() -> None:
+    case = replace(CASES["cnn-4"], updates=5)
+    assert peers.run("torch RPC server", "cnn-4", case, sys.executable) > 0
 
 
 def test_another_number_of_ranks_is_refused_once() -> None:

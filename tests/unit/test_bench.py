@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mpisgd import models
 from mpisgd.__main__ import main
-from mpisgd.bench import faults, launched, scale, settings, train, wire
+from mpisgd.bench import faults, launched, peers, scale, settings, train, wire
 from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
 from mpisgd.bench.on_off import lines_of
+from mpisgd.bench.peers import torch_networks
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.cli.bench import BENCHES, Options
 from mpisgd.config import (
@@ -26,6 +30,7 @@ from mpisgd.config import (
     VirtualOptions,
     replace,
 )
+from mpisgd.errors import ConfigError
 from mpisgd.protocols import make
 from mpisgd.records.reader import Run
 from mpisgd.roles import of_job
@@ -44,7 +49,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, int, dict[st
         seen.append((config, ranks, env))
         faster = 0.5 if env.get("MPISGD_WAIT") == "polite" else 1.0
         learners = ranks - (0 if isinstance(config.protocol, AllreduceOptions) else 1)
-        virtual = VirtualOptions(learners=learners, gradients=False, parameters=1000, train_samples=config.data.samples)
+        virtual = VirtualOptions(
+            learners=learners, ranks_per_node=100, gradients=False, parameters=1000, train_samples=config.data.samples
+        )
         mine = replace(
             config,
             virtual=virtual,
@@ -170,6 +177,43 @@ def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[C
     for each in rows:
         assert all(math.isclose(ratio["median"], 1.0) for ratio in each["over_off"].values())
         assert len(lines_of(each)) == 3
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+
+
+@pytest.mark.parametrize("key", USUAL)
+def test_a_peer_that_knows_nothing_of_mpisgd_trains_the_same_network(key: str) -> None:
+    ours = models.make(CASES[key].model, input_shape=(3, 32, 32), classes=10, seed=1)
+    theirs = torch_networks.make(key)
+    theirs.load_state_dict(ours.state_dict())
+    inputs, targets = torch_networks.Batches(5, seed=1).next()
+    assert inputs.shape == (5, 3, 32, 32) and targets.shape == (5,)
+    torch.testing.assert_close(theirs(inputs), ours(inputs))
+
+
+def test_peers_that_are_not_installed_are_left_out_and_said(
+    launches: list[tuple[Config, int, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "installed", lambda peer, python: peer.needs == "tensorflow")
+    monkeypatch.setattr(peers, "run", lambda name, key, case, python: 1000.0)
+    (row,) = peers.measure(1, ["cnn-16"], "python")
+    assert set(row["images_per_s"]) == {*peers.OURS, "TensorFlow SyncReplicas", "TensorFlow, 2 of 3"}
+    assert row["not_installed"] == ["Horovod", "torch RPC server"]
+    assert row["ratios"]["hardsync / TensorFlow, 2 of 3"]["median"] == row["images_per_s"]["hardsync"]["median"] / 1000
+    assert peers.lines_of(row)[-1] == "  not installed: torch RPC server"
+
+
+def test_what_is_installed() -> None:
+    assert peers.installed(peers.Peer("", "json", 1), sys.executable)
+    assert not peers.installed(peers.Peer("", "no_such_module", 1), sys.executable)
+
+
+def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.PEERS, "broken", peers.Peer("__init__.py", "json", 1))
+    monkeypatch.setattr(peers, "_HERE", Path("/no/such/place"))
+    with pytest.raises(ConfigError, match=r"broken: exit status \[2\]\n.*No such file"):
+        peers.run("broken", "cnn-4", CASES["cnn-4"], sys.executable)
 
 
 # ------------------------------------------------------------------------------------------------------------- refused

@@ -1,0 +1,129 @@
+"""`bench peers`: hardsync beside what people use in its place, each in processes of its own, interleaved; what is not installed is
+left out, and said.
+
+All train the same network with two learners, SGD with momentum, one thread each, on random data that lies in memory. Each peer is a
+script that is started once for each of its processes (`python SCRIPT CASE PLACE PORT`), some of which learn; a learner prints how
+many images it has seen in how many seconds, after a warm-up. TensorFlow and Horovod may live in another environment, whose Python
+is given: their scripts import nothing of mpisgd.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpisgd.bench import launched
+from mpisgd.bench.cases import CASES, LEARNERS, WAYS, Case, config_of
+from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.train import rate_of
+from mpisgd.errors import ConfigError
+from mpisgd.launch import environment, mpirun
+
+_HERE = Path(__file__).parent
+OURS = ("hardsync", "allreduce-node")
+"""By messages, and as fast as can be on one node."""
+PATIENCE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A script, what it must be able to import, and its processes.
+
+    `awaited`: the place of the one whose end is that of all; None: each ends by itself. `launched`: by mpirun, which counts them.
+    """
+
+    script: str
+    needs: str
+    processes: int
+    awaited: int | None = None
+    launched: bool = False
+
+
+PEERS = {
+    "torch RPC server": Peer("torch_rpc.py", "torch.distributed.rpc", 1 + LEARNERS),
+    "TensorFlow SyncReplicas": Peer("tensorflow_sync_replicas.py", "tensorflow", 1 + LEARNERS, awaited=1),
+    "TensorFlow, 2 of 3": Peer("tensorflow_sync_replicas.py", "tensorflow", 2 + LEARNERS, awaited=1),
+    "Horovod": Peer("horovod_mpi.py", "horovod.torch", LEARNERS, launched=True),
+}
+
+
+def installed(peer: Peer, python: str) -> bool:
+    done = subprocess.run([python, "-c", f"import {peer.needs}"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[str, Any]]:
+    """Images/s of ours and of every peer that this Python has. Raises ConfigError where one that is installed fails."""
+    peers = {name: peer for name, peer in PEERS.items() if installed(peer, python)}
+    rows = []
+    for key in cases:
+        case = CASES[key]
+        rates: dict[str, list[float]] = {name: [] for name in (*OURS, *peers)}
+        for _ in range(repetitions):
+            for name in OURS:
+                with tempfile.TemporaryDirectory() as directory:
+                    way = WAYS[name]
+                    log = launched.train(config_of(Path(directory), case, **way.special), way.shards + LEARNERS)
+                    rates[name].append(rate_of(log, case))
+            for name in peers:
+                rates[name].append(run(name, key, case, python))
+        rows.append(
+            {
+                "case": case.name,
+                "images_per_s": {name: spread(values) for name, values in rates.items()},
+                "ratios": {f"{ours} / {peer}": over(rates[ours], rates[peer]) for ours in OURS for peer in peers},
+                "not_installed": sorted(set(PEERS) - set(peers)),
+            }
+        )
+    return rows
+
+
+def lines_of(row: Mapping[str, Any]) -> list[str]:
+    """What is printed of a row."""
+    rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
+    lines = [f"{row['case']}: images/s {rates}"]
+    lines += [f"  {name:<40} {told(ratio)}" for name, ratio in row["ratios"].items()]
+    return lines + [f"  not installed: {name}" for name in row["not_installed"]]
+
+
+def run(name: str, key: str, case: Case, python: str) -> float:
+    """Images/s of all learners of a peer, by the seconds of the slowest. Raises ConfigError where it fails, or does not end."""
+    peer = PEERS[name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [python, str(_HERE / peer.script), key, str(case.mu), str(case.updates)]
+    if peer.launched:
+        commands = [[*mpirun(peer.processes), *words]]
+    else:
+        commands = [[*words, str(place), str(peer.processes), str(port)] for place in range(peer.processes)]
+    env = environment() | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    processes = [_start(command, env) for command in commands]
+    waited_for = processes if peer.awaited is None else [processes[peer.awaited]]
+    try:
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in waited_for]
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{name}: no end after {PATIENCE_S:g} s") from None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
+    if not found or any(process.returncode for process in waited_for):
+        raise ConfigError(f"{name}: exit status {[process.returncode for process in waited_for]}\n{''.join(said)}")
+    return float(sum(each["images"] for each in found) / max(each["seconds"] for each in found))
+
+
+def _start(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
