@@ -100,9 +100,9 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 # The campaigns are long; COUNT=20 makes each of them short.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults.kills --out results/faults --count $(or $(COUNT),300)
-	$(IN_VENV) python -m tests.faults.cuts --out results/faults --count $(or $(COUNT),40)
+	$(IN_VENV) python -m tests.faults.cuts --out results/faults --count $(or $(COUNT),20)
 	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
-	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),40)
+	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),20)
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
 	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
 	$(IN_VENV) python -m tests.faults.bad_input
