@@ -10,6 +10,7 @@ from mpisgd.cli.options import parse
 from mpisgd.config import Config, replace
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
+from mpisgd.without_gc import importing
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +25,8 @@ def main(argv: list[str]) -> int:
         if launched_rank() == 0:
             print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)
         return EXIT_OK
-    from mpisgd.api import train
+    with importing():
+        from mpisgd.api import train
 
     train(config=config, resume=run)
     return EXIT_OK

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from mpisgd.virtual.cluster import Cluster
 from mpisgd.virtual.failures import LearnerFailed
 from mpisgd.virtual.passes import Passes
 from mpisgd.virtual.wire import VirtualWire
+from mpisgd.without_gc import without_gc
 
 
 def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
@@ -88,7 +88,7 @@ class Job:
             f" {headline(config, self.roles.lambda_, ranks, self.work.parameters, self.work.meta.train_samples)},"
             f" {len(set(self.hosts)):,} nodes; log in {self.path}"
         )
-        with ExitStack() as stack, _without_gc():
+        with ExitStack() as stack, without_gc():
             cluster = Cluster(self.roles.describe)
             wires: list[VirtualWire] = []
             for _ in self.hosts:
@@ -270,15 +270,3 @@ class Job:
 
 def _fail_fast(failure: LearnerFailed) -> PeerError:
     return PeerError(f"{failure}: the job is ended, as a fail-fast run is")
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Nothing here makes cycles, and looking for them among 100,000 ranks takes long."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -20,10 +20,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from mpisgd.without_gc import importing
+
+with importing():
+    import mpisgd.run
+
 import numpy as np
 import torch
 
-import mpisgd
 from mpisgd import models
 from mpisgd.config import replace
 from mpisgd.config_file import from_mapping

@@ -21,7 +21,7 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks errors config_file __version__",
+            "config config_virtual checks errors config_file without_gc __version__",
             "flat roles models data schedule streams imports compiled",
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
