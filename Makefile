@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench faults faults-slurm docs-check clean
+.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench gpu-check faults faults-slurm docs-check clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,11 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) mpisgd bench start $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
+
+gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
+	$(IN_VENV) python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("gpu-check: torch finds no CUDA device here")'
+	$(IN_VENV) python -m pytest tests/gpu $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train --device cuda --ways all --out results/bench/cuda
 
 # The campaigns are long; COUNT=20 makes each of them short.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)

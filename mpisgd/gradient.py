@@ -52,6 +52,7 @@ class Gradient(Travels):
         self._on_host = model.weights.device.type == "cpu"
         self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
         self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
+        self._told_loss = None if self._on_host else torch.empty((), pin_memory=True)
         self.host_weights, self.host_gradients = host_view(self._weights), host_view(self._gradients)
         self.samples = 0
         self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
@@ -108,8 +109,14 @@ class Gradient(Travels):
         if self._clip_norm > 0:
             norm = torch.linalg.vector_norm(model.gradients)
             model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
-        if not self._on_host:
-            self._gradients.copy_(model.gradients)
-        if self._tell_nonfinite and not is_finite(self.host_gradients):
-            return math.nan
-        return loss.item()
+        value = self._to_host(loss.detach())
+        return math.nan if self._tell_nonfinite and not is_finite(self.host_gradients) else value
+
+    def _to_host(self, loss: Tensor) -> float:
+        """The loss; from a GPU, with the gradient, and after the only wait for it of a mini-batch."""
+        if self._told_loss is None:
+            return loss.item()
+        self._gradients.copy_(self._model.gradients, non_blocking=True)
+        self._told_loss.copy_(loss, non_blocking=True)
+        torch.cuda.current_stream(loss.device).synchronize()
+        return self._told_loss.item()

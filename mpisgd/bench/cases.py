@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mpisgd.config import (
     AlexNetOptions,
@@ -26,6 +26,7 @@ from mpisgd.config import (
     VersionedOptions,
 )
 
+Device = Literal["cpu", "cuda"]
 LEARNERS = 2
 WARM_UP = 10
 """Mini-batches of each learner that come before those which are timed."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mpisgd import models
-from mpisgd.bench.cases import LEARNERS, SEED, WARM_UP, Case
+from mpisgd.bench.cases import LEARNERS, SEED, WARM_UP, Case, Device
 from mpisgd.data import load, sampling
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
@@ -28,16 +28,18 @@ MemoryFormat = Literal["channels_last", "contiguous"]
 _Step = Callable[[int], object]
 
 
-def independent(comm: MPI.Intracomm, wire: Wire, case: Case, memory_format: MemoryFormat = "channels_last") -> float:
+def independent(
+    comm: MPI.Intracomm, wire: Wire, case: Case, device: Device, memory_format: MemoryFormat = "channels_last"
+) -> float:
     """Images/s where each learner is on its own: gradient and update, nothing sent. The compute floor."""
-    return _timed(comm, wire, case, lambda learner_id: alone(case, learner_id, memory_format))
+    return _timed(comm, wire, case, lambda learner_id: alone(case, learner_id, device, memory_format))
 
 
-def alone(case: Case, learner_id: int, memory_format: MemoryFormat = "channels_last") -> _Step:
+def alone(case: Case, learner_id: int, device: Device = "cpu", memory_format: MemoryFormat = "channels_last") -> _Step:
     """A loop of one learner, by mpisgd's own gradient and torch's optimiser: does mini-batch `seq`."""
     data = load(case.data, seed=SEED)
     module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
-    flat = FlatModel(module, memory_format)
+    flat = FlatModel(module, memory_format, _own(device, learner_id))
     dealt = sampling.make("epoch", size=case.data.samples, mu=case.mu, lambda_=LEARNERS, seed=SEED)
     gradient = Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=SEED, learner_id=learner_id)
     weights = nn.Parameter(flat.weights)
@@ -51,13 +53,14 @@ def alone(case: Case, learner_id: int, memory_format: MemoryFormat = "channels_l
     return step
 
 
-def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, *, views: bool) -> float:
+def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, device: Device, *, views: bool) -> float:
     """Images/s of DistributedDataParallel over gloo; `views`: gradients are views of its buckets."""
 
     def make(learner_id: int) -> _Step:
         data = load(case.data, seed=SEED)
         module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        own = _own(device, learner_id)
+        module = module.to(own, memory_format=torch.channels_last)  # type: ignore[call-overload]
         parallel = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=views)
         optimizer = torch.optim.SGD(parallel.parameters(), lr=0.001, momentum=0.9, fused=True)
         dealt = sampling.make("epoch", size=case.data.samples, mu=case.mu, lambda_=LEARNERS, seed=SEED)
@@ -65,7 +68,8 @@ def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, *, views: bool) -> 
         def step(seq: int) -> None:
             inputs, targets = data.train.batch(dealt.indices(learner_id, seq))
             optimizer.zero_grad(set_to_none=not views)
-            loss = nn.functional.cross_entropy(parallel(inputs.contiguous(memory_format=torch.channels_last)), targets)
+            inputs = inputs.to(own, memory_format=torch.channels_last)
+            loss = nn.functional.cross_entropy(parallel(inputs), targets.to(own))
             loss.backward()  # type: ignore[no-untyped-call]
             loss.item()
             optimizer.step()
@@ -73,6 +77,11 @@ def distributed(comm: MPI.Intracomm, wire: Wire, case: Case, *, views: bool) -> 
         return step
 
     return _timed(comm, wire, case, make)
+
+
+def _own(device: Device, learner_id: int) -> str:
+    """Learners take the GPUs of the node in turn."""
+    return device if device == "cpu" else f"cuda:{learner_id % torch.cuda.device_count()}"
 
 
 def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _Step]) -> float:

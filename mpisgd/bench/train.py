@@ -19,7 +19,7 @@ import numpy as np
 
 from mpisgd.bench import loops
 from mpisgd.bench.among import among
-from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, Case, config_of
+from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, Case, Device, config_of
 from mpisgd.bench.spread import Spread, over, spread, told
 from mpisgd.config import LogOptions, kind_of
 from mpisgd.finish import Outcome
@@ -32,30 +32,35 @@ FLOOR, OTHER_FORMAT = "loops", "loops, contiguous"
 DDP, DDP_VIEWS = "DDP", "DDP, views"
 
 
-def measure(comm: MPI.Intracomm, repetitions: int, cases: Sequence[str], ways: Sequence[str]) -> list[dict[str, Any]]:
+def measure(
+    comm: MPI.Intracomm, repetitions: int, cases: Sequence[str], ways: Sequence[str], device: Device = "cpu"
+) -> list[dict[str, Any]]:
     """These cases in these ways of `cases.WAYS`, on the three ranks of `comm`; the rows are the same on every rank."""
     wire = Wire(comm, polite=True)
     loops.join_gloo(comm)
     with scratch(comm) as directory:
-        rows = [_row(comm, wire, directory, CASES[case], ways, repetitions) for case in cases]
+        rows = [_row(comm, wire, directory, CASES[case], ways, repetitions, device) for case in cases]
     loops.leave_gloo(comm)
     return rows
 
 
-def _row(comm: MPI.Intracomm, wire: Wire, directory: Path, case: Case, ways: Sequence[str], repetitions: int) -> dict[str, Any]:
+def _row(
+    comm: MPI.Intracomm, wire: Wire, directory: Path, case: Case, ways: Sequence[str], repetitions: int, device: Device
+) -> dict[str, Any]:
     measures: dict[str, Callable[[], float]] = {
-        FLOOR: lambda: loops.independent(comm, wire, case),
-        OTHER_FORMAT: lambda: loops.independent(comm, wire, case, "contiguous"),
-        DDP: lambda: loops.distributed(comm, wire, case, views=False),
-        DDP_VIEWS: lambda: loops.distributed(comm, wire, case, views=True),
+        FLOOR: lambda: loops.independent(comm, wire, case, device),
+        OTHER_FORMAT: lambda: loops.independent(comm, wire, case, device, "contiguous"),
+        DDP: lambda: loops.distributed(comm, wire, case, device, views=False),
+        DDP_VIEWS: lambda: loops.distributed(comm, wire, case, device, views=True),
     }
-    measures |= {name: partial(_trained, comm, directory, case, name) for name in ways}
+    measures |= {name: partial(_trained, comm, directory, case, name, device) for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repetitions):
         for name, images_per_s in measures.items():
             rates[name].append(images_per_s())
     return {
         "case": case.name,
+        "device": device,
         "images_per_s": {name: spread(values) for name, values in rates.items()},
         "ratios": ratios(rates),
         "best_synchronous": best_of(rates),
@@ -100,11 +105,11 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
     return found
 
 
-def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str) -> float:
+def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, device: Device) -> float:
     """Images/s of a logged run, between the update that ended the warm-up and the last one."""
     way = WAYS[name]
     with among(comm, range(1 - way.shards, 1 + LEARNERS)) as part:
-        outcome = run_of(part, directory, case, **way.special) if part is not None else None
+        outcome = run_of(part, directory, case, device=device, **way.special) if part is not None else None
     return float(comm.bcast(rate_of(Run(outcome.path), case) if outcome is not None else None, root=LEARNERS))
 
 

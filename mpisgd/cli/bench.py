@@ -10,7 +10,7 @@ from typing import Any
 
 import tyro
 
-from mpisgd.bench.cases import CASES, USUAL, WAYS
+from mpisgd.bench.cases import CASES, USUAL, WAYS, Device
 from mpisgd.checks import require
 from mpisgd.config import OPTIMIZERS
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
@@ -61,6 +61,8 @@ class Options:
     """train, peers: model and mini-batch size; train also cnn-4, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, or all."""
+    device: Device = "cpu"
+    """train: what learners compute on; GPUs are taken in turn."""
     peer_python: str = sys.executable
     """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
     every_updates: int = 50
@@ -147,7 +149,7 @@ def _train(options: Options) -> Measured:
     from mpisgd.mpi import MPI
 
     ways = tuple(WAYS) if ALL in options.ways else options.ways
-    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways)
+    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device)
     return rows, [line for row in rows for line in train.lines_of(row)]
 
 
