@@ -8,6 +8,8 @@ from typing import Any
 from mpisgd.bench.machine import describe
 
 
-def machine(ranks: int = 1, mpi: str = "") -> dict[str, Any]:
+def machine(mpi: str = "") -> dict[str, Any]:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {"commit": done.stdout.strip(), **describe(ranks, mpi)}
+    described = describe(1, mpi)
+    del described["ranks"]  # each run has its own
+    return {"commit": done.stdout.strip(), **described}
