@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as directory:
         found = campaign(options.count, options.seed, Path(directory))
     library = subprocess.run([*mpirun(1), "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    found |= {"seconds": round(time.monotonic() - begun_s, 1), **machine(RANKS, library)}
+    found |= {"seconds": round(time.monotonic() - begun_s, 1), **machine(library)}
     text = json.dumps(found, indent=1) + "\n"
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
