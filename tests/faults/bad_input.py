@@ -133,6 +133,8 @@ CASES = (
     Case("simulate --network.bandwidth 0", ("network.bandwidth = 0",)),
     Case("simulate --virtual.learners 2 --protocol softsync --protocol.n 3", ("protocol.n = 3", "lambda = 2")),
     Case("simulate --virtual.learners 2 --protocol backup --protocol.N 3", ("protocol.N = 3", "lambda = 2")),
+    Case("simulate --protocol allreduce --aggregation node", ("one node", "found learners on", "leave it out")),
+    Case("simulate --protocol softsync --aggregation node", ("aggregation = 'node'", "softsync", "allreduce")),
     Case("simulate --virtual.learners 2", ("results/run' exists", "--overwrite"), {"results/run/": ""}),
     Case("simulate --virtual.learners 2 --overwrite", ("is no run directory",), {"results/run/thesis.tex": "years of work"}),
     Case("simulate --virtual.learners 2 --out file/run", ("file/run", "cannot be made"), {"file": "mine"}),
@@ -151,6 +153,9 @@ CASES = (
     # The rest.
     Case("bench wires", ("'wires'", "did you mean 'wire'")),
     Case("bench wire --sizes many", ("--sizes", "many")),
+    Case("bench wire --optimizers sdg", ("optimizers = 'sdg'", "did you mean 'sgd'")),
+    Case("bench train --ways hardsink", ("ways = 'hardsink'", "hardsync")),
+    Case("bench virtual --repetitions 0", ("repetitions = 0", ">= 1")),
     Case("doctor --directory", ("--directory", "--dir")),
 )
 
