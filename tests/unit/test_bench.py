@@ -204,6 +204,11 @@ def test_peers_that_are_not_installed_are_left_out_and_said(
     assert peers.lines_of(row)[-1] == "  not installed: torch RPC server"
 
 
+def test_a_network_that_peers_do_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cases = 'alexnet-16': expected some of cnn-4, .* for peers"):
+        peers.measure(1, ["cnn-16", "alexnet-16"], sys.executable)
+
+
 def test_what_is_installed() -> None:
     assert peers.installed(peers.Peer("", "json", 1), sys.executable)
     assert not peers.installed(peers.Peer("", "no_such_module", 1), sys.executable)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,14 @@ from mpisgd.bench import launched
 from mpisgd.bench.cases import CASES, LEARNERS, WAYS, Case, config_of
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of
+from mpisgd.checks import require
 from mpisgd.errors import ConfigError
 from mpisgd.launch import environment, mpirun
 
 _HERE = Path(__file__).parent
 OURS = ("hardsync", "allreduce-node")
 """By messages, and as fast as can be on one node."""
+KNOWN = ("cnn-4", "cnn-16", "cnn-64", "mlp-16")
 PATIENCE_S = 300.0
 
 
@@ -59,8 +62,14 @@ def installed(peer: Peer, python: str) -> bool:
 
 
 def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[str, Any]]:
-    """Images/s of ours and of every peer that this Python has. Raises ConfigError where one that is installed fails."""
-    peers = {name: peer for name, peer in PEERS.items() if installed(peer, python)}
+    """Images/s of ours, and of every peer that `python` has, or else this Python.
+
+    Raises ConfigError: a case whose network the peers do not know; a peer that is installed, and fails.
+    """
+    for key in cases:
+        require(key in KNOWN, "cases", key, f"some of {', '.join(KNOWN)} for peers")
+    pythons = {name: [each for each in (python, sys.executable) if installed(peer, each)] for name, peer in PEERS.items()}
+    peers = {name: found[0] for name, found in pythons.items() if found}
     rows = []
     for key in cases:
         case = CASES[key]
@@ -71,8 +80,8 @@ def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[st
                     way = WAYS[name]
                     log = launched.train(config_of(Path(directory), case, **way.special), way.shards + LEARNERS)
                     rates[name].append(rate_of(log, case))
-            for name in peers:
-                rates[name].append(run(name, key, case, python))
+            for name, own_python in peers.items():
+                rates[name].append(run(name, key, case, own_python))
         rows.append(
             {
                 "case": case.name,
