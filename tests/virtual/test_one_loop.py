@@ -119,7 +119,7 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "allreduce", "Leader", "PipelinedChannel", "ShardChannel", "TeamChannel", "Shard", "ShardLog", "Delays",
+        "learn", "allreduce", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
         "protocols", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
@@ -184,7 +184,7 @@ def test_so_does_one_whose_learners_double_as_shards(
     counting(run.allreduce, "train")
     for cls, names in {
         run.Shard: "begin serve_on",
-        run.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
+        parts.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
         parts.LearnerChannel: "push",
         Hardsync: "on_push on_update",
         SliceUpdate: "accumulate step",
