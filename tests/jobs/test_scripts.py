@@ -152,7 +152,8 @@ while (($#)); do
 done
 mkdir -p "$run"
 if [[ -n ${FAKE_WAIT-} ]]; then  # a long run, which saves when it is warned
-  trap 'mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; echo USR1 >>"$FAKE/signals"; exit 85' USR1
+  save() { mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; echo USR1 >>"$FAKE/signals"; }
+  trap 'save; [[ -n ${FAKE_STAYS-} ]] || exit 85' USR1
   trap 'echo TERM >>"$FAKE/signals"; exit 143' TERM
   touch "$FAKE/waiting"
   for ((i = 0; i < 400; i++)); do read -rt 0.05 <>"$FAKE/never" || true; done
@@ -480,6 +481,18 @@ def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
         assert outcome.status == 85
     assert f"interrupted, with a checkpoint in {RUN[script]}: it can go on by train --resume {RUN[script]}" in outcome.stderr
     assert "did not end well" not in outcome.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, script):
+    outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "1"})
+    assert outcome.note("signals") == "USR1\n"
+    assert "the launcher has not ended 1 s after the warning: it is killed" in outcome.stderr
+    if "chain" in script:
+        assert queued_again(script, outcome)
+    else:
+        assert outcome.status == 128 + signal.SIGKILL
+        assert f"it can go on from a checkpoint, by train --resume {RUN[script]}" in outcome.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------- the array
