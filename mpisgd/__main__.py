@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         if launched_rank() == 0:
             print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
     if status != EXIT_OK and launched_size() > 1:
-        leave_together(status, reason)
+        status = leave_together(status, reason)
     ulfm.leave(status)
     return status
 
@@ -74,16 +74,19 @@ def run(command: str = "", *rest: str) -> int:
     return status
 
 
-def leave_together(status: int, reason: str) -> None:
+def leave_together(status: int, reason: str) -> int:
     """Wait for the other ranks, so that the launcher does not end the first rank before it has told what is wrong.
 
     Where they do not come, they did not refuse what this one did (a file that it alone cannot read): then it ends the job.
+
+    Returns with which status this rank is to leave: where all have met, the first one's is the job's, and the others leave with 0.
+    For where several ranks of several nodes leave with another, Open MPI's launcher stays, one time in twelve.
     """
     sys.stderr.flush()
     from mpisgd.mpi import MPI
 
     if ulfm.enabled() and ulfm.failed(MPI.COMM_WORLD):  # those who are left have met before (`tolerant.py`)
-        return
+        return status
     together = MPI.COMM_WORLD.Ibarrier()
     patient_until_s = time.monotonic() + _PATIENCE_S
     while not together.Test():
@@ -92,6 +95,7 @@ def leave_together(status: int, reason: str) -> None:
             print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(status)
         time.sleep(0.005)
+    return status if launched_rank() == 0 else EXIT_OK
 
 
 if __name__ == "__main__":

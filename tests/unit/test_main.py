@@ -119,8 +119,13 @@ def test_ranks_that_refuse_leave_together_and_know_why(
     """The launcher ends a job at the first rank that fails: not before rank 0 has told what is wrong."""
     left: list[tuple[int, str]] = []
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    monkeypatch.setattr(entry, "leave_together", lambda status, reason: left.append((status, reason)))
-    assert main(words) == (ended[0][0] if ended else 0)
+
+    def leave(status: int, reason: str) -> int:
+        left.append((status, reason))
+        return 77
+
+    monkeypatch.setattr(entry, "leave_together", leave)
+    assert main(words) == (77 if ended else 0)
     assert [(status, reason.split("[Errno")[0]) for status, reason in left] == ended
 
 

@@ -589,7 +589,7 @@ def test_bad_input_is_refused_with_field_value_and_what_was_expected(
 def test_mpirun_is_not_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """All ranks refuse, and leave together."""
     left: list[int] = []
-    monkeypatch.setattr("mpisgd.__main__.leave_together", lambda status, reason: left.append(status))
+    monkeypatch.setattr("mpisgd.__main__.leave_together", lambda status, reason: left.append(status) or status)
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(["simulate", "--out", str(tmp_path / "run")]) == 2
     assert "simulate runs in one process, but the launcher started 4: start it without mpirun" in capsys.readouterr().err
