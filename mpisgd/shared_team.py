@@ -28,6 +28,7 @@ class SharedTeam(Team):
 
     Args:
         node: theirs, in the order of learner_id.
+        gradient, update: of this rank; over (parameters,) and (slice,) float32, or what stands for them where only sizes travel.
         bounds: the slice of each.
     """
 

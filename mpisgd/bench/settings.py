@@ -35,7 +35,7 @@ WORTH = 1.03
 
 
 def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Images/s of hardsync and of its node form in each setting. Raises ConfigError where a launch fails."""
+    """Images/s of hardsync by messages, in each setting. Raises ConfigError where a launch fails."""
     settings = dict(WAITING)
     version = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" in version:

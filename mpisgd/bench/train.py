@@ -73,7 +73,7 @@ def lines_of(row: Mapping[str, Any]) -> list[str]:
     lines = [f"{row['case']}: images/s {rates}"]
     lines += [f"  {name:<34} {told(ratio)}" for name, ratio in row["ratios"].items()]
     best = row["best_synchronous"]
-    if best not in (None, "hardsync"):
+    if best not in (None, "hardsync") and "hardsync" in row["images_per_s"]:
         gain = row["images_per_s"][best]["median"] / row["images_per_s"]["hardsync"]["median"]
         lines.append(f"  here {best} is {gain:.2f} times as fast as hardsync by messages{_how(best)}")
     return lines

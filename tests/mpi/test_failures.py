@@ -7,12 +7,15 @@ of their own.
 from __future__ import annotations
 
 import gzip
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from mpisgd.launch import environment, mpirun
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 
@@ -303,6 +306,17 @@ def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
     done = train(2, tmp_path, "--alpha0", "1e30", "--nonfinite", "drop")
     assert done.status != 0
     assert "all dropped" in done.text
+
+
+def test_of_ranks_that_leave_together_the_first_says_the_status_for_all(tmp_path: Path) -> None:
+    """Where several ranks of several nodes end with one that is not 0, Open MPI's launcher may never end."""
+    rank = "${OMPI_COMM_WORLD_RANK-$PMI_RANK}"
+    script = f'"{sys.executable}" -m mpisgd train --mu 0; status=$?; echo $status >"{tmp_path}/{rank}"; exit $status'
+    done = subprocess.run(
+        [*mpirun(3), "sh", "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert [(tmp_path / str(each)).read_text().strip() for each in range(3)] == ["2", "0", "0"]
 
 
 def test_an_exception_in_one_learners_model_ends_the_job(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> No
     assert (
         lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync by messages: --protocol allreduce --aggregation node"
     )
+    without = {name: values for name, values in row["images_per_s"].items() if name != "hardsync"}
+    assert train.lines_of(row | {"images_per_s": without})[-1].startswith("  softsync / loops"), "nothing to compare the best with"
     asynchronous = {name: values for name, values in RATES.items() if not (name in WAYS and WAYS[name].synchronous)}
     assert train.best_of(asynchronous) is None
     assert "best synchronous / loops" not in train.ratios(asynchronous)
