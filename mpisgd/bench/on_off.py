@@ -80,8 +80,13 @@ def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:
     return log.updates["time_s"], log.events
 
 
-def lines_of(row: Mapping[str, Any]) -> list[str]:
-    """What is printed of a row."""
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    return [line for row in rows for line in _lines_of(row)]
+
+
+def _lines_of(row: Mapping[str, Any]) -> list[str]:
+    """Of a row."""
     lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
     lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:

@@ -8,7 +8,7 @@ while the others sleep. Above 1, the cores that the one loop leaves idle are wor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,13 @@ def measure(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
     ]
 
 
-def lines_of(row: Mapping[str, Any]) -> list[str]:
-    """What is printed of a row."""
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    return [line for row in rows for line in _lines_of(row)]
+
+
+def _lines_of(row: Mapping[str, Any]) -> list[str]:
+    """Of a row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}, {row['ranks']} ranks: images/s {rates}"]
     return lines + [f"  {name} / {SERIAL} {told(ratio)}" for name, ratio in row["over_serial"].items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,13 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
     return rows
 
 
-def lines_of(row: Mapping[str, Any]) -> list[str]:
-    """What is printed of a row: last, which setting is worth a change."""
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    return [line for row in rows for line in _lines_of(row)]
+
+
+def _lines_of(row: Mapping[str, Any]) -> list[str]:
+    """Of a row: last, which setting is worth a change."""
     lines = [f"{row['case']}: images/s as it is {told(row['images_per_s'][OFF], 0)}"]
     lines += [f"  {name:<22} {told(ratio)}" for name, ratio in row["over_off"].items()]
     name, ratio = max(row["over_off"].items(), key=lambda item: item[1]["median"])

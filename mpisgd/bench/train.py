@@ -67,8 +67,13 @@ def _row(
     }
 
 
-def lines_of(row: Mapping[str, Any]) -> list[str]:
-    """What is printed of a row."""
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is printed."""
+    return [line for row in rows for line in _lines_of(row)]
+
+
+def _lines_of(row: Mapping[str, Any]) -> list[str]:
+    """Of a row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
     lines += [f"  {name:<34} {told(ratio)}" for name, ratio in row["ratios"].items()]

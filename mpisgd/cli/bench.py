@@ -150,14 +150,14 @@ def _train(options: Options) -> Measured:
 
     ways = tuple(WAYS) if ALL in options.ways else options.ways
     rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device)
-    return rows, [line for row in rows for line in train.lines_of(row)]
+    return rows, train.lines_of(rows)
 
 
 def _peers(options: Options) -> Measured:
     from mpisgd.bench import peers
 
     rows = peers.measure(options.repetitions, options.cases, options.peer_python)
-    return rows, [line for row in rows for line in peers.lines_of(row)]
+    return rows, peers.lines_of(rows)
 
 
 def _oversubscribed(options: Options) -> Measured:
@@ -165,7 +165,7 @@ def _oversubscribed(options: Options) -> Measured:
     from mpisgd.mpi import MPI
 
     rows = oversubscribed.measure(MPI.COMM_WORLD, options.repetitions)
-    return rows, [line for row in rows for line in oversubscribed.lines_of(row)]
+    return rows, oversubscribed.lines_of(rows)
 
 
 def _log(options: Options) -> Measured:
@@ -182,21 +182,21 @@ def _checkpoint(options: Options) -> Measured:
     from mpisgd.mpi import MPI
 
     rows = on_off.measure_checkpoints(MPI.COMM_WORLD, options.repetitions, options.every_updates)
-    return rows, [line for row in rows for line in on_off.lines_of(row)]
+    return rows, on_off.lines_of(rows)
 
 
 def _faults(options: Options) -> Measured:
     from mpisgd.bench import faults, on_off
 
     rows = faults.measure(options.repetitions, options.every_updates)
-    return rows, [line for row in rows for line in on_off.lines_of(row)]
+    return rows, on_off.lines_of(rows)
 
 
 def _settings(options: Options) -> Measured:
     from mpisgd.bench import settings
 
     rows = settings.measure(options.repetitions)
-    return rows, [line for row in rows for line in settings.lines_of(row)]
+    return rows, settings.lines_of(rows)
 
 
 def _scale(options: Options) -> Measured:

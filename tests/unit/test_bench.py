@@ -100,13 +100,15 @@ def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> No
         "ratios": found,
         "best_synchronous": train.best_of(RATES),
     }
-    lines = train.lines_of(row)
+    lines = train.lines_of([row])
     assert lines[0].startswith("a case: images/s loops 105, ")
     assert (
         lines[-1] == "  here allreduce-node is 1.10 times as fast as hardsync by messages: --protocol allreduce --aggregation node"
     )
     without = {name: values for name, values in row["images_per_s"].items() if name != "hardsync"}
-    assert train.lines_of(row | {"images_per_s": without})[-1].startswith("  softsync / loops"), "nothing to compare the best with"
+    assert train.lines_of([row | {"images_per_s": without}])[-1].startswith("  softsync / loops"), (
+        "nothing to compare the best with"
+    )
     asynchronous = {name: values for name, values in RATES.items() if not (name in WAYS and WAYS[name].synchronous)}
     assert train.best_of(asynchronous) is None
     assert "best synchronous / loops" not in train.ratios(asynchronous)
@@ -147,9 +149,9 @@ def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int,
     for each in rows:
         assert each["over_off"]["MPISGD_WAIT=polite"]["median"] == pytest.approx(2.0, rel=0.1)
         assert each["over_off"]["MPISGD_WAIT=blocking"]["median"] == pytest.approx(1.0)
-        assert settings.lines_of(each)[-1] == "  export MPISGD_WAIT=polite"
+        assert settings.lines_of([each])[-1] == "  export MPISGD_WAIT=polite"
         none = {"over_off": {"A=1": spread([1.01])}, "images_per_s": each["images_per_s"], "case": ""}
-        assert settings.lines_of(none)[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
+        assert settings.lines_of([none])[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
 
 
 def test_scaling_and_what_is_predicted_of_it(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
@@ -178,7 +180,7 @@ def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[C
     assert modes == [off, watched, tolerant, watched, tolerant, off, tolerant, off, watched]
     for each in rows:
         assert all(math.isclose(ratio["median"], 1.0) for ratio in each["over_off"].values())
-        assert len(lines_of(each)) == 3
+        assert len(lines_of([each])) == 3
 
 
 # --------------------------------------------------------------------------------------------------------------- peers
@@ -203,7 +205,7 @@ def test_peers_that_are_not_installed_are_left_out_and_said(
     assert set(row["images_per_s"]) == {*peers.OURS, "TensorFlow SyncReplicas", "TensorFlow, 2 of 3"}
     assert row["not_installed"] == ["Horovod", "torch RPC server"]
     assert row["ratios"]["hardsync / TensorFlow, 2 of 3"]["median"] == row["images_per_s"]["hardsync"]["median"] / 1000
-    assert peers.lines_of(row)[-1] == "  not installed: torch RPC server"
+    assert peers.lines_of([row])[-1] == "  not installed: torch RPC server"
 
 
 def test_a_network_that_peers_do_not_know_is_refused() -> None:
