@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from mpisgd.chunks import chunks_of
 from mpisgd.communicator import Buffer, Communicator, Pattern, Team
 from mpisgd.errors import PeerError
 from mpisgd.messages import (
@@ -47,6 +48,7 @@ from mpisgd.roles import Roles
 from mpisgd.signals import HEARD, name_of
 
 _EMPTY: np.ndarray = np.zeros(0, np.float32)
+_PULLS: Final[tuple[Pattern, ...]] = ((None, Tag.PULL),)
 _ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
 # What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
 _PUSH: Final[int] = Tag.PUSH
@@ -76,6 +78,8 @@ class ShardChannel:
         self._under_way: list[Any] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._begun_push = False
+        self.chunks_count = 1
+        """In how many chunks this shard's slice is sent."""
 
     def rank_of(self, learner_id: int) -> int:
         return self._learner_ranks[learner_id]
@@ -104,8 +108,15 @@ class ShardChannel:
         A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
         Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
+        return self._receive_or_refuse(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
+
+    def receive_pull(self) -> Message | None:
+        """A pull that has come; None where none has."""
+        return self._receive_or_refuse(_EMPTY, _PULLS, 0.0)
+
+    def _receive_or_refuse(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
         try:
-            return self._receive(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
+            return self._receive(gradient, patterns, until_s)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
@@ -174,12 +185,29 @@ class ShardChannel:
         evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), evaluator, (None, Tag.INTERRUPT)
 
-    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
+    def start_answers(
+        self,
+        learner_ids: list[int],
+        weights: Buffer,
+        clock: int,
+        verdicts: dict[int, int],
+        chunks: Iterable[Buffer] | None = None,
+    ) -> None:
+        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`.
+
+        `chunks`: the same in chunks, which may be made as they are asked for; None where they are so small that they are one.
+        """
         wire, nbytes = self._wire, weights.nbytes
+        if chunks is not None:
+            told = [self._answer(learner_id, clock, verdicts, nbytes) for learner_id in learner_ids]
+            self._under_way += wire.start_all([self._learner_ranks[each] for each in learner_ids], _ANSWER, told, chunks)
+            return
         for learner_id in learner_ids:
-            fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
+            fields = self._answer(learner_id, clock, verdicts, nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
+
+    def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
+        return (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
 
     def finish_answers(self) -> bool:
         """Wait until the answers have left; False where one was given up, and its weights must stay as they are for ever."""
@@ -191,9 +219,9 @@ class ShardChannel:
         return all_left
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        """Answer a pull: there are no more weights, and why. An empty slice ends the receive that was posted."""
+        """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
         wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], 0)
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, _EMPTY))
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[_EMPTY] * self.chunks_count))
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
         """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""
@@ -282,7 +310,7 @@ class LearnerChannel:
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
-        self._weights = [weights[start:end] for start, end in bounds]
+        self._weights = [chunks_of(weights[start:end]) for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
         self._nbytes = [part.nbytes for part in self._gradients]
         self._consistent = consistent and len(bounds) > 1
@@ -375,7 +403,7 @@ class LearnerChannel:
         question = (self._learner_id, min_clock)
         if self._interruptible:
             self._post_notices(shards)
-        asked = [wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
+        asked = [wire.ask(ranks[shard], _PULL, question, _ANSWER, *weights[shard]) for shard in shards]
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = _GOES_ON, 0
@@ -538,8 +566,17 @@ class TeamChannel(ShardChannel):
         self._push_ns = self._exchanged_ns - start_ns
         return pushes
 
-    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin to share the new weights of this shard with all learners."""
+    def start_answers(
+        self,
+        learner_ids: list[int],
+        weights: Buffer,
+        clock: int,
+        verdicts: dict[int, int],
+        chunks: Iterable[Buffer] | None = None,
+    ) -> None:
+        """Begin to share the new weights of this shard with all learners, once all of them are made."""
+        for _ in chunks or ():
+            pass
         self._clock = clock
         self._shared_ns = self.now_ns()
         self._sharing = self._team.share(weights, self._weights)

@@ -6,7 +6,7 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from mypy_extensions import mypyc_attr
@@ -48,6 +48,9 @@ class Communicator(Protocol):
 
         Where the layout says `announced`, `finish` waits until the receiver has taken the header.
         """
+
+    def start_all(self, dests: Sequence[int], tag: int, fields: Sequence[Fields], bodies: Iterable[Any]) -> list[Any]:
+        """Begin to send the same bodies to several ranks, each body as soon as it is there; the fields are each one's own."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Say where a message is to go when it comes."""

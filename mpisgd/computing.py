@@ -6,7 +6,7 @@ And what a gradient tells in return, where layers are exchanged one by one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,6 +72,8 @@ class Updates(ABC):
     """What corrects stale gradients (`compensation.Compensation`), or None."""
     cached: bool
     """Whether the slice is so small that each gradient is checked at once."""
+    chunks_count: int
+    """In how many chunks the weights are sent (`chunks.py`)."""
     samples: int
     """Applied so far."""
     learning_rate: float
@@ -123,10 +125,18 @@ class Updates(ABC):
         """The same of the sum that the last update was made from."""
 
     @abstractmethod
-    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int) -> None:
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
         """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
-        weights of `timestamp`."""
+        weights of `timestamp`; `last`: the update is made next."""
 
     @abstractmethod
     def step(self) -> Any:
         """Make the update from what was summed; returns an `update.Step`."""
+
+    def begin_step(self) -> Any:
+        """The same; but nobody may look at the weights, nor sum the next gradient, before all of `chunks` have been asked for."""
+        return self.step()
+
+    def chunks(self) -> Iterator[Any]:
+        """The weights as the channel sends them, chunk by chunk; each is made when it is asked for."""
+        yield self.served

@@ -28,6 +28,7 @@ class Norms:
     """The squared norms of the update in the making.
 
     `received` is the squared norm of the gradient that will be added next, or None where nobody has computed it.
+    `due`: whether this update is measured.
     """
 
     def __init__(self) -> None:
@@ -35,13 +36,13 @@ class Norms:
         self._total = 0.0
         self._added = 0
         self._owed = 0
-        self._due = True
+        self.due = True
 
     def add(self, gradient: np.ndarray, weight: float) -> None:
         """A gradient, (slice,) float32, not yet weighted, goes into the sum with this weight."""
         squared = self.received
         if squared is None:
-            squared = self._pass(gradient) if self._due else math.nan
+            squared = self._pass(gradient) if self.due else math.nan
         self._total += weight * weight * squared
         self._added += 1
         self.received = None
@@ -55,11 +56,11 @@ class Norms:
         was added, there is no second batch size, and the sum is not measured.
         """
         gradient_sq = self._total / gradients if gradients else math.nan
-        sum_sq = self._pass(summed) if self._due and self._added > 1 and math.isfinite(gradient_sq) else math.nan
+        sum_sq = self._pass(summed) if self.due and self._added > 1 and math.isfinite(gradient_sq) else math.nan
         self._total = 0.0
         self._added = 0
         self._owed = max(0, self._owed)
-        self._due = self._owed == 0
+        self.due = self._owed == 0
         return _finite(gradient_sq), _finite(sum_sq)
 
     def _pass(self, vector: np.ndarray) -> float:

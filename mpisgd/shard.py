@@ -12,9 +12,13 @@ not zero: then no complete checkpoint arises there, and the newest one before co
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
+from mpisgd.communicator import Buffer
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, ProtocolError
 from mpisgd.flat import host_view
@@ -109,9 +113,11 @@ class Shard:
         self._aborts = protocol.aborts
         self._compensation = update.compensation
         self._followed: bool = progress.on  # whether anybody looks at the staleness
+        channel.chunks_count = update.chunks_count
+        self._put_off: deque[Message] = deque()
+        """What has come while an update was being made."""
         self._check_later = nonfinite == "stop" and not update.cached
-        self._summed_learners: set[int] = set()
-        self._unchecked: set[int] = set()
+        self._summed_learners, self._unchecked = set[int](), set[int]()
         self._dropped_in_a_row = 0
         self._losses = 0.0
         self.updated_s = 0.0
@@ -172,11 +178,15 @@ class Shard:
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
         whose = self._expected() if self._ordered else None
-        message = self.channel.receive(self.update.scratch, whose, self._over_s)
+        message = self._next(whose, self._over_s)
         if message is None:
             self._time_out()
         else:
             self.handle(message)
+
+    def _next(self, learner_id: int | None, until_s: float) -> Message | None:
+        """What is to be done next; the arguments are those of `ShardChannel.receive`."""
+        return self._put_off.popleft() if self._put_off else self.channel.receive(self.update.scratch, learner_id, until_s)
 
     def handle(self, message: Message) -> None:
         """Do what a message asks for; the gradient of a push lies in `update.scratch`."""
@@ -264,7 +274,8 @@ class Shard:
                 self._check_sum()
             if self._check_later:
                 self._summed_learners.add(push.learner_id)
-            self.update.accumulate(verdict.weight, push.samples, push.timestamp, push.gradients)
+            last = self._chunked() and self.protocol.update_due()
+            self.update.accumulate(verdict.weight, push.samples, push.timestamp, push.gradients, last=last)
             self._losses += push.loss * push.gradients
             if self._followed:
                 self.progress.staleness(self.clock - push.timestamp)
@@ -315,19 +326,24 @@ class Shard:
         while not self.finished and self.protocol.update_due():
             start_s = self.channel.now_s()
             epochs_before = self.update.epochs
-            step = self.update.step()
+            step = self.update.begin_step() if self._chunked() else self.update.step()
             self.clock += 1
             if self._check_later:
                 self._unchecked = set(self._summed_learners)
             self._summed_learners.clear()
             self.protocol.on_update()
-            self.updated_s = now_s = self.channel.now_s()
+            self.finished = self.update.samples >= self.budget_samples
+            if self._chunked():
+                self._make_and_answer(start_s)
+                now_s, update_s = self.updated_s, self._making_s
+            else:
+                self.updated_s = now_s = self.channel.now_s()
+                update_s = now_s - start_s
             self._over_s = now_s + self.timeout_s
             mean_loss = self._losses / step.gradients if step.gradients else math.nan
             self._losses = 0.0
-            self.log.update(self.clock, step, self.update.samples, now_s=now_s, update_s=now_s - start_s, mean_loss=mean_loss)
+            self.log.update(self.clock, step, self.update.samples, now_s=now_s, update_s=update_s, mean_loss=mean_loss)
             self.progress.update(self.clock, self.update.epochs, mean_loss, now_s)
-            self.finished = self.update.samples >= self.budget_samples
             if self.finished:
                 self._over_s = math.inf
                 if self._unchecked:
@@ -344,6 +360,44 @@ class Shard:
                 self._make_mark()
                 if not self.finished and self.checkpoints.due(self.clock):
                     self.write_checkpoint(self.checkpoints)
+
+    def _chunked(self) -> bool:
+        """Whether weights are sent while they are made."""
+        return self.update.chunks_count > 1
+
+    def _make_and_answer(self, start_s: float) -> None:
+        """Make the new weights, begun at that second, chunk by chunk; who waits for them is sent each as soon as it is made.
+
+        The learner whose push has made the update asks while the first chunk is made.
+        """
+        self._making_s = self.channel.now_s() - start_s
+        chunks = self._timed(self.update.chunks())
+        first = next(chunks)
+        if not (self.finished or self.interrupted):
+            self._take_pulls()
+            ready = self._ready()
+            if ready:
+                self._answer(ready, chain((first,), chunks))
+        for _ in chunks:
+            pass
+
+    def _timed(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
+        """The same, the seconds of their making summed; when the last one is made, the update is."""
+        start_s = self.channel.now_s()
+        for chunk in chunks:
+            self._making_s += self.channel.now_s() - start_s
+            yield chunk
+            start_s = self.channel.now_s()
+        self.updated_s = self.channel.now_s()
+        self._making_s += self.updated_s - start_s
+
+    def _take_pulls(self) -> None:
+        """Let those whose pulls have come, and may be answered, wait with the others; all else is put off."""
+        while (message := self.channel.receive_pull()) is not None:
+            if isinstance(message, Pull) and self._may_answer(message.learner_id, message.min_clock):
+                self._wait(message.learner_id, message.min_clock)
+            else:
+                self._put_off.append(message)
 
     def _tell_the_late(self) -> None:
         """Those who compute from older weights, and have not been told before, are told once; they give up (`Protocol.aborts`)."""
@@ -370,32 +424,44 @@ class Shard:
         elif self._may_answer(learner_id, min_clock):
             self._answer([learner_id])
         else:
-            self.refusals.check_waiting(learner_id)
-            self._pulls[learner_id] = min_clock
+            self._wait(learner_id, min_clock)
+
+    def _wait(self, learner_id: int, min_clock: int) -> None:
+        """A learner's pull is answered later."""
+        self.refusals.check_waiting(learner_id)
+        self._pulls[learner_id] = min_clock
 
     def _may_answer(self, learner_id: int, min_clock: int) -> bool:
         return min_clock <= self.clock and self.protocol.may_pull(learner_id, self.clock)
 
     def _answer_waiting(self) -> None:
         """Answer those who wait and whose pulls the protocol now allows."""
-        pulls = self._pulls
         if self.finished:
             self._stop_waiting(Ending.FINISHED)
-            return
-        ready = [learner_id for learner_id, min_clock in pulls.items() if self._may_answer(learner_id, min_clock)]
-        if ready:
-            for learner_id in ready:
-                del pulls[learner_id]
+        elif ready := self._ready():
             self._answer(ready)
+
+    def _ready(self) -> list[int]:
+        """Those who waited and whose pulls the protocol now allows: they wait no more."""
+        pulls = self._pulls
+        ready = [learner_id for learner_id, min_clock in pulls.items() if self._may_answer(learner_id, min_clock)]
+        for learner_id in ready:
+            del pulls[learner_id]
+        return ready
 
     def _stop_waiting(self, ending: int) -> None:
         for learner_id in self._pulls:
             self.channel.stop(learner_id, self.clock, ending)
         self._pulls.clear()
 
-    def _answer(self, learner_ids: list[int]) -> None:
-        clock, now_s = self.clock, self.channel.now_s()
-        self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts)
+    def _answer(self, learner_ids: list[int], chunks: Iterable[Buffer] | None = None) -> None:
+        """Send the newest weights; `chunks`, where they are still being made."""
+        clock, now_s, making = self.clock, self.channel.now_s(), chunks is not None
+        if self._chunked() and chunks is None:
+            chunks = self.update.chunks()
+        self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts, chunks)
+        if making:
+            now_s = self.updated_s  # no weights are given before there are any
         if self._unchecked:
             self._check_sum()
         if not self.channel.finish_answers():

@@ -117,5 +117,12 @@ class Signals:
             os._exit(128 + number)
 
 
+def ignore_from_now_on() -> None:
+    """The run is complete, and the process about to end: a warning that comes now is not to spoil its status."""
+    for number in HEARD:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _nothing)
+
+
 def _nothing(number: int, frame: FrameType | None) -> None:
     """What is to be done, the thread does; but without a handler a signal would end the process, or be lost."""

@@ -23,12 +23,11 @@ from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
-from mpisgd.wire import Receiving, Sending, Wire
+from mpisgd.wire import SLEEP_LEAST_S, SLEEP_MOST_S, TOGETHER, YIELD_S, Receiving, Sending, Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
 _SLEEP_S = 100e-6
-_SLEEP_MOST_S = 1e-3
 _NO_RANK = -1
 
 MEET_S = 60.0
@@ -106,23 +105,34 @@ class TolerantWire(Wire):
                 self._learn(error)
         return Sending(dest, tag, False, [])
 
+    def _go_on(self, message: Sending, body: np.ndarray) -> None:
+        """The same; to a rank that is lost nothing is sent."""
+        if message.dest not in self._lost:
+            try:
+                super()._go_on(message, body)
+            except MPI.Exception as error:
+                self._learn(error)
+
     def finish(self, transfer: Sending | Receiving) -> bool:
         """The same; or until its other end is lost, or has held it up for too long."""
         self.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
-        for request in transfer.requests:
-            if not self._until(request, peer, until_s):
+        announced = isinstance(transfer, Sending) and transfer.announced
+        chunked = isinstance(transfer, Receiving) and len(transfer.requests) > TOGETHER
+        for at, request in enumerate(transfer.requests):
+            if not self._until(request, peer, until_s, begins=chunked or (announced and at == 0)):
                 self._kept.append(transfer)
                 self._goes_on()
                 return peer in self._lost
         self._goes_on()
         return True
 
-    def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, sleep_s: float = _SLEEP_S) -> bool:
-        """Wait for a request, in sleeps that grow from the shortest to this; whether it was done in time."""
+    def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
+        """Wait for a request; whether it was done in time. `begins`: it is yet to begin, and waited for politely, if need be."""
         start_s = now_s = time.perf_counter()
-        pause_s = min(_SLEEP_S, sleep_s)
+        spin_s, pause_s = (YIELD_S, SLEEP_LEAST_S) if begins and self.polite else (_SPIN_S, _SLEEP_S)
+        most_s = SLEEP_MOST_S if begins else _SLEEP_S
         while True:
             try:
                 if request.Test():
@@ -137,9 +147,9 @@ class TolerantWire(Wire):
                 self._news.append((peer, Tag.STUCK))
                 return False
             now_s = time.perf_counter()
-            if now_s - start_s > _SPIN_S:
+            if now_s - start_s > spin_s:
                 time.sleep(pause_s)
-                pause_s = min(1.5 * pause_s, sleep_s)
+                pause_s = min(1.5 * pause_s, most_s)
             elif self.polite:
                 os.sched_yield()
 
@@ -200,7 +210,7 @@ class TolerantWire(Wire):
         request = posted.requests[0]
         while not (self.signal > 0 or self._arrived(request)):
             self._see_whether_all_is_over()
-            time.sleep(_SLEEP_MOST_S)
+            time.sleep(SLEEP_MOST_S)
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
@@ -240,7 +250,7 @@ class TolerantWire(Wire):
 
     def wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""
-        self._until(request, _NO_RANK, sleep_s=_SLEEP_MOST_S)
+        self._until(request, _NO_RANK, begins=True)
 
     # ----------------------------------------------------------------------------------------------------------- the end
 

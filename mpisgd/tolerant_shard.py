@@ -13,8 +13,10 @@ that no gradient of its own clock will come (*passed*).
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from mpisgd.attendance import Attendance
+from mpisgd.communicator import Buffer
 from mpisgd.errors import PeerError
 from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Refused, Stuck, Torn
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_TORN, Verdict
@@ -54,7 +56,7 @@ class TolerantShard(Shard):
 
     def serve_one(self) -> None:
         whose = self._expected() if self._ordered else None
-        message = self.channel.receive(self.update.scratch, whose, min(self._over_s, self._attendance.look_s))
+        message = self._next(whose, min(self._over_s, self._attendance.look_s))
         if message is not None:
             self.handle(message)
         elif self.channel.now_s() >= self._over_s:
@@ -187,8 +189,12 @@ class TolerantShard(Shard):
             self._sum_parked()
             self._update_if_due()
 
-    def _answer(self, learner_ids: list[int]) -> None:
-        super()._answer(learner_ids)
+    def _wait(self, learner_id: int, min_clock: int) -> None:
+        self._attendance.waits(learner_id)
+        super()._wait(learner_id, min_clock)
+
+    def _answer(self, learner_ids: list[int], chunks: Iterable[Buffer] | None = None) -> None:
+        super()._answer(learner_ids, chunks)
         now_s = self.channel.now_s()
         for learner_id in learner_ids:
             self._attendance.given(learner_id, now_s)

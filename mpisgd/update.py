@@ -9,20 +9,21 @@ the protocol. What an update was made of is measured on the way (`norms.py`); no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.chunks import chunks_of, cuts
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Updates
 from mpisgd.config import OptimizerOptions
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
 from mpisgd.norms import Norms
-from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, restore_slots, slots_of, stepper
+from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.schedule import Schedule
 
 PARKED_NBYTES = 2**30
@@ -75,6 +76,14 @@ class SliceUpdate(Updates):
         self._averaging = averaging
         self._train_samples = train_samples
         self.served = host_view(weights)
+        self._cuts = list(cuts(weights.nbytes))
+        self.chunks_count = len(self._cuts)
+        self._made = weights.numel()
+        """How many of the weights are those of the last update."""
+        self._divisor = 0
+        self._weight, self._first = 1.0, True
+        self._added = weights.numel()
+        """How much of the gradient accumulated last is in the sum."""
         self._sum = host_vector(weights.numel())
         self._scratch = host_vector(weights.numel())
         self.scratch: np.ndarray = host_view(self._scratch)
@@ -89,7 +98,7 @@ class SliceUpdate(Updates):
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
         self._optimizer = make_optimizer(options, self._parameter, learning_rate)
-        self._step = stepper(self._optimizer, self._parameter)
+        self._step = Stepper(self._optimizer, self._parameter)
         self._alpha0 = learning_rate
         self._schedule = schedule
         self._set_learning_rate()
@@ -142,7 +151,7 @@ class SliceUpdate(Updates):
         self.weights = weights
         self.served = host_view(weights)
         self._parameter.data = weights
-        self._step = stepper(self._optimizer, self._parameter)
+        self._step = Stepper(self._optimizer, self._parameter)
         if self.compensation is not None:
             self.compensation.move(weights)
 
@@ -164,23 +173,35 @@ class SliceUpdate(Updates):
         """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
         return is_finite(self._summed)
 
-    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1) -> None:
+    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False) -> None:
         """Add what is in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum.
 
-        It is a gradient, or the sum of so many, which the divisor counts.
+        It is a gradient, or the sum of so many, which the divisor counts. Where it is the `last` one of an update, each chunk is
+        added just before its step, while it is in the cache: the update must be made next.
         """
         if self.compensation is not None:
             self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
             self._norms.received = None
         self._norms.add(self.scratch, weight)
-        if self.gradients == 0:
+        self._weight, self._first, self._added = weight, self.gradients == 0, 0
+        if self._first:
             self._swap()
-            if weight != 1.0:
-                self._sum.mul_(weight)
-        else:
-            self._sum.add_(self._scratch, alpha=weight)
+        if not (last and self.chunks_count > 1):
+            self._add(len(self.weights))
         self.gradients += gradients
         self._pending_samples += samples
+
+    def _add(self, stop: int) -> None:
+        """Let the sum hold the gradient accumulated last up to this element, too."""
+        start, self._added = self._added, stop
+        if self._first and self._weight == 1.0:
+            return
+        whole = stop - start == len(self.weights)
+        summed = self._sum if whole else self._sum[start:stop]
+        if self._first:
+            summed.mul_(self._weight)
+        else:
+            summed.add_(self._scratch if whole else self._scratch[start:stop], alpha=self._weight)
 
     def _swap(self) -> None:
         """The received gradient becomes the sum, and the sum's buffer the one to receive into."""
@@ -192,18 +213,45 @@ class SliceUpdate(Updates):
 
         Returns the divisor and the learning rate that were used, and what was measured.
         """
+        step = self.begin_step()
+        self._make(self._cuts[-1].stop)
+        return step
+
+    def begin_step(self) -> Step:
+        """The same; but the weights are made as `chunks` are asked for."""
+        if self._norms.due and self._added < len(self.weights):
+            self._add(len(self.weights))
         gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
         step = Step(self.gradients, self.learning_rate, gradient_sq, sum_sq)
-        if self.gradients > 0:
-            self._step(self._sum, self.gradients)
-            if self.averaged is not None:
-                self.averaged.lerp_(self.weights, 1.0 - self._averaging)
-        if self.gradients == 1 and self.cached:
-            self._swap()  # receive into the buffer that is still in the cache
+        self._divisor, self._made = self.gradients, 0
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
-        self._set_learning_rate()
         return step
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """The weights as they are sent, chunk by chunk, each made by now."""
+        for cut, chunk in zip(self._cuts, chunks_of(self.served), strict=True):
+            if self._made < cut.stop:
+                self._make(cut.stop)
+            yield chunk
+
+    def _make(self, stop: int) -> None:
+        """Make the new weights up to this element, at least; whoever makes the last ends the update."""
+        size = len(self.weights)
+        if self._divisor > 0:
+            stop = self._step.reach(stop)
+            if self._added < stop:
+                self._add(stop)
+            self._step(self._sum, self._divisor, self._made, stop)
+            if self.averaged is not None:
+                self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], 1.0 - self._averaging)
+            self._made = stop
+        else:
+            self._made = size
+        if self._made == size:
+            if self._divisor == 1 and self.cached:
+                self._swap()  # receive into the buffer that is still in the cache
+            self._set_learning_rate()
 
     def state(self) -> dict[str, Tensor]:
         """What the updates after the last one depend on, besides `samples`: a name for each tensor, not copied. The sum in the

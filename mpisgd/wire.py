@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -29,13 +29,15 @@ from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.mpi import MPI
 
 _SPIN_S = 20e-6
-_YIELD_S = 1e-3
-_SLEEP_LEAST_S = 20e-6
-_SLEEP_MOST_S = 1e-3
+YIELD_S = 1e-3
+SLEEP_LEAST_S = 20e-6
+SLEEP_MOST_S = 1e-3
 _TAGS = frozenset(Tag)
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 _PAGE = 4096
+TOGETHER = 2
+"""A body, and the question that it answers, are waited for as one."""
 BODY_S = 30.0
 """Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
 
@@ -116,7 +118,7 @@ class Wire:
         until = time.perf_counter() + seconds
         while (left := until - time.perf_counter()) > 0:
             self._check()
-            time.sleep(min(left, _SLEEP_MOST_S))
+            time.sleep(min(left, SLEEP_MOST_S))
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this at least every millisecond of a sleep; it may raise to end it."""
@@ -139,6 +141,19 @@ class Wire:
             requests.append(begin(body, dest, layout.body))
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
         return Sending(dest, tag, layout.announced, requests)
+
+    def start_all(self, dests: Sequence[int], tag: int, fields: Sequence[Fields], bodies: Iterable[np.ndarray]) -> list[Sending]:
+        """Begin to send the same bodies to several ranks, each body as soon as it is there."""
+        messages = [self.start(dest, tag, own) for dest, own in zip(dests, fields, strict=True)]
+        for body in bodies:
+            for message in messages:
+                self._go_on(message, body)
+        return messages
+
+    def _go_on(self, message: Sending, body: np.ndarray) -> None:
+        """Begin to send one more body of a message."""
+        message.requests.append(self._start(body, message.dest, LAYOUTS[message.tag].body))
+        self.say(str(message.dest), LAYOUTS[message.tag].body, body.nbytes)
 
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""
@@ -320,6 +335,9 @@ class Wire:
             self.wait(requests.pop(0))
         if len(requests) == 1:
             requests[0].Wait()
+        elif self.polite and len(requests) > TOGETHER:  # chunks that are still being made
+            for request in requests:
+                self.wait(request)
         elif requests:
             MPI.Request.Waitall(requests)
         self._goes_on()
@@ -491,14 +509,14 @@ def _politely(ready: Callable[[], Any]) -> Any:
     if result is not None:
         return result
     start = time.perf_counter()
-    sleep_s = _SLEEP_LEAST_S
+    sleep_s = SLEEP_LEAST_S
     while True:
         result = ready()
         if result is not None:
             return result
         waited_s = time.perf_counter() - start
-        if waited_s > _YIELD_S:
+        if waited_s > YIELD_S:
             time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.5, _SLEEP_MOST_S)
+            sleep_s = min(sleep_s * 1.5, SLEEP_MOST_S)
         elif waited_s > _SPIN_S:
             os.sched_yield()

@@ -10,6 +10,7 @@ from mpisgd.cli.options import parse
 from mpisgd.config import Config, replace
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
+from mpisgd.signals import ignore_from_now_on
 from mpisgd.without_gc import importing
 
 
@@ -29,6 +30,7 @@ def main(argv: list[str]) -> int:
         from mpisgd.api import train
 
     train(config=config, resume=run)
+    ignore_from_now_on()
     return EXIT_OK
 
 

@@ -68,7 +68,7 @@ class Tensors:
         )
         nbytes = 4 * (end - start)
         update.accumulate = after(update.accumulate, wire, costs.gradient_ns(nbytes))  # type: ignore[method-assign]
-        update.step = after(update.step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
+        update.begin_step = after(update.begin_step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
         return update
 
     def snapshots(self, path: Path, shard: int, update: SliceUpdate) -> Snapshots:
@@ -180,8 +180,8 @@ class BatchedGradient(VirtualGradient):
 def after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
     """The same action, which takes so many nanoseconds of a rank's virtual time."""
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any, **named: Any) -> Any:
         wire.work(ns)
-        return action(*args)
+        return action(*args, **named)
 
     return timed

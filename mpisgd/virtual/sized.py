@@ -57,6 +57,7 @@ class SizedUpdate(Updates):
         self.averaged: Any = None
         self.compensation: Any = None
         self.cached = True
+        self.chunks_count = 1
         self.gradients = 0
         self.samples = 0
         self._alpha0 = self.learning_rate = learning_rate
@@ -100,7 +101,7 @@ class SizedUpdate(Updates):
     def sum_is_finite(self) -> bool:
         return True
 
-    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int) -> None:
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
         self._rank.now += self._gradient_ns
         self.gradients += gradients
         self._pending_samples += samples

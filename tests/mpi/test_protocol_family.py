@@ -28,6 +28,8 @@ EACH: dict[str, dict[str, Any]] = {
         "alpha0": 0.02,
     },
 }
+LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.2}
+"""6 MB: weights are sent in chunks, while they are made."""
 STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.01}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -43,6 +45,10 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "abort-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "abort": True}, "shards": 2, "straggler": STRAGGLERS, "epochs": 1}),
     "late-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2}),
     "tolerant-6-S2": (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2, "epochs": 1}),
+    "large-hardsync-4": (4, {"protocol": "hardsync", **LARGE}),
+    "large-softsync-5-S2": (5, {"protocol": {"name": "softsync", "n": 3}, "shards": 2, **LARGE}),
+    "large-abort-5": (5, {"protocol": {"name": "backup", "b": 2, "abort": True}, "straggler": STRAGGLERS, **LARGE}),
+    "large-async-4": (4, {"protocol": "async", "optimizer": "adam", "alpha0": 0.001, "averaging": 0.9, **LARGE}),
 }
 UNEVEN = {name for name in RUNS if name.startswith(("timeout", "async"))}
 """Shards may sum different numbers of gradients, and the first that is done ends the run."""

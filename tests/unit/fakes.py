@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -196,7 +196,23 @@ class ScriptedChannel:
         self._next_seq[message.learner_id] = message.seq + 1
         return message
 
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+    def receive_pull(self) -> Message | None:
+        for message in self.waiting:
+            if isinstance(message, Pull):
+                self.waiting.remove(message)
+                return message
+        return None
+
+    def start_answers(
+        self,
+        learner_ids: list[int],
+        weights: np.ndarray,
+        clock: int,
+        verdicts: dict[int, int],
+        chunks: Iterable[np.ndarray] | None = None,
+    ) -> None:
+        if chunks is not None:
+            weights = np.concatenate([chunk.copy() for chunk in chunks])
         for learner_id in learner_ids:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
             self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
@@ -246,8 +262,19 @@ class Crew(ScriptedChannel):
                 self.waiting.append(Pull(who, self._next_clock(message.timestamp)))
         return message
 
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        super().start_answers(learner_ids, weights, clock, verdicts)
+    def receive_pull(self) -> Message | None:
+        """Some have come already, and some have not."""
+        return super().receive_pull() if self._random.random() < 0.5 else None
+
+    def start_answers(
+        self,
+        learner_ids: list[int],
+        weights: np.ndarray,
+        clock: int,
+        verdicts: dict[int, int],
+        chunks: Iterable[np.ndarray] | None = None,
+    ) -> None:
+        super().start_answers(learner_ids, weights, clock, verdicts, chunks)
         for learner_id in learner_ids:
             seq = self._seq[learner_id]
             self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))

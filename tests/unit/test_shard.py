@@ -68,7 +68,7 @@ def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_
     """A shard of one weight that begins at 0, plain SGD of rate 1, two samples in a push, four in an epoch."""
     given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, "timeout_s": math.inf, **fields}
     update = SliceUpdate(
-        tensor(0.0),
+        tensor(*[0.0] * given.get("weights", 1)),
         SgdOptions(momentum=0.0),
         learning_rate=1.0,
         schedule=lambda _: 1.0,
@@ -76,7 +76,10 @@ def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_
         averaging=given["averaging"],
     )
     snapshots = Snapshots(
-        path.with_suffix(".snapshots"), every_epochs=given["every_epochs"], vectors=1 + (given["averaging"] > 0), size=1
+        path.with_suffix(".snapshots"),
+        every_epochs=given["every_epochs"],
+        vectors=1 + (given["averaging"] > 0),
+        size=given.get("weights", 1),
     )
     shard = Shard(
         channel,  # type: ignore[arg-type]
@@ -432,20 +435,28 @@ def gradient_of(learner_id: int, seq: int) -> float:
     seed=st.integers(0, 2**32),
     bad=st.sampled_from([0, 3, 7]),
     leave=st.dictionaries(st.integers(0, 3), st.integers(1, 4), max_size=4),
+    weights=st.sampled_from([1, 3]),
 )
 def test_any_schedule_ends_with_balanced_books(
-    name: str, seed: int, bad: int, leave: dict[int, int], tmp_path_factory: pytest.TempPathFactory
+    name: str,
+    seed: int,
+    bad: int,
+    leave: dict[int, int],
+    weights: int,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever comes first, whoever leaves, whatever is dropped: nobody waits for ever, and every gradient is accounted for."""
 
     def gradient(learner_id: int, seq: int) -> float:
         return math.nan if bad and (learner_id + 5 * seq) % bad == 1 else gradient_of(learner_id, seq)
 
+    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)  # several weights are several chunks
     options = PROTOCOLS[name]
     path = tmp_path_factory.mktemp("any") / "log.h5"
     crew = Crew(4, protocols.make(options, 4).next_clock, gradient, seed=seed, leave=leave)
     crew.waiting.append(LEAVE)
-    done = serve(path, crew, options, 4, budget=40, nonfinite="drop")
+    done = serve(path, crew, options, 4, budget=40, nonfinite="drop", weights=weights)
     pushes, updates = read_table(path, "pushes"), read_table(path, "updates")
     _, clock, samples, received, pushed, _ = done.summary
     assert received == pushed == len(pushes)
@@ -462,7 +473,7 @@ def test_any_schedule_ends_with_balanced_books(
         for each in range(clock)
         if len(rows := applied[applied["clock"] == each])
     )
-    assert done.weights == pytest.approx([expected], abs=1e-4)
+    assert done.weights == pytest.approx([expected] * weights, abs=1e-4)
 
 
 def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

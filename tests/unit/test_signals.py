@@ -61,6 +61,17 @@ def test_late_warnings_do_not_kill_who_leaves_with_a_checkpoint() -> None:
     assert subprocess.run([sys.executable, "-c", left], timeout=60, check=False).returncode == EXIT_INTERRUPTED
 
 
+def test_late_warnings_do_not_kill_who_leaves_a_complete_run() -> None:
+    left = "import os, signal\nfrom mpisgd.signals import Signals, ignore_from_now_on\n" + (
+        "with Signals(): pass\n"
+        "signal.signal(signal.SIGUSR2, lambda number, frame: print('mine'))\n"
+        "ignore_from_now_on()\n"
+        "for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2): os.kill(os.getpid(), number)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", left], timeout=60, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "mine\n")
+
+
 def test_other_signals_are_nobodys_business() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGWINCH, lambda number, frame: seen.append(number))

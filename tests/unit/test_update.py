@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
 from mpisgd.flat import host_view
-from mpisgd.optimizer import CACHED_NBYTES, make_optimizer, stepper
+from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer
 from mpisgd.schedule import make as make_schedule
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import tensor
@@ -259,7 +259,7 @@ def test_the_rate_of_the_schedule_is_the_rate_of_the_step() -> None:
 def test_sgd_has_the_bits_of_torchs_own_from_the_first_step_on(momentum: float, nesterov: bool, size: int) -> None:
     options = SgdOptions(momentum=momentum, nesterov=nesterov and momentum > 0, weight_decay=0.1)
     ours, theirs = torch.linspace(-1, 1, size), torch.nn.Parameter(torch.linspace(-1, 1, size))
-    step = stepper(make_optimizer(options, parameter := torch.nn.Parameter(ours), 0.1), parameter)
+    step = Stepper(make_optimizer(options, parameter := torch.nn.Parameter(ours), 0.1), parameter)
     fused = size > CACHED_NBYTES // 4
     torchs = torch.optim.SGD(
         [theirs], lr=0.1, momentum=momentum, nesterov=options.nesterov, weight_decay=0.1, fused=fused, foreach=False
@@ -267,7 +267,7 @@ def test_sgd_has_the_bits_of_torchs_own_from_the_first_step_on(momentum: float, 
     for divisor in (3, 1, 2):
         gradient = torch.linspace(0.1, 7.0, size) * divisor
         theirs.grad = gradient / divisor
-        step(gradient, divisor)
+        step(gradient, divisor, 0, size)
         torchs.step()
         assert torch.equal(ours, theirs.detach())
 

@@ -12,13 +12,14 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mpisgd import replay
+from mpisgd import chunks, replay
 from mpisgd.config import PROTOCOLS
 from mpisgd.messages import Fields
 from mpisgd.records import schema
@@ -460,6 +461,13 @@ def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], ji
     assert np.isfinite(run.pushes["loss"]).all()
     assert np.isfinite(run.updates["mean_loss"][run.updates["gradients"] > 0]).all()
     assert len(run.evaluations)
+
+
+@drawn_jobs(max_examples=5, most_learners=4)
+def test_so_does_one_that_sends_weights_while_they_are_made(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
+    """In chunks of sixteen weights; replay, which makes them at once, comes to the same bits."""
+    with mock.patch.object(chunks, "CHUNK_NBYTES", 64):
+        obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s)
 
 
 @drawn_jobs(max_examples=5)

@@ -1,4 +1,5 @@
-"""Horovod with MPI: an allreduce of gradients while the backward pass goes on.
+"""Horovod with MPI: an allreduce of gradients while the backward pass goes on. Weights that are not contiguous it refuses; images
+may be channels-last.
 
 `mpirun -n 2 python horovod_mpi.py CASE MU UPDATES`
 """
@@ -22,7 +23,7 @@ from torch_networks import WARM_UP, Batches, make
 def main(case: str, mu: int, updates: int) -> None:
     hvd.init()
     torch.set_num_threads(1)
-    model, batches, start_s = make(case), Batches(mu, hvd.rank()), 0.0
+    model, batches, start_s = make(case, torch.contiguous_format), Batches(mu, hvd.rank()), 0.0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -1,0 +1,102 @@
+"""Weights that are made and sent chunk by chunk are those that are made as a whole, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import chunks, optimizer
+from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.flat import host_vector
+from mpisgd.update import SliceUpdate
+from mpisgd.virtual.sized import SizedVector
+
+SIZE = 1000
+OPTIMIZERS = (
+    SgdOptions(momentum=0.0),
+    SgdOptions(momentum=0.9),
+    SgdOptions(momentum=0.9, nesterov=True, weight_decay=0.01),
+    AdagradOptions(),
+    RmspropOptions(),
+    AdamOptions(),
+)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 * 64)
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 65, 1000])
+def test_chunks_follow_each_other_from_the_first_element_to_the_last(elements: int, small_chunks: None) -> None:
+    vector = np.arange(elements, dtype=np.float32)
+    parts = chunks.chunks_of(vector)
+    np.testing.assert_array_equal(np.concatenate(parts), vector)
+    assert all(np.shares_memory(part, vector) for part in parts)
+    assert [len(part) for part in parts[:-1]] == [64] * (len(parts) - 1)
+    assert len(parts) == len(list(chunks.cuts(vector.nbytes))) == -(-elements // 64)
+
+
+def test_sizes_and_nothing_are_one_chunk(small_chunks: None) -> None:
+    sized = SizedVector(1000)
+    assert chunks.chunks_of(sized) == [sized]
+    assert len(chunks.chunks_of(np.zeros(0, np.float32))) == 1
+
+
+def made(options: OptimizerOptions, *, chunked: bool, averaging: float, gradients: int) -> tuple[list[np.ndarray], SliceUpdate]:
+    """The weights after each of four updates, the learning rate halved after the second; chunk by chunk, or by `step`."""
+    generator = torch.Generator().manual_seed(1)
+    weights = host_vector(SIZE).copy_(torch.randn(SIZE, generator=generator))
+    update = SliceUpdate(
+        weights,
+        options,
+        learning_rate=0.1,
+        schedule=lambda epochs: 0.5 if epochs >= 2 * gradients else 1.0,
+        train_samples=1,
+        averaging=averaging,
+    )
+    found = []
+    for _ in range(4):
+        for place in range(gradients):
+            update.scratch[:] = torch.randn(SIZE, generator=generator).numpy()
+            assert update.scratch_is_finite()
+            last = chunked and place == gradients - 1
+            update.accumulate(0.7 if place == 0 else 1.0 / 3, samples=1, last=last)
+        if chunked:
+            update.begin_step()
+            seen = [part.copy() for part in update.chunks()]  # each is made by the time that it is there
+            assert len(seen) == update.chunks_count == 16
+            found.append(np.concatenate(seen))
+            np.testing.assert_array_equal(found[-1], update.served)
+        else:
+            update.step()
+            found.append(update.served.copy())
+    return found, update
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("gradients", [1, 3])
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
+def test_chunk_by_chunk_has_the_bits_of_the_whole(
+    options: OptimizerOptions, gradients: int, fused: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0 if fused else 10**6)
+    whole, one = made(options, chunked=False, averaging=0.9, gradients=gradients)
+    parts, other = made(options, chunked=True, averaging=0.9, gradients=gradients)
+    for expected, found in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for (name, expected), found in zip(one.state().items(), other.state().values(), strict=True):
+        assert torch.equal(found, expected), name
+    assert (one.samples, one.learning_rate) == (other.samples, other.learning_rate) == (4 * gradients, 0.05)
+
+
+def test_the_first_chunk_is_made_before_the_last(small_chunks: None) -> None:
+    """So that it can be on its way: otherwise chunks would be good for nothing."""
+    update = SliceUpdate(host_vector(SIZE), SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=1)
+    update.scratch[:] = -1.0
+    update.accumulate(1.0, samples=1, last=True)
+    update.begin_step()
+    first = next(update.chunks())
+    assert set(first.tolist()) == {1.0}
+    assert set(update.served[64:].tolist()) == {0.0}
