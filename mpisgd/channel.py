@@ -3,7 +3,7 @@
                  learner                                    shard
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
-                 <- ANSWER header, WEIGHTS slice            or ANSWER with an ending: no weights follow
+                 <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending: no weights follow
     interrupt    INTERRUPT header                      ->    comes to an end, whoever heard the signal
     notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it

@@ -46,7 +46,7 @@ class Ending(enum.IntEnum):
     """A signal ends this attempt, and another may go on."""
 
 
-MAGIC = 0x6D70697367640004  # "mpisgd", version 4 of the messages
+MAGIC = 0x6D70697367640005  # "mpisgd", version 5 of the messages
 
 Fields = tuple[Any, ...]
 

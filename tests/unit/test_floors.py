@@ -22,7 +22,7 @@ FLOORS = {
     for floor, names in enumerate(
         [
             "config config_virtual checks errors config_file without_gc __version__",
-            "flat roles models data schedule streams imports compiled",
+            "flat chunks roles models data schedule streams imports compiled",
             "protocols optimizer update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps measure straggler",
             "messages communicator channel tolerant_channel layerwise wire tolerant ulfm"

@@ -77,8 +77,11 @@ class Channel(ScriptedChannel):
 class Served:
     """A shard of one weight, at 0, plain SGD of rate 1, two samples in a push; what was left when everybody had gone."""
 
-    def __init__(self, path: Path, channel: Any, options: ProtocolOptions, lambda_: int, budget: float, *, first: bool) -> None:
-        update = SliceUpdate(tensor(0.0), SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=4)
+    def __init__(
+        self, path: Path, channel: Any, options: ProtocolOptions, lambda_: int, budget: float, *, first: bool, size: int = 1
+    ) -> None:
+        zeros = tensor(*[0.0] * size)
+        update = SliceUpdate(zeros, SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=4)
         self.shard = shard = TolerantShard(
             channel,
             protocols.make(options, lambda_),
@@ -86,7 +89,7 @@ class Served:
             lambda_=lambda_,
             budget_samples=budget,
             nonfinite="stop",
-            snapshots=Snapshots(path.with_suffix(".snapshots"), every_epochs=0.0, vectors=1, size=1),
+            snapshots=Snapshots(path.with_suffix(".snapshots"), every_epochs=0.0, vectors=1, size=size),
             log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
             progress=Progress("off", 1.0, 1.0),
         )
@@ -273,8 +276,8 @@ def test_weights_that_take_long_to_leave_stay_as_they_are(log: Path) -> None:
     sent: list[np.ndarray] = []
 
     class Slow(Channel):
-        def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-            super().start_answers(learner_ids, weights, clock, verdicts)
+        def start_answers(self, learner_ids: list[int], weights: np.ndarray, *more: Any) -> None:
+            super().start_answers(learner_ids, weights, *more)
             sent.append(weights)
 
         def finish_answers(self) -> bool:
@@ -450,8 +453,16 @@ class FaultyCrew(Crew):
             return message.push.learner_id
         return -1 if isinstance(message, Lost) else getattr(message, "learner_id", -1)
 
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
-        super().start_answers(learner_ids, weights, clock, verdicts)
+    def receive_pull(self) -> Message | None:
+        """What has become of others is told first, as on the wire."""
+        lost = [item for item in self.waiting if isinstance(item, Lost)]
+        if lost and self._dice.random() < 0.5:
+            self.waiting.remove(lost[0])
+            return lost[0]
+        return super().receive_pull()
+
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, *more: Any) -> None:
+        super().start_answers(learner_ids, weights, *more)
         self.waiting = [
             item for item in self.waiting if self._of(item) < 0 or self._of(item) in self._alive | set(self._last_words)
         ]
@@ -484,12 +495,16 @@ PROTOCOLS: dict[str, ProtocolOptions] = {
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(name: str, seed: int, log: Path) -> None:
+def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
+    name: str, seed: int, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third time weights are sent in chunks, and who pulls, or is lost, meanwhile is heard of then."""
+    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
     lambda_ = 5
     options = PROTOCOLS[name]
     crew = FaultyCrew(lambda_, protocols.make(options, lambda_).next_clock, seed)
     crew.waiting.append(LEAVE)
-    done = Served(log, crew, options, lambda_, budget=150, first=seed % 2 == 0)
+    done = Served(log, crew, options, lambda_, budget=150, first=seed % 2 == 0, size=3 if seed % 3 == 0 else 1)
     rows = read_table(log, "pushes")
     applied = rows[rows["verdict"] == Verdict.APPLY]
     for learner_id in range(lambda_):
