@@ -72,6 +72,8 @@ class Updates(ABC):
     """What corrects stale gradients (`compensation.Compensation`), or None."""
     cached: bool
     """Whether the slice is so small that each gradient is checked at once."""
+    checks_sums: bool
+    """Whether `sum_is_finite` will be asked after each update."""
     chunks_count: int
     """In how many chunks the weights are sent (`chunks.py`)."""
     samples: int

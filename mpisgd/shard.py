@@ -116,7 +116,7 @@ class Shard:
         channel.chunks_count = update.chunks_count
         self._put_off: deque[Message] = deque()
         """What has come while an update was being made."""
-        self._check_later = nonfinite == "stop" and not update.cached
+        self._check_later = update.checks_sums = nonfinite == "stop" and not update.cached
         self._summed_learners, self._unchecked = set[int](), set[int]()
         self._dropped_in_a_row = 0
         self._losses = 0.0

@@ -81,6 +81,8 @@ class SliceUpdate(Updates):
         self._made = weights.numel()
         """How many of the weights are those of the last update."""
         self._divisor = 0
+        self._sum_sq = 0.0
+        self.checks_sums = False
         self._weight, self._first = 1.0, True
         self._added = weights.numel()
         """How much of the gradient accumulated last is in the sum."""
@@ -170,8 +172,11 @@ class SliceUpdate(Updates):
         return math.isfinite(squared) or is_finite(self.scratch)
 
     def sum_is_finite(self) -> bool:
-        """The same of the sum that the last update was made from; to be asked before the next gradient is summed."""
-        return is_finite(self._summed)
+        """The same of the sum that the last update was made from; to be asked before the next gradient is summed.
+
+        Where that was to be expected, each chunk was looked at while it was in the cache.
+        """
+        return (self.checks_sums and math.isfinite(self._sum_sq)) or is_finite(self._summed)
 
     def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False) -> None:
         """Add what is in `scratch`, of `samples` samples and the weights of `timestamp`, times `weight` to the sum.
@@ -223,7 +228,7 @@ class SliceUpdate(Updates):
             self._add(len(self.weights))
         gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
         step = Step(self.gradients, self.learning_rate, gradient_sq, sum_sq)
-        self._divisor, self._made = self.gradients, 0
+        self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         return step
@@ -242,6 +247,8 @@ class SliceUpdate(Updates):
             stop = self._step.reach(stop)
             if self._added < stop:
                 self._add(stop)
+            if self.checks_sums:
+                self._sum_sq += squared_norm(self._summed[self._made : stop])
             self._step(self._sum, self._divisor, self._made, stop)
             if self.averaged is not None:
                 self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], 1.0 - self._averaging)

@@ -57,6 +57,7 @@ class SizedUpdate(Updates):
         self.averaged: Any = None
         self.compensation: Any = None
         self.cached = True
+        self.checks_sums = False
         self.chunks_count = 1
         self.gradients = 0
         self.samples = 0

@@ -100,3 +100,18 @@ def test_the_first_chunk_is_made_before_the_last(small_chunks: None) -> None:
     first = next(update.chunks())
     assert set(first.tolist()) == {1.0}
     assert set(update.served[64:].tolist()) == {0.0}
+
+
+@pytest.mark.parametrize(("value", "finite"), [(1.0, True), (1e30, True), (np.nan, False), (np.inf, False)])
+@pytest.mark.parametrize("at", [0, 500, SIZE - 1])
+def test_a_sum_is_looked_at_chunk_by_chunk(value: float, finite: bool, at: int, small_chunks: None) -> None:
+    """The square of 1e30 is too large for float32: then the whole is looked at again."""
+    update = SliceUpdate(host_vector(SIZE), SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=1)
+    update.checks_sums = True
+    for bad in (0.0, value):
+        update.scratch[:] = 1.0
+        update.scratch[at] = bad
+        update.accumulate(0.5, samples=1, last=bad == value)
+    update.begin_step()
+    assert len(list(update.chunks())) == 16
+    assert update.sum_is_finite() == finite
