@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -76,6 +76,8 @@ class ShardChannel:
         self._team_sizes = [len(team) for team in roles.teams]
         self._shard = shard
         self._under_way: list[Any] = []
+        self._opened: list[Any] = []
+        self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._begun_push = False
         self.chunks_count = 1
@@ -185,26 +187,36 @@ class ShardChannel:
         evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), evaluator, (None, Tag.INTERRUPT)
 
-    def start_answers(
-        self,
-        learner_ids: list[int],
-        weights: Buffer,
-        clock: int,
-        verdicts: dict[int, int],
-        chunks: Iterable[Buffer] | None = None,
-    ) -> None:
-        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`.
-
-        `chunks`: the same in chunks, which may be made as they are asked for; None where they are so small that they are one.
-        """
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
         wire, nbytes = self._wire, weights.nbytes
-        if chunks is not None:
-            told = [self._answer(learner_id, clock, verdicts, nbytes) for learner_id in learner_ids]
-            self._under_way += wire.start_all([self._learner_ranks[each] for each in learner_ids], _ANSWER, told, chunks)
-            return
         for learner_id in learner_ids:
             fields = self._answer(learner_id, clock, verdicts, nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
+
+    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """The same, where the weights are still being made: chunk by chunk (`add_chunk`), until all are (`close_answers`).
+
+        May be called again between two chunks: those learners are sent all chunks, too.
+        """
+        wire, nbytes = self._wire, weights.nbytes
+        for learner_id in learner_ids:
+            opened = wire.open(self._learner_ranks[learner_id], _ANSWER, self._answer(learner_id, clock, verdicts, nbytes))
+            for chunk in self._chunks:
+                wire.add(opened, chunk)
+            self._opened.append(opened)
+
+    def add_chunk(self, chunk: Buffer) -> None:
+        """The next chunk of the weights is made."""
+        self._chunks.append(chunk)
+        for opened in self._opened:
+            self._wire.add(opened, chunk)
+
+    def close_answers(self) -> None:
+        """All chunks are made."""
+        self._under_way += [self._wire.close(opened) for opened in self._opened]
+        self._opened.clear()
+        self._chunks.clear()
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
         return (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
@@ -530,6 +542,7 @@ class TeamChannel(ShardChannel):
         self._gradients = gradients
         self._received = received
         self._sharing: Any = None
+        self._made: Buffer | None = None
         self._clock = 0
         self._exchanged_ns = self._shared_ns = 0
         self._push_ns = self._wait_ns = self._pull_ns = 0
@@ -566,20 +579,23 @@ class TeamChannel(ShardChannel):
         self._push_ns = self._exchanged_ns - start_ns
         return pushes
 
-    def start_answers(
-        self,
-        learner_ids: list[int],
-        weights: Buffer,
-        clock: int,
-        verdicts: dict[int, int],
-        chunks: Iterable[Buffer] | None = None,
-    ) -> None:
-        """Begin to share the new weights of this shard with all learners, once all of them are made."""
-        for _ in chunks or ():
-            pass
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """Begin to share the new weights of this shard with all learners."""
         self._clock = clock
         self._shared_ns = self.now_ns()
         self._sharing = self._team.share(weights, self._weights)
+
+    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """All of them will be shared at once, when they are made."""
+        self._clock, self._made = clock, weights
+
+    def add_chunk(self, chunk: Buffer) -> None:
+        """One chunk is not shared alone."""
+
+    def close_answers(self) -> None:
+        if self._made is not None:
+            self.start_answers([], self._made, self._clock, {})
+            self._made = None
 
     def finish_answers(self) -> bool:
         """`pull` waits for them."""

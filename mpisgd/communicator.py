@@ -6,7 +6,7 @@ two calls depends on nothing but what it was sent: so the loops cannot know whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mypy_extensions import mypyc_attr
@@ -49,8 +49,14 @@ class Communicator(Protocol):
         Where the layout says `announced`, `finish` waits until the receiver has taken the header.
         """
 
-    def start_all(self, dests: Sequence[int], tag: int, fields: Sequence[Fields], bodies: Iterable[Any]) -> list[Any]:
-        """Begin to send the same bodies to several ranks, each body as soon as it is there; the fields are each one's own."""
+    def open(self, dest: int, tag: int, fields: Fields) -> Any:
+        """Begin to send a message whose bodies are there one after the other: `add` them, then `close` it."""
+
+    def add(self, opened: Any, body: Any) -> None:
+        """Begin to send the next body."""
+
+    def close(self, opened: Any) -> Any:
+        """All bodies were added; returns what `finish` waits for."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
         """Say where a message is to go when it comes."""

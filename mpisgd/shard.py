@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterator
 from typing import Final, Literal, NoReturn
 
 from mpisgd.channel import ShardChannel
@@ -368,18 +367,19 @@ class Shard:
     def _make_and_answer(self, start_s: float) -> None:
         """Make the new weights, begun at that second, chunk by chunk; who waits for them is sent each as soon as it is made.
 
-        The learner whose push has made the update asks while the first chunk is made.
+        The learner whose push has made the update, for one, asks while chunks are being made.
         """
-        self._making_s = self.channel.now_s() - start_s
-        chunks = self._timed(self.update.chunks())
-        first = next(chunks)
-        if not (self.finished or self.interrupted):
-            self._take_pulls()
-            ready = self._ready()
-            if ready:
-                self._answer(ready, chain((first,), chunks))
-        for _ in chunks:
-            pass
+        self._making_s, answered = self.channel.now_s() - start_s, list[int]()
+        for chunk in self._timed(self.update.chunks()):
+            if len(answered) < len(self.present) and not (self.finished or self.interrupted):
+                self._take_pulls()
+                if ready := self._ready():
+                    self.channel.open_answers(ready, self.update.served, self.clock, self._verdicts)
+                    answered += ready
+            self.channel.add_chunk(chunk)
+        self.channel.close_answers()
+        if answered:
+            self._finish_answers(answered, self.updated_s)
 
     def _timed(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
         """The same, the seconds of their making summed; when the last one is made, the update is."""
@@ -454,14 +454,20 @@ class Shard:
             self.channel.stop(learner_id, self.clock, ending)
         self._pulls.clear()
 
-    def _answer(self, learner_ids: list[int], chunks: Iterable[Buffer] | None = None) -> None:
-        """Send the newest weights; `chunks`, where they are still being made."""
-        clock, now_s, making = self.clock, self.channel.now_s(), chunks is not None
-        if self._chunked() and chunks is None:
-            chunks = self.update.chunks()
-        self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts, chunks)
-        if making:
-            now_s = self.updated_s  # no weights are given before there are any
+    def _answer(self, learner_ids: list[int]) -> None:
+        clock, now_s = self.clock, self.channel.now_s()
+        if self._chunked():
+            self.channel.open_answers(learner_ids, self.update.served, clock, self._verdicts)
+            for chunk in self.update.chunks():
+                self.channel.add_chunk(chunk)
+            self.channel.close_answers()
+        else:
+            self.channel.start_answers(learner_ids, self.update.served, clock, self._verdicts)
+        self._finish_answers(learner_ids, now_s)
+
+    def _finish_answers(self, learner_ids: list[int], now_s: float) -> None:
+        """The newest weights are on their way to these learners, since that second."""
+        clock = self.clock
         if self._unchecked:
             self._check_sum()
         if not self.channel.finish_answers():

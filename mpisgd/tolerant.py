@@ -105,11 +105,11 @@ class TolerantWire(Wire):
                 self._learn(error)
         return Sending(dest, tag, False, [])
 
-    def _go_on(self, message: Sending, body: np.ndarray) -> None:
+    def add(self, opened: Sending, body: np.ndarray) -> None:
         """The same; to a rank that is lost nothing is sent."""
-        if message.dest not in self._lost:
+        if opened.dest not in self._lost:
             try:
-                super()._go_on(message, body)
+                super().add(opened, body)
             except MPI.Exception as error:
                 self._learn(error)
 

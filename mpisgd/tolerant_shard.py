@@ -13,10 +13,8 @@ that no gradient of its own clock will come (*passed*).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 
 from mpisgd.attendance import Attendance
-from mpisgd.communicator import Buffer
 from mpisgd.errors import PeerError
 from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Refused, Stuck, Torn
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_TORN, Verdict
@@ -193,8 +191,8 @@ class TolerantShard(Shard):
         self._attendance.waits(learner_id)
         super()._wait(learner_id, min_clock)
 
-    def _answer(self, learner_ids: list[int], chunks: Iterable[Buffer] | None = None) -> None:
-        super()._answer(learner_ids, chunks)
+    def _finish_answers(self, learner_ids: list[int], now_s: float) -> None:
+        super()._finish_answers(learner_ids, now_s)
         now_s = self.channel.now_s()
         for learner_id in learner_ids:
             self._attendance.given(learner_id, now_s)

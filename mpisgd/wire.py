@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -142,18 +142,19 @@ class Wire:
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
         return Sending(dest, tag, layout.announced, requests)
 
-    def start_all(self, dests: Sequence[int], tag: int, fields: Sequence[Fields], bodies: Iterable[np.ndarray]) -> list[Sending]:
-        """Begin to send the same bodies to several ranks, each body as soon as it is there."""
-        messages = [self.start(dest, tag, own) for dest, own in zip(dests, fields, strict=True)]
-        for body in bodies:
-            for message in messages:
-                self._go_on(message, body)
-        return messages
+    def open(self, dest: int, tag: int, fields: Fields) -> Sending:
+        """Begin to send a message whose bodies are there one after the other: its header."""
+        return self.start(dest, tag, fields)
 
-    def _go_on(self, message: Sending, body: np.ndarray) -> None:
-        """Begin to send one more body of a message."""
-        message.requests.append(self._start(body, message.dest, LAYOUTS[message.tag].body))
-        self.say(str(message.dest), LAYOUTS[message.tag].body, body.nbytes)
+    def add(self, opened: Sending, body: np.ndarray) -> None:
+        """Begin to send the next body."""
+        tag = LAYOUTS[opened.tag].body
+        opened.requests.append(self._start(body, opened.dest, tag))
+        self.say(str(opened.dest), tag, body.nbytes)
+
+    def close(self, opened: Sending) -> Sending:
+        """All bodies were added."""
+        return opened
 
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""

@@ -7,7 +7,7 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -58,6 +58,18 @@ class Sending(Transfer):
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
         return f"sends {Tag(self.tag).name} to rank {dest}, which has posted no receive for it", dest
+
+
+class Opened:
+    """A message whose bodies are still being made."""
+
+    __slots__ = ("bodies", "dest", "fields", "tag")
+
+    def __init__(self, dest: int, tag: int, fields: Fields) -> None:
+        self.dest = dest
+        self.tag = tag
+        self.fields = fields
+        self.bodies: list[Any] = []
 
 
 class Receiving(Transfer):
@@ -193,10 +205,17 @@ class VirtualWire(VirtualRank, Communicator):
             self._cluster.at(message.arrival, self, message)
         return message
 
-    def start_all(self, dests: Sequence[int], tag: int, fields: Sequence[Fields], bodies: Iterable[Any]) -> list[Any]:
-        """Making the bodies takes no virtual time of its own: they leave together."""
-        made = tuple(bodies)
-        return [self.start(dest, tag, own, *made) for dest, own in zip(dests, fields, strict=True)]
+    def open(self, dest: int, tag: int, fields: Fields) -> Any:
+        """Making the bodies takes no virtual time of its own: they leave together, when the message is closed."""
+        return Opened(dest, tag, fields)
+
+    def add(self, opened: Any, body: Any) -> None:
+        message: Opened = opened
+        message.bodies.append(body)
+
+    def close(self, opened: Any) -> Any:
+        message: Opened = opened
+        return self.start(message.dest, message.tag, message.fields, *message.bodies)
 
     def finish(self, transfer: Any) -> bool:
         ending: Transfer = transfer

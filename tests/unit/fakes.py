@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -163,6 +163,9 @@ class ScriptedChannel:
         self._next_seq: dict[int, int] = {}
         self.answers: list[tuple[Any, ...]] = []
         self.seconds = 0.0
+        self.opened: list[int] = []
+        self._chunks: list[np.ndarray] = []
+        self._told: tuple[int, dict[int, int]] = (0, {})
 
     def now_s(self) -> float:
         self.seconds += 1.0
@@ -203,16 +206,19 @@ class ScriptedChannel:
                 return message
         return None
 
-    def start_answers(
-        self,
-        learner_ids: list[int],
-        weights: np.ndarray,
-        clock: int,
-        verdicts: dict[int, int],
-        chunks: Iterable[np.ndarray] | None = None,
-    ) -> None:
-        if chunks is not None:
-            weights = np.concatenate([chunk.copy() for chunk in chunks])
+    def open_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+        self.opened += learner_ids
+        self._told = (clock, verdicts)
+
+    def add_chunk(self, chunk: np.ndarray) -> None:
+        self._chunks.append(chunk.copy())  # as it is now
+
+    def close_answers(self) -> None:
+        if self.opened:
+            self.start_answers(self.opened, np.concatenate(self._chunks), *self._told)
+        self.opened, self._chunks = [], []
+
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
         for learner_id in learner_ids:
             self.answers.append(("weights", learner_id, clock, weights.tolist()))
             self.verdicts.append((learner_id, verdicts.get(learner_id, -1)))
@@ -266,15 +272,8 @@ class Crew(ScriptedChannel):
         """Some have come already, and some have not."""
         return super().receive_pull() if self._random.random() < 0.5 else None
 
-    def start_answers(
-        self,
-        learner_ids: list[int],
-        weights: np.ndarray,
-        clock: int,
-        verdicts: dict[int, int],
-        chunks: Iterable[np.ndarray] | None = None,
-    ) -> None:
-        super().start_answers(learner_ids, weights, clock, verdicts, chunks)
+    def start_answers(self, learner_ids: list[int], weights: np.ndarray, clock: int, verdicts: dict[int, int]) -> None:
+        super().start_answers(learner_ids, weights, clock, verdicts)
         for learner_id in learner_ids:
             seq = self._seq[learner_id]
             self.waiting.append((push(learner_id, clock, seq), self._gradient(learner_id, seq)))

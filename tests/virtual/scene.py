@@ -31,7 +31,7 @@ class WatchedWire(VirtualWire):
         self.everybody = wires
         self.sent: list[tuple[int, Tag]] = []
         self.posted: list[tuple[int, Tag]] = []
-        self.open: Counter[tuple[int, int]] = Counter()
+        self.unmet: Counter[tuple[int, int]] = Counter()
         self.asking = False
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
@@ -56,13 +56,13 @@ class WatchedWire(VirtualWire):
     def _sends(self, dest: int, tag: int) -> None:
         self.sent.append((dest, Tag(tag)))
         if tag in ANSWERS:
-            theirs = self.everybody[dest].open  # type: ignore[attr-defined]
+            theirs = self.everybody[dest].unmet  # type: ignore[attr-defined]
             assert theirs[self.rank, tag] > 0, f"law 1: rank {self.rank} answers rank {dest}, which has posted no receive"
             theirs[self.rank, tag] -= 1
 
     def _posts(self, source: int, tag: int) -> None:
         self.posted.append((source, Tag(tag)))
-        self.open[source, tag] += 1
+        self.unmet[source, tag] += 1
 
 
 class Scene:
