@@ -196,6 +196,11 @@ def test_a_peer_that_knows_nothing_of_mpisgd_trains_the_same_network(key: str) -
     torch.testing.assert_close(theirs(inputs), ours(inputs))
 
 
+def test_what_two_learners_say_in_one_line_is_heard() -> None:
+    said = 'W0: {now}\n{"images": 960, "seconds": 0.5}{"images": 960, "seconds": 0.75}\n\nbye\n'
+    assert peers.told_in(said) == [{"images": 960, "seconds": 0.5}, {"images": 960, "seconds": 0.75}]
+
+
 def test_peers_that_are_not_installed_are_left_out_and_said(
     launches: list[tuple[Config, int, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

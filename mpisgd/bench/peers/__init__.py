@@ -10,6 +10,7 @@ is given: their scripts import nothing of mpisgd.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -32,6 +33,7 @@ OURS = ("hardsync", "allreduce-node")
 """By messages, and as fast as can be on one node."""
 KNOWN = ("cnn-4", "cnn-16", "cnn-64", "mlp-16")
 PATIENCE_S = 300.0
+_OBJECT = re.compile(r'\{"images"[^{}]*\}')
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,15 @@ def run(name: str, key: str, case: Case, python: str) -> float:
         for process in processes:
             process.kill()
             process.wait()
-    found = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
+    found = told_in("".join(said))
     if not found or any(process.returncode for process in waited_for):
         raise ConfigError(f"{name}: exit status {[process.returncode for process in waited_for]}\n{''.join(said)}")
     return float(sum(each["images"] for each in found) / max(each["seconds"] for each in found))
+
+
+def told_in(text: str) -> list[dict[str, Any]]:
+    """What learners have said, in JSON, among whatever else was said; a launcher may join lines of two of them."""
+    return [json.loads(each) for each in _OBJECT.findall(text)]
 
 
 def _start(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
