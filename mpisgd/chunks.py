@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-CHUNK_NBYTES = 2**20
+CHUNK_NBYTES = 2**21
 
 
 def cuts(nbytes: int) -> Iterator[slice]:

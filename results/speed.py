@@ -88,6 +88,24 @@ def _of_cases(bench: str, aims: Mapping[str, tuple[float | None, ...]]) -> Itera
                 yield Ratio(name, case, rows[case]["ratios"][name], aim, bench)
 
 
+def by_network(found: list[Ratio]) -> Table:
+    """Whole runs, a line for each ratio, a column for each network: medians, and what was aimed at."""
+    lines: dict[str, dict[str, Ratio]] = {}
+    for each in found:
+        if each.bench in ("train", "peers"):
+            lines.setdefault(each.what, {})[each.case] = each
+    rows = tuple(
+        (what, *(_cell(cases.get(case)) for case in (CNN16, CNN64, MLP)), next(iter(cases.values())).bench)
+        for what, cases in lines.items()
+    )
+    names = ("images/s of … / those of …", "CNN, μ = 16", "CNN, μ = 64", "MLP, μ = 16", "bench")
+    return Table("speed-by-network", "", tuple(Column(name) for name in names), rows)
+
+
+def _cell(found: Ratio | None) -> str | None:
+    return None if found is None else f"{found.found['median']:.2f} (≥ {found.aim:g})"
+
+
 def table(found: list[Ratio]) -> Table:
     rows = tuple(
         (each.what, each.case, told(each.found), f"{'≤' if each.at_most else '≥'} {each.aim:g}", each.reached, each.bench)
@@ -111,7 +129,7 @@ def draw() -> tuple[list[Table], Figure]:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.invert_yaxis()
-    return [table(found)], figure
+    return [by_network(found), table(found)], figure
 
 
 if __name__ == "__main__":
