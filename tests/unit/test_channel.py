@@ -291,7 +291,7 @@ def test_one_shards_stop_ends_the_pull(clocks: list[list[int]], asked: int) -> N
     assert job.pulled(clocks, min_clock=0).stop
     assert len(job.asked) == asked
     assert len(job.wires[2].posted) == asked
-    assert job.wires[2].open.total() == 0
+    assert job.wires[2].unmet.total() == 0
 
 
 def test_one_answer_goes_to_many_and_is_sent_before_the_weights_change() -> None:
@@ -453,7 +453,7 @@ def test_a_snapshot_comes_slice_by_slice(averaged: bool) -> None:
     job.run({0: lambda: shard(0), 1: lambda: shard(1), 3: evaluator})
     numbers = (FINAL, 4, NOTHING_MORE)
     assert job.received == [(shard, SnapshotPull(number)) for number in numbers for shard in range(2)]
-    assert job.wires[3].open.total() == 0
+    assert job.wires[3].unmet.total() == 0
 
 
 @pytest.mark.parametrize(("shard", "there", "nbytes"), [(1, 1, 24), (0, 1, 20), (0, 0, 24), (0, 1, 0)])
