@@ -336,7 +336,7 @@ class Wire:
             self.wait(requests.pop(0))
         if len(requests) == 1:
             requests[0].Wait()
-        elif self.polite and len(requests) > TOGETHER:  # chunks that are still being made
+        elif self.polite and type(transfer) is Receiving and len(requests) > TOGETHER:  # chunks that are still being made
             for request in requests:
                 self.wait(request)
         elif requests:

@@ -79,7 +79,7 @@ PUSHES = np.dtype(
         ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
-        ("answer_s", np.float64),  # the learner's next pull was answered; NaN where it was not
+        ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
         # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
         ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s; of a team, until its sum is there
         ("delay_s", np.float64),  # straggler injection, on the learner; of a team, those of its ranks are in compute_s
@@ -99,7 +99,7 @@ UPDATES = np.dtype(
         ("samples", np.int64),  # applied up to and with this update
         ("learning_rate", np.float64),
         ("time_s", np.float64),  # update done
-        ("update_s", np.float64),  # seconds that the optimiser took
+        ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
         ("mean_loss", np.float64),  # of the mini-batches in this update
         ("gradient_sq", np.float64),  # of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured
         ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push
