@@ -9,7 +9,7 @@ import time
 
 from mpisgd import ulfm
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, MpisgdError, nearest
-from mpisgd.guard import launched_rank, launched_size
+from mpisgd.guard import abort, launched_rank, launched_size
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
@@ -93,7 +93,7 @@ def leave_together(status: int, reason: str) -> int:
         if time.monotonic() > patient_until_s:
             who = f"rank {launched_rank()} on {socket.gethostname()}"
             print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
-            MPI.COMM_WORLD.Abort(status)
+            abort(MPI.COMM_WORLD, status)
         time.sleep(0.005)
     return status if launched_rank() == 0 else EXIT_OK
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd import ulfm
 from mpisgd.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
@@ -114,11 +114,21 @@ def failing_fast(
             ulfm.die_alone()
         if ulfm.enabled():
             ulfm.end_job(comm, status)
-        comm.Abort(status)
-        raise
+        abort(comm, status)
     finally:
         if hang_s > 0:
             faulthandler.cancel_dump_traceback_later()
+
+
+def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
+    """End the job: MPI tells the launcher, and this rank goes, whatever MPI did.
+
+    Where two ranks call it at once, MPICH's comes back in one of them now and then; that rank must neither go on nor say more.
+    """
+    comm.Abort(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def is_of_others(error: BaseException) -> bool:

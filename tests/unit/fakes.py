@@ -286,6 +286,10 @@ class Crew(ScriptedChannel):
 # ------------------------------------------------------------------------------------------------------------ the others
 
 
+class Aborted(BaseException):
+    """Stands for the end of the process that has called `Abort`."""
+
+
 class Threads:
     """An mpi4py communicator of so many threads, of which each calls `allgather` as often as the others."""
 
@@ -304,6 +308,7 @@ class Threads:
 
     def Abort(self, status: int) -> None:
         self.aborted.append(status)
+        raise Aborted(status)
 
     def allgather(self, value: Any) -> list[Any]:
         self._values[self.Get_rank()] = value
