@@ -190,9 +190,10 @@ class ShardChannel:
     def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
         wire, nbytes = self._wire, weights.nbytes
+        body = wire.aside(weights)
         for learner_id in learner_ids:
             fields = self._answer(learner_id, clock, verdicts, nbytes)
-            self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, weights))
+            self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, body))
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """The same, where the weights are still being made: chunk by chunk (`add_chunk`), until all are (`close_answers`).

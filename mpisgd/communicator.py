@@ -49,6 +49,12 @@ class Communicator(Protocol):
         Where the layout says `announced`, `finish` waits until the receiver has taken the header.
         """
 
+    def aside(self, body: Any) -> Any:
+        """What to send in the place of a body that will soon be another: itself, or a copy, where the receivers may take long.
+
+        `finish` does not wait for what is sent of a copy. It must be called for all of it before the next copy is made.
+        """
+
     def open(self, dest: int, tag: int, fields: Fields) -> Any:
         """Begin to send a message whose bodies are there one after the other: `add` them, then `close` it."""
 

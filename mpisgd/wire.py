@@ -27,6 +27,7 @@ from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.mpi import MPI
+from mpisgd.outbox import Outbox
 
 _SPIN_S = 20e-6
 YIELD_S = 1e-3
@@ -49,13 +50,15 @@ def _name(tag: int) -> str:
 class Sending:
     """A message that is being sent."""
 
-    __slots__ = ("announced", "dest", "requests", "tag")
+    __slots__ = ("announced", "dest", "outbox", "requests", "tag")
 
-    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request]) -> None:
+    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request], outbox: Outbox | None = None) -> None:
         self.dest = dest
         self.tag = tag
         self.announced = announced
         self.requests = requests
+        self.outbox = outbox
+        """Whose newest copy it leaves from; None = from memory of the caller's."""
 
 
 class Receiving:
@@ -85,6 +88,7 @@ class Wire:
         self.polite = wait == "polite"
         synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
         self._start = comm.Issend if synchronous else comm.Isend
+        self._outbox = Outbox() if self.polite and not synchronous else None
         self._print = os.environ.get("MPISGD_MESSAGES", "0") == "1"
         self._status = MPI.Status()
         self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
@@ -140,7 +144,12 @@ class Wire:
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
-        return Sending(dest, tag, layout.announced, requests)
+        outbox = self._outbox if self._outbox is not None and len(bodies) == 1 and bodies[0] is self._outbox.newest else None
+        return Sending(dest, tag, layout.announced, requests, outbox)
+
+    def aside(self, body: np.ndarray) -> np.ndarray:
+        """Where ranks wait politely, a copy: this one need not wait until the receivers have had their turn on a core."""
+        return body if self._outbox is None else self._outbox.copy(body)
 
     def open(self, dest: int, tag: int, fields: Fields) -> Sending:
         """Begin to send a message whose bodies are there one after the other: its header."""
@@ -331,6 +340,9 @@ class Wire:
     def finish(self, transfer: Sending | Receiving) -> bool:
         """Wait for a message that is under way; for the header of an announced one politely, if need be."""
         requests = transfer.requests
+        if type(transfer) is Sending and transfer.outbox is not None:
+            transfer.outbox.keep(requests)
+            return True
         self.awaited = transfer
         if self.polite and type(transfer) is Sending and transfer.announced:
             self.wait(requests.pop(0))
@@ -369,7 +381,9 @@ class Wire:
         self.wait(self._comm.Ibarrier())
 
     def gather(self, said: np.ndarray) -> np.ndarray:
-        """What each rank says, (n,) int64, at all of them: (ranks, n)."""
+        """What each rank says at its end, (n,) int64, at all of them: (ranks, n)."""
+        if self._outbox is not None:
+            self._outbox.empty()
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         self.wait(self._comm.Iallgather(said, table))
         return table
