@@ -238,7 +238,7 @@ class Rank:
 
     def _wire(self) -> Wire:
         if not self.tolerant:
-            return Wire(self.comm, polite=self.world.oversubscribed)
+            return Wire(self.comm, polite=self.world.oversubscribed, ranks_per_core=self.world.ranks_per_core)
         return TolerantWire(
             self.comm,
             polite=self.world.oversubscribed,

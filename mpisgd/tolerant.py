@@ -23,11 +23,13 @@ from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
-from mpisgd.wire import SLEEP_LEAST_S, SLEEP_MOST_S, TOGETHER, YIELD_S, Receiving, Sending, Wire
+from mpisgd.wire import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Receiving, Sending, Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
 _SLEEP_S = 100e-6
+_TOGETHER = 2
+"""A body, and the question that it answers, are waited for as one."""
 _NO_RANK = -1
 
 MEET_S = 60.0
@@ -123,7 +125,7 @@ class TolerantWire(Wire):
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
         announced = isinstance(transfer, Sending) and transfer.announced
-        chunked = isinstance(transfer, Receiving) and len(transfer.requests) > TOGETHER
+        chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
         for at, request in enumerate(transfer.requests):
             if not self._until(request, peer, until_s, begins=chunked or (announced and at == 0)):
                 self._kept.append(transfer)

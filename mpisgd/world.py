@@ -37,6 +37,11 @@ class World:
         return self.hosts.count(self.hosts[self.rank])
 
     @property
+    def ranks_per_core(self) -> float:
+        """On this node."""
+        return self.ranks_on_node / self.cores
+
+    @property
     def oversubscribed(self) -> bool:
         """Whether this node has more ranks than cores."""
         return self.ranks_on_node > self.cores

@@ -29,6 +29,7 @@ VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, oversubscribed: bool, threads: int) -> None:
     some = World(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores, pids=())
     assert some.ranks_on_node == hosts.count("a")
+    assert some.ranks_per_core == hosts.count("a") / cores
     assert (some.oversubscribed, some.threads) == (oversubscribed, threads)
 
 
