@@ -57,15 +57,18 @@ def _rows(protocol: str, repetitions: int, learners: Sequence[int]) -> list[dict
     measured: dict[tuple[str, int], list[float]] = {point: [] for point in points}
     predicted: dict[tuple[str, int], list[float]] = {point: [] for point in points}
     for _ in range(repetitions):
-        costs = {}
-        for mu, rates in alone.items():
-            rate, costs[mu] = _one(protocol, replace(CASE, mu=mu, updates=CASE.updates * CASE.mu // mu))
-            rates.append(rate)
-        for (kind, count), case in points.items():
-            virtual = predict(with_learners(costs[case.mu], count))
-            predicted[kind, count].append(virtual.gradients_per_s * case.mu)
-            with tempfile.TemporaryDirectory() as directory:
-                measured[kind, count].append(rate_of(_trained(Path(directory), case, protocol, count), case, count))
+        with tempfile.TemporaryDirectory() as directory:  # predictions draw from the seconds in the logs
+            costs = {}
+            for mu, rates in alone.items():
+                case = replace(CASE, mu=mu, updates=CASE.updates * CASE.mu // mu)
+                log = _trained(Path(directory, f"alone-{mu}"), case, protocol, 1)
+                rates.append(rate_of(log, case, 1))
+                costs[mu] = fit(log)
+            for (kind, count), case in points.items():
+                virtual = predict(with_learners(costs[case.mu], count))
+                predicted[kind, count].append(virtual.gradients_per_s * case.mu)
+                log = _trained(Path(directory, f"{kind}-{count}"), case, protocol, count)
+                measured[kind, count].append(rate_of(log, case, count))
     return [
         {
             "protocol": protocol,
@@ -84,14 +87,8 @@ def _shared(learners: int) -> Case:
     return replace(CASE, mu=CASE.mu // learners, updates=CASE.updates)
 
 
-def _one(protocol: str, case: Case) -> tuple[float, Config]:
-    """Images/s of a run of one learner, and what it costs."""
-    with tempfile.TemporaryDirectory() as directory:
-        log = _trained(Path(directory), case, protocol, 1)
-        return rate_of(log, case, 1), fit(log)
-
-
 def _trained(directory: Path, case: Case, protocol: str, learners: int) -> Run:
+    directory.mkdir()
     options: ProtocolOptions = HardsyncOptions() if protocol == "hardsync" else SoftsyncOptions(n=learners)
     config: Config = config_of(directory, case, protocol=options)
     # epochs are those of LEARNERS learners

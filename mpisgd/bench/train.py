@@ -99,7 +99,10 @@ def best_of(rates: dict[str, list[float]]) -> str | None:
 def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
     """What is compared, repetition by repetition."""
     ddp = [max(pair) for pair in zip(rates[DDP], rates[DDP_VIEWS], strict=True)]
-    found = {"loops / loops, contiguous": over(rates[FLOOR], rates[OTHER_FORMAT])}
+    found = {
+        "loops / loops, contiguous": over(rates[FLOOR], rates[OTHER_FORMAT]),
+        "best DDP / loops": over(ddp, rates[FLOOR]),
+    }
     best = best_of(rates)
     if best is not None:
         found["best synchronous / best DDP"] = over(rates[best], ddp)

@@ -154,7 +154,17 @@ def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int,
         assert settings.lines_of([none])[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
 
 
-def test_scaling_and_what_is_predicted_of_it(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
+def test_scaling_and_what_is_predicted_of_it(
+    launches: list[tuple[Config, int, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prediction draws from the seconds in the logs of real ranks, which must still be there."""
+    predict = scale.predict
+
+    def predict_where_logs_are(config: Config) -> Any:
+        assert Path(launches[-1][0].out).exists()
+        return predict(config)
+
+    monkeypatch.setattr(scale, "predict", predict_where_logs_are)
     rows = scale.measure(1, [1, 2, 4])
     points = {(each["protocol"], each["scaling"], each["learners"]): each for each in rows}
     assert len(points) == len(rows) == 2 * (3 + 2)
@@ -221,6 +231,12 @@ def test_a_network_that_peers_do_not_know_is_refused() -> None:
 def test_what_is_installed() -> None:
     assert peers.installed(peers.Peer("", "json", 1), sys.executable)
     assert not peers.installed(peers.Peer("", "no_such_module", 1), sys.executable)
+
+
+def test_a_launch_that_left_no_run_is_told_of_whatever_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched, "mpirun", lambda ranks: ["true"])
+    with pytest.raises(ConfigError, match=r"mpisgd train .*: exit status 0"):
+        launched.train(replace(Config(), out=str(tmp_path / "run")), 2)
 
 
 def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_copies_are_made_only_where_ranks_wait_politely(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPISGD_SSEND", synchronous)
     waited: list[object] = []
-    monkeypatch.setattr(real.MPI.Request, "Waitall", lambda requests: waited.extend(requests))
+    monkeypatch.setattr(real.MPI.Request, "Waitall", waited.extend)
     wire, weights = real.Wire(Comm(), polite=polite), np.zeros(4, np.float32)
     monkeypatch.setattr(wire, "_wait_politely", lambda request, most_s: waited.append(request))
     body = wire.aside(weights)
