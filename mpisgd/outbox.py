@@ -2,7 +2,8 @@
 
 Where a node has more ranks than cores, a learner that waits for weights sleeps, and when it wakes it queues for a core. A shard
 that waits until its answers are taken spends most of its time so, and everybody else waits for the shard: with 30 learners on two
-cores that was 83 % of it. A learner is sent one answer at a time, so there are at most as many copies as learners.
+cores that was 83 % of it. A learner is sent one answer at a time, so there are at most as many copies as learners, and nothing
+rests on them (law 1): a shard still answers only those whose receives are posted, and with MPISGD_SSEND=1 there are no copies.
 """
 
 from __future__ import annotations
