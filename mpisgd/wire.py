@@ -279,7 +279,7 @@ class Wire:
         if len(wanted) == 1 and not self.polite:
             status = self._status
             message = self._comm.Mprobe(*wanted[0], status)
-            return status.source, status.tag, status.Get_count(MPI.BYTE), message
+            return status.source, status.tag, status.Get_elements(MPI.BYTE), message  # Get_count knows no more than 2 GiB
         probed = self._probe_until(patterns, _never)
         assert probed is not None
         return probed
@@ -297,7 +297,7 @@ class Wire:
         message = _politely(ready, self._yield_s) if self.polite else None
         while message is None:
             message = ready()
-        return (status.source, status.tag, status.Get_count(MPI.BYTE), message) if message else None
+        return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
 
     def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
         wanted = self._wanted.get(patterns)

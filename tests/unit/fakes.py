@@ -45,7 +45,7 @@ class Envelope(NamedTuple):
 class Status:
     source = tag = nbytes = -1
 
-    def Get_count(self, datatype: object) -> int:
+    def Get_elements(self, datatype: object) -> int:
         return self.nbytes
 
     def Get_tag(self) -> int:
