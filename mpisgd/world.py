@@ -38,7 +38,7 @@ class World:
 
     @property
     def ranks_per_core(self) -> float:
-        """On this node."""
+        """Ranks of this node over the cores that any of them may use."""
         return self.ranks_on_node / self.cores
 
     @property

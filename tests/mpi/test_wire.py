@@ -1,0 +1,69 @@
+"""What only real ranks show of the wire: sizes that MPI counts otherwise, sends that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mpisgd.launch import environment, mpirun
+
+HEAD = """
+import numpy as np
+from mpisgd.messages import Tag
+from mpisgd.mpi import MPI
+from mpisgd.wire import Wire
+
+comm = MPI.COMM_WORLD
+"""
+
+
+def said_by_two_ranks(script: str, **env: str) -> str:
+    command = [*mpirun(2), sys.executable, "-m", "mpi4py", "-c", HEAD + script]
+    done = subprocess.run(command, env=environment() | env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_nobody_waits_for_what_leaves_from_a_copy() -> None:
+    """Larger than MPI's own buffers: sent from the weights themselves, this would be a deadlock."""
+    script = """
+wire, weights = Wire(comm, polite=True), np.full(300_000, 7.0, np.float32)
+if comm.rank == 0:
+    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, weights.nbytes), wire.aside(weights)))
+    weights.fill(8.0)
+    comm.send("it has gone on", 1, 99)
+else:
+    assert comm.recv(source=0, tag=99) == "it has gone on"  # only now is there anywhere for the answer to go
+    posted = wire.post(0, Tag.ANSWER, weights)
+    assert wire.header(posted) == (0, 3, 0, 0, 0, weights.nbytes)
+    wire.finish(posted)
+    assert (weights == 7.0).all(), weights
+    print("received what was sent")
+assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
+"""
+    assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
+
+
+@pytest.mark.alone
+def test_a_push_of_more_than_2_gib() -> None:
+    """2.16 GB, which MPI counts no more in an int: seen refused as -32766 bytes."""
+    needed_nbytes = 6 * 10**9
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available < needed_nbytes:
+        pytest.skip(f"{available / 1e9:.1f} GB of memory are free here: needs {needed_nbytes / 1e9:g}")
+    script = """
+wire, gradient = Wire(comm, polite=False), np.zeros(540_000_000, np.float32)
+fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, gradient.nbytes, 0.5)
+if comm.rank == 1:
+    gradient[-1] = 7.0
+    wire.finish(wire.start(0, Tag.PUSH, fields, gradient))
+else:
+    assert wire.take(((None, None),)) == (1, Tag.PUSH, fields)
+    assert wire.take_body(gradient)
+    assert gradient[-1] == 7.0 and not gradient[:-1].any()
+    print("received as it was sent")
+"""
+    assert "received as it was sent" in said_by_two_ranks(script)
