@@ -69,10 +69,10 @@ def ratios() -> Iterator[Ratio]:
         f"{BEST} / torch RPC server": (1.5, 1.1, 2.0),
     }
     yield from _of_cases("peers", peers)
-    for bench, aim in (("oversubscribed", 1.3), ("oversubscribed-mpich", 0.95)):
+    for bench, mpi, aim in (("oversubscribed", "Open MPI", 1.3), ("oversubscribed-mpich", "MPICH", 0.95)):
         for row in rows_of(bench):
             for name, found in row["over_serial"].items():
-                yield Ratio(f"31 ranks on 2 cores, {name} / one loop", row["case"], found, aim, bench)
+                yield Ratio(f"31 ranks on 2 cores, {mpi}, {name} / one loop", row["case"], found, aim, bench)
     for row in rows_of("log"):
         yield Ratio("run log on / off", row["case"], row["on_over_off"], 0.99, "log")
     for row in rows_of("faults"):
