@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector
 
+Group = dict[str, Any]
+"""An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""
 _SAID = "__dynamo_disable"
 CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
@@ -50,7 +56,7 @@ def _without_the_compiler() -> Iterator[None]:
     """Torch's optimisers import its compiler when they are made, only to say of a function that it is not to be compiled.
 
     That takes 1.5 s of every shard's start, as much as torch itself. So it is said before (see `torch._compile`); where torch
-    does it in another way, the compiler is imported. Adagrad, RMSprop and Adam need it at their first step anyway.
+    does it in another way, the compiler is imported.
     """
     function = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
     if function is None or "torch._dynamo" in sys.modules or hasattr(function, _SAID):
@@ -92,61 +98,146 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
 
 
 class Stepper:
-    """Makes one step of `optimizer`, from the first element to the last; SGD chunk by chunk, the others all elements at once.
+    """Makes one step of `optimizer`, from the first element to the last, chunk by chunk.
 
-    The hooks around `Optimizer.step` cost 12 microseconds, a tenth of the whole cycle of a small slice, and the first import
-    torch's compiler; so SGD goes to torch's functional form of the same step, on the same state. With the fused kernel the division
-    happens inside it, which saves one pass over the slice.
+    It goes to torch's functional form of the same step, on the same state: the hooks around `Optimizer.step` cost 12 microseconds,
+    a tenth of the whole cycle of a small slice, and import torch's compiler. Fused kernels divide by the number of gradients, too,
+    which saves one pass over the slice; the plain ones of RMSprop make many passes, which stay in the cache where a chunk does.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
-        self._optimizer = optimizer
-        self._parameter = parameter
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
         self._size = parameter.numel()
-        self._sgd = isinstance(optimizer, torch.optim.SGD)
-        self._fused = bool(self._group["fused"]) if self._sgd else False
+        self._kernel = _KERNELS[type(optimizer)]
+        self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones(())
+        _begin(optimizer, self._state, self._size)
 
     def reach(self, stop: int) -> int:
-        """Where a step to this element ends: there, or, where that cannot be, at the last one."""
-        made_before = self._sgd and (self._group["momentum"] == 0 or self._state.get("momentum_buffer") is not None)
+        """Where a step to this element ends: there, or, where that cannot be, at the last one.
+
+        The first step of SGD makes its momentum, all at once.
+        """
+        made_before = self._kernel is not _sgd or self._group["momentum"] == 0 or "momentum_buffer" in self._state
         return stop if made_before else self._size
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
-        if self._sgd:
-            self._step_sgd(gradient, divisor, start, stop)
-            return
-        if divisor > 1:
-            gradient.div_(divisor)
-        self._parameter.grad = gradient
-        self._optimizer.step()
-
-    def _step_sgd(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
-        weights, buffer, group, fused = self._weights, self._state.get("momentum_buffer"), self._group, self._fused
-        whole = stop - start == self._size
-        if not whole:
+        weights, slots, ends = self._weights, self._state, stop == self._size
+        if start > 0 or not ends:
             weights, gradient = weights[start:stop], gradient[start:stop]
-            buffer = None if buffer is None else buffer[start:stop]
-        if fused:
+            slots = {name: tensor[start:stop] for name, tensor in slots.items() if name != "step"}
+        count = self._state.get("step")
+        if count is not None and not ends:
+            count = count.clone()  # steps are counted with the last chunk
+        if self._fused:
             self._scale.fill_(divisor)
         elif divisor > 1:
             gradient.div_(divisor)
-        buffers = [buffer]
-        sgd(
-            [weights],
-            [gradient],
-            buffers,
-            fused=fused,
-            foreach=False,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=False,
-            grad_scale=self._scale if fused and divisor > 1 else None,
-        )
-        if whole:  # the first step makes it; None without momentum, as torch's own step leaves it
-            self._state["momentum_buffer"] = buffers[0]
+        self._kernel(self._group, weights, gradient, slots, count, self._scale if self._fused and divisor > 1 else None)
+
+
+def _begin(optimizer: torch.optim.Optimizer, state: dict[str, Any], size: int) -> None:
+    """What the first steps of torch's own optimisers make, in memory that is fast to read; SGD's begins with a gradient."""
+    if isinstance(optimizer, torch.optim.SGD):
+        return
+    for name in sorted(_SLOTS[type(optimizer)] - {"step"}):
+        if name != "momentum_buffer" or optimizer.param_groups[0]["momentum"] > 0:
+            state[name] = host_vector(size) if name not in state else state[name]
+    state.setdefault("step", torch.zeros(()))
+
+
+def _sgd(group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], _: Tensor | None, scale: Tensor | None) -> None:
+    buffers = [slots.get("momentum_buffer")]
+    sgd(
+        [weights],
+        [gradient],
+        buffers,
+        fused=group["fused"],
+        foreach=False,
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=False,
+        grad_scale=scale,
+    )
+    if buffers[0] is not None:  # made by the first step; none without momentum
+        slots["momentum_buffer"] = buffers[0]
+
+
+def _adagrad(
+    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, scale: Tensor | None
+) -> None:
+    assert count is not None
+    adagrad(
+        [weights],
+        [gradient],
+        [slots["sum"]],
+        [count],
+        fused=True,
+        foreach=False,
+        has_sparse_grad=False,
+        grad_scale=scale,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        lr_decay=group["lr_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+def _rmsprop(
+    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, _: Tensor | None
+) -> None:
+    assert count is not None
+    rmsprop(
+        [weights],
+        [gradient],
+        [slots["square_avg"]],
+        [],
+        [slots["momentum_buffer"]] if group["momentum"] > 0 else [],
+        [count],
+        foreach=False,
+        lr=group["lr"],
+        alpha=group["alpha"],
+        eps=group["eps"],
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        centered=False,
+    )
+
+
+def _adam(
+    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, scale: Tensor | None
+) -> None:
+    assert count is not None
+    beta1, beta2 = group["betas"]
+    adam(
+        [weights],
+        [gradient],
+        [slots["exp_avg"]],
+        [slots["exp_avg_sq"]],
+        [],
+        [count],
+        fused=True,
+        foreach=False,
+        grad_scale=scale,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
+
+
+#: One step of elements that follow each other: (group, weights, their summed gradient, slots, steps so far, divisor of the sum).
+_KERNELS: dict[type[torch.optim.Optimizer], Callable[..., None]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adam: _adam,
+}

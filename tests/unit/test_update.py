@@ -15,9 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.chunks import CHUNK_NBYTES, cuts
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
 from mpisgd.flat import host_view
-from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer
+from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
 from mpisgd.schedule import make as make_schedule
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import tensor
@@ -272,13 +273,46 @@ def test_sgd_has_the_bits_of_torchs_own_from_the_first_step_on(momentum: float, 
         assert torch.equal(ours, theirs.detach())
 
 
-def test_a_shard_starts_without_torchs_compiler() -> None:
+TORCHS: dict[OptimizerOptions, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    AdagradOptions(weight_decay=0.1): lambda them: torch.optim.Adagrad(them, lr=0.1, weight_decay=0.1, fused=True),
+    RmspropOptions(smoothing=0.9, eps=1e-7, momentum=0.0): lambda them: torch.optim.RMSprop(them, lr=0.1, alpha=0.9, eps=1e-7),
+    RmspropOptions(smoothing=0.9, eps=1e-7, momentum=0.5, weight_decay=0.1): lambda them: torch.optim.RMSprop(
+        them, lr=0.1, alpha=0.9, eps=1e-7, momentum=0.5, weight_decay=0.1
+    ),
+    AdamOptions(weight_decay=0.1): lambda them: torch.optim.Adam(them, lr=0.1, weight_decay=0.1, fused=True),
+    SgdOptions(momentum=0.9): lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+@pytest.mark.parametrize("options", TORCHS, ids=lambda options: f"{type(options).__name__}-{getattr(options, 'momentum', '')}")
+def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: OptimizerOptions) -> None:
+    size = 2 * CHUNK_NBYTES // 4 + 77
+    ours, theirs = torch.linspace(-1, 1, size), torch.nn.Parameter(torch.linspace(-1, 1, size))
+    optimizer = make_optimizer(options, parameter := torch.nn.Parameter(ours), 0.1)
+    step, torchs = Stepper(optimizer, parameter), TORCHS[options]([theirs])
+    for divisor in (3, 1, 2):
+        gradient = torch.linspace(-0.1, 7.0, size) * divisor
+        theirs.grad = gradient / divisor
+        made = 0
+        for cut in cuts(4 * size):
+            if made < cut.stop:
+                start, made = made, step.reach(cut.stop)
+                step(gradient, divisor, start, made)
+        torchs.step()
+        assert torch.equal(ours, theirs.detach())
+    own, expected = slots_of(optimizer, parameter), slots_of(torchs, theirs)
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[name], expected[name]) for name in own), "and steps are counted once"
+
+
+@pytest.mark.parametrize("options", ["SgdOptions", "AdagradOptions", "RmspropOptions", "AdamOptions"])
+def test_a_shard_runs_without_torchs_compiler(options: str) -> None:
     """Which would take as long to import as torch; a user's own torch.compile still finds it."""
-    code = """
+    code = f"""
 import sys, torch
-from mpisgd.config import SgdOptions
+from mpisgd.config import {options}
 from mpisgd.update import SliceUpdate
-update = SliceUpdate(torch.zeros(9), SgdOptions(), learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
+update = SliceUpdate(torch.zeros(9), {options}(), learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
 update.accumulate(1.0, 4, 0)
 update.step()
 print("torch._dynamo" in sys.modules)
