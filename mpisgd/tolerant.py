@@ -23,7 +23,8 @@ from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
-from mpisgd.wire import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Receiving, Sending, Wire
+from mpisgd.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
+from mpisgd.wire import Receiving, Sending, Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""

@@ -8,9 +8,8 @@ Environment switches:
 - `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 PUSH 12.4 MB`;
 - `MPISGD_WAIT=blocking|polite`: how to wait; by default polite where a node has more ranks than cores.
 
-A *polite* wait probes, then yields the core, then sleeps for short, growing times, so that a waiting rank does not starve a
-working one (TRAPS 3, 4). So it does for a message that was sent or posted until it is whole: the other end of a transfer that is
-under way may be waiting for a core, too.
+A *polite* wait leaves the core to others, so that a waiting rank does not starve a working one (`politeness.py`). So it does for a
+message that was sent or posted until it is whole: the other end of a transfer that is under way may be waiting for a core, too.
 """
 
 from __future__ import annotations
@@ -29,13 +28,8 @@ from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.mpi import MPI
 from mpisgd.outbox import Outbox
+from mpisgd.politeness import SLEEP_MOST_S, Politeness
 
-_SPIN_S = 20e-6
-YIELD_S = 1e-3
-"""Of a wait in which the core is yielded before the first sleep, divided by the ranks that share the core: yields are dear where
-many wait (31 ranks on two cores: softsync 6 % slower under Open MPI, 14 % under MPICH, if all yield for so long)."""
-SLEEP_LEAST_S = 20e-6
-SLEEP_MOST_S = 1e-3
 _BODY_SLEEP_S = 100e-6
 """The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
 _TAGS = frozenset(Tag)
@@ -87,7 +81,7 @@ class Wire:
 
     def __init__(self, comm: MPI.Intracomm, *, polite: bool, ranks_per_core: float = 1.0) -> None:
         self._comm = comm
-        self._yield_s = YIELD_S / max(1.0, ranks_per_core)
+        self._politely = Politeness(ranks_per_core).until
         self.rank: int = comm.Get_rank()
         wait = os.environ.get("MPISGD_WAIT", "polite" if polite else "blocking")
         self.polite = wait == "polite"
@@ -203,7 +197,7 @@ class Wire:
     def header_or_signal(self, posted: Receiving) -> None:
         """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
         request = posted.requests[0]
-        _politely(lambda: self.signal > 0 or request.Test() or None, self._yield_s)
+        self._politely(lambda: self.signal > 0 or request.Test() or None)
 
     def arrived(self, posted: Receiving) -> bool:
         """Whether the header of a posted message is there."""
@@ -294,7 +288,7 @@ class Wire:
                     return message
             return False if over() else None
 
-        message = _politely(ready, self._yield_s) if self.polite else None
+        message = self._politely(ready) if self.polite else None
         while message is None:
             message = ready()
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
@@ -333,7 +327,7 @@ class Wire:
                 return True
             return False if time.perf_counter() > until_s else None
 
-        if not _politely(ready, self._yield_s):
+        if not self._politely(ready):
             return False
         found = status.Get_tag()
         if found != tag:
@@ -417,7 +411,7 @@ class Wire:
 
     def _wait_politely(self, request: MPI.Request, most_s: float) -> None:
         """With sleeps of at most so many seconds."""
-        _politely(lambda: request.Test() or None, self._yield_s, most_s)
+        self._politely(lambda: request.Test() or None, most_s)
 
 
 class Team:
@@ -525,22 +519,3 @@ class Node:
 
 def _never() -> bool:
     return False
-
-
-def _politely(ready: Callable[[], Any], yield_s: float, most_s: float = SLEEP_MOST_S) -> Any:
-    """Call `ready` until it gives something: at once, then yielding the core, then with short, growing sleeps."""
-    result = ready()
-    if result is not None:
-        return result
-    start = time.perf_counter()
-    sleep_s = SLEEP_LEAST_S
-    while True:
-        result = ready()
-        if result is not None:
-            return result
-        waited_s = time.perf_counter() - start
-        if waited_s > yield_s:
-            time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.5, most_s)
-        elif waited_s > _SPIN_S:
-            os.sched_yield()

@@ -7,7 +7,6 @@ depends on the machine, and on how many ranks share a core (TRAPS 4): so it is m
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from mpisgd.bench.cases import CASES, LEARNERS, config_of
 from mpisgd.bench.on_off import OFF, in_turn
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.launch import mpirun
+from mpisgd.launch import version
 
 WAITING: dict[str, dict[str, str]] = {
     OFF: {},
@@ -37,8 +36,7 @@ WORTH = 1.03
 def measure(repetitions: int) -> list[dict[str, Any]]:
     """Images/s of hardsync by messages, in each setting. Raises ConfigError where a launch fails."""
     settings = dict(WAITING)
-    version = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" in version:
+    if "Open MPI" in version():
         settings |= COPYING
     rows = []
     for key in ("cnn-16", "mlp-16"):

@@ -15,6 +15,7 @@ from mpisgd.checks import require
 from mpisgd.config import OPTIMIZERS
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
 from mpisgd.guard import failing_fast, launched_rank, launched_size
+from mpisgd.launch import version
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def main(argv: list[str]) -> int:
     if bench.ranks == 1:
         if launched_size() > 1:
             raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: start it without mpirun")
-        _tell(what, options, *_MEASURES[what](options), mpi="", ranks=1)
+        _tell(what, options, *_MEASURES[what](options), mpi=version(), ranks=1)
         return EXIT_OK
     from mpisgd.mpi import MPI
 

@@ -31,6 +31,7 @@ from mpisgd.config import (
     replace,
 )
 from mpisgd.errors import ConfigError
+from mpisgd.launch import version
 from mpisgd.protocols import make
 from mpisgd.records.reader import Run
 from mpisgd.roles import of_job
@@ -287,5 +288,6 @@ def test_one_json_file_with_the_machine(
     written: dict[str, Any] = json.loads((tmp_path / "scale.json").read_text())
     assert written["bench"] == "scale" and len(written["rows"]) == 4
     assert {"processor", "cores", "versions", "load_average"} <= set(written["machine"])
+    assert written["machine"]["mpi"] == version() != "", "whose ranks these were"
     assert capsys.readouterr().out.splitlines()[0].startswith("protocol")
     assert np.isfinite(written["rows"][0]["speed_up"]["median"])
