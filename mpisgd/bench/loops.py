@@ -29,10 +29,15 @@ _Step = Callable[[int], object]
 
 
 def independent(
-    comm: MPI.Intracomm, wire: Wire, case: Case, device: Device, memory_format: MemoryFormat = "channels_last"
+    comm: MPI.Intracomm,
+    wire: Wire,
+    case: Case,
+    device: Device,
+    memory_format: MemoryFormat = "channels_last",
+    learners: int = LEARNERS,
 ) -> float:
     """Images/s where each learner is on its own: gradient and update, nothing sent. The compute floor."""
-    return _timed(comm, wire, case, lambda learner_id: alone(case, learner_id, device, memory_format))
+    return _timed(comm, wire, case, lambda learner_id: alone(case, learner_id % LEARNERS, device, memory_format), learners)
 
 
 def alone(case: Case, learner_id: int, device: Device = "cpu", memory_format: MemoryFormat = "channels_last") -> _Step:
@@ -84,11 +89,11 @@ def _own(device: Device, learner_id: int) -> str:
     return device if device == "cpu" else f"cuda:{learner_id % torch.cuda.device_count()}"
 
 
-def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _Step]) -> float:
-    """Images/s of `updates` mini-batches on each learner, after those of the warm-up; the slower learner's seconds count."""
+def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _Step], learners: int = LEARNERS) -> float:
+    """Images/s of `updates` mini-batches on each learner, after those of the warm-up; the slowest learner's seconds count."""
     torch.set_num_threads(1)
     learner_id = comm.Get_rank() - 1
-    step = make(learner_id) if 0 <= learner_id < LEARNERS else None
+    step = make(learner_id) if 0 <= learner_id < learners else None
     if step is not None:
         for seq in range(WARM_UP):
             step(seq)
@@ -101,7 +106,7 @@ def _timed(comm: MPI.Intracomm, wire: Wire, case: Case, make: Callable[[int], _S
     wire.meet()
     slowest = np.zeros(1)
     comm.Allreduce(own, slowest, MPI.MAX)
-    return LEARNERS * case.updates * case.mu / float(slowest[0])
+    return learners * case.updates * case.mu / float(slowest[0])
 
 
 def join_gloo(comm: MPI.Intracomm) -> None:

@@ -2,7 +2,8 @@
 
 The papers run 31 ranks where they have the nodes; their users begin on a laptop. One shard and all other ranks as learners train
 the CIFAR-10 network, mu = 4; beside them, in the same job and interleaved, one rank does the same number of mini-batches alone
-while the others sleep. Above 1, the cores that the one loop leaves idle are worth more than what waiting and switching cost.
+while the others sleep. Above 1, the cores that the one loop leaves idle are worth more than what waiting and switching cost. As
+many loops at once as there are learners, which do not communicate, tell how far above 1 it can come on this machine.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from mpisgd.bench.train import rate_of, run_of, scratch
 from mpisgd.config import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
+from mpisgd.wire import Wire
 
-UPDATES = 20
-"""Mini-batches of each learner."""
+UPDATES = 60
+"""Mini-batches of each learner: a few seconds of each way."""
 SERIAL = "one serial loop"
+APART = "loops apart"
 _SLEEP_S = 0.05
 
 
@@ -32,10 +35,12 @@ def measure(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
     learners = comm.Get_size() - 1
     case = replace(CASES["cnn-4"], updates=UPDATES)
     protocols: dict[str, ProtocolOptions] = {"hardsync": HardsyncOptions(), "softsync": SoftsyncOptions(n=learners)}
-    rates: dict[str, list[float]] = {SERIAL: [], **{name: [] for name in protocols}}
+    wire = Wire(comm, polite=True)
+    rates: dict[str, list[float]] = {SERIAL: [], APART: [], **{name: [] for name in protocols}}
     with scratch(comm) as directory:
         for _ in range(repetitions):
             rates[SERIAL].append(_by_one(comm, lambda: _serial(case, learners)))
+            rates[APART].append(loops.independent(comm, wire, case, "cpu", learners=learners))
             for name, protocol in protocols.items():
                 rates[name].append(_trained(comm, directory, case, learners, protocol))
     return [
@@ -43,7 +48,8 @@ def measure(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
             "case": case.name,
             "ranks": comm.Get_size(),
             "images_per_s": {name: spread(values) for name, values in rates.items()},
-            "over_serial": {name: over(rates[name], rates[SERIAL]) for name in protocols},
+            "over_serial": {name: over(rates[name], rates[SERIAL]) for name in (*protocols, APART)},
+            "over_apart": {name: over(rates[name], rates[APART]) for name in protocols},
         }
     ]
 
@@ -57,7 +63,9 @@ def _lines_of(row: Mapping[str, Any]) -> list[str]:
     """Of a row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}, {row['ranks']} ranks: images/s {rates}"]
-    return lines + [f"  {name} / {SERIAL} {told(ratio)}" for name, ratio in row["over_serial"].items()]
+    for key, floor in (("over_serial", SERIAL), ("over_apart", APART)):
+        lines += [f"  {name} / {floor} {told(ratio)}" for name, ratio in row[key].items()]
+    return lines
 
 
 def _serial(case: Case, learners: int) -> float:

@@ -57,6 +57,7 @@ def test_oversubscribed(tmp_path: Path) -> None:
     assert row["ranks"] == 4
     rates = {name: value["median"] for name, value in row["images_per_s"].items()}
     assert row["over_serial"]["softsync"]["median"] == pytest.approx(rates["softsync"] / rates["one serial loop"])
+    assert row["over_apart"]["hardsync"]["median"] == pytest.approx(rates["hardsync"] / rates["loops apart"])
 
 
 def test_a_peer() -> None:
