@@ -163,6 +163,15 @@ if [[ -n ${FAKE_SAVES-} ]]; then mkdir -p "$run/checkpoint"; touch "$run/checkpo
 if ((FAKE_DONE)); then touch "$run/DONE"; fi
 exit "$FAKE_STATUS"
 """
+# The script's patience, which begins when the launcher, however it comes to a core, has saved.
+SLEEP = """\
+#!/bin/bash
+for ((i = 0; i < 400; i++)); do
+  if [[ -s "$FAKE/signals" ]]; then break; fi
+  read -rt 0.05 <>"$FAKE/never" || true
+done
+exec /bin/sleep "$@"
+"""
 MODULE = """\
 #!/bin/bash
 printf '%s\\n' "$@" >"$FAKE/module"
@@ -289,7 +298,7 @@ def submit(tmp_path, monkeypatch):
     (checkout / ".venv" / "bin" / "activate").write_text(ACTIVATE)
     for name in ("mpirun", "mpiexec", "srun", "jsrun"):
         (programs / name).write_text(LAUNCHER)
-    for name, text in {"module": MODULE, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
+    for name, text in {"module": MODULE, "sleep": SLEEP, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
         (programs / name).write_text(text)
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -485,9 +494,9 @@ def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, script):
-    outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "1"})
+    outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "0.2"})
     assert outcome.note("signals") == "USR1\n"
-    assert "the launcher has not ended 1 s after the warning: it is killed" in outcome.stderr
+    assert "the launcher has not ended 0.2 s after the warning: it is killed" in outcome.stderr
     if "chain" in script:
         assert queued_again(script, outcome)
     else:

@@ -4,9 +4,10 @@
 ranks than there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches,
 parameters). `env`: environment variables during that job.
 {"ranks": n, "resume": directory} goes on with a run, with "shards": s in place of its own. `drive.py jobs.json together` runs all
-at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. `drive.py jobs.json interrupted` does so with
-jobs that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on; and, in
-the end, once more into "whole".
+at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The learners of
+a job with "held": n compute no more than n mini-batches, and wait to be killed. `drive.py jobs.json interrupted` runs at once jobs
+that signals interrupt, as often as each has directories in "kept", to which the run is then copied before it goes on; and, in the
+end, once more into "whole".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,9 +82,23 @@ def under(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def resume(job: dict, comm: MPI.Intracomm) -> None:
+def held(most):
+    """A loss in which a learner stays after so many mini-batches: what is to be killed before its end does not come to it."""
+    computed = 0
+
+    def loss(output, target):
+        nonlocal computed
+        computed += torch.is_grad_enabled()
+        while computed > most:
+            time.sleep(0.1)
+        return torch.nn.functional.cross_entropy(output, target)
+
+    return loss
+
+
+def resume(job: dict, comm: MPI.Intracomm, loss: Callable | None = None) -> None:
     config = configuration(Path(job["resume"]))
-    mpisgd.train(config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
+    mpisgd.train(loss=loss, config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
 
 
 def together(jobs: list[dict]) -> None:
@@ -93,11 +108,12 @@ def together(jobs: list[dict]) -> None:
     comm = world.Split(mine, world.rank)
     job = jobs[mine]
     tell_pids(mine, len(jobs))
+    loss = held(job["held"]) if "held" in job else None
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
-            resume(job, comm)
+            resume(job, comm, loss)
         else:
-            mpisgd.train(config=from_mapping(job["config"]), comm=comm)
+            mpisgd.train(loss=loss, config=from_mapping(job["config"]), comm=comm)
         wait_politely(world)
 
 
@@ -129,6 +145,7 @@ def interrupted(jobs: list[dict]) -> None:
                 if comm.rank == 0:
                     shutil.copytree(out, kept)
                     Path(kept, "kept").touch()
+                time.sleep(0.5)  # the same signal may come to this rank late: here it is no other one
                 wait_politely(comm)
             else:
                 raise AssertionError(f"{out} came to its end without a signal")

@@ -35,7 +35,7 @@ assert outcome.samples[0] >= 10_000
 
 def test_own_model_loss_and_data(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
-    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=60)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status == 0, done.text
     run = Run(tmp_path / "mine")
     assert run.evaluations["loss"][-1] < 0.2 * run.evaluations["loss"][0]
@@ -46,6 +46,6 @@ def test_own_model_loss_and_data(tmp_path: Path) -> None:
 
 def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT.replace("y = x[:, :1] * 2", "y = x[:, :7].no_such_thing * 2"))
-    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=60)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "no_such_thing" in done.text

@@ -53,6 +53,8 @@ def pausing() -> nn.Module:
 
 
 LATE = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
+ALWAYS_LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"0": 2.0}}
+"""However the ranks come to a core."""
 BOTH = ("layerwise", "whole")
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -65,7 +67,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
     **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
     **{f"hardsync-S3-{how}": (6, {"protocol": "hardsync", "shards": 3, "exchange": how, "straggler": LATE}) for how in BOTH},
-    "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": LATE}),
+    "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": ALWAYS_LATE, "epochs": 1.0}),
 }
 COMMON = {
     "exchange": "layerwise",

@@ -17,9 +17,11 @@ from . import laws
 from .conftest import Shared, dealt, jobs_of, only
 
 SIZES = ((4, 1), (5, 2), (8, 3))
+SOME_LATE = {"delay": "exponential", "delay_mean_s": 0.003}
+"""However the ranks come to a core."""
 EACH: dict[str, dict[str, Any]] = {
     "timeout": {"protocol": {"name": "timeout", "N_min": 2, "timeout_s": 0.002}},
-    "versioned": {"protocol": {"name": "versioned", "grads_to_wait": 2}, "epochs": 1},
+    "versioned": {"protocol": {"name": "versioned", "grads_to_wait": 2}, "epochs": 1, "straggler": SOME_LATE},
     "async": {"protocol": {"name": "async", "most_staleness": 6, "modulation": "inverse_plus_one"}},
     "ssp": {"protocol": {"name": "ssp", "slack": 1, "modulation": "inverse"}},
     "downpour": {
@@ -30,7 +32,8 @@ EACH: dict[str, dict[str, Any]] = {
 }
 LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.2}
 """6 MB: weights are sent in chunks, while they are made."""
-STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.01}
+STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.03}
+"""The late are late by much longer than it takes to tell them, also where they do not come to a core at once."""
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     **{
@@ -44,15 +47,31 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-5-compensated": (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95}),
     "abort-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "abort": True}, "shards": 2, "straggler": STRAGGLERS, "epochs": 1}),
     "late-6-S2": (6, {"protocol": {"name": "backup", "b": 2, "late": "apply"}, "shards": 2}),
-    "tolerant-6-S2": (6, {"protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1}, "shards": 2, "epochs": 1}),
+    "tolerant-6-S2": (
+        6,
+        {
+            "protocol": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1},
+            "shards": 2,
+            "epochs": 1,
+            "straggler": SOME_LATE,
+        },
+    ),
     "large-hardsync-4": (4, {"protocol": "hardsync", **LARGE}),
     "large-softsync-5-S2": (5, {"protocol": {"name": "softsync", "n": 3}, "shards": 2, **LARGE}),
-    "large-abort-5": (5, {"protocol": {"name": "backup", "b": 2, "abort": True}, "straggler": STRAGGLERS, **LARGE}),
+    "large-abort-5": (
+        5,
+        {
+            "protocol": {"name": "backup", "b": 2, "abort": True},
+            "straggler": {**STRAGGLERS, "delay_mean_s": 0.06},
+            **LARGE,
+        },
+    ),
     "large-async-4": (4, {"protocol": "async", "optimizer": "adam", "alpha0": 0.001, "averaging": 0.9, **LARGE}),
 }
 UNEVEN = {name for name in RUNS if name.startswith(("timeout", "async"))}
 """Shards may sum different numbers of gradients, and the first that is done ends the run."""
 OWN_STEPS = {name for name in RUNS if name.startswith("downpour") or name.endswith("frequency")}
+ABORTS = {name for name in RUNS if "abort" in name}
 AGAIN = {name for name in RUNS if name.startswith(("versioned", "tolerant"))}
 
 COMMON = {"epochs": 0.5, "mu": 8, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0}}
@@ -70,7 +89,7 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert replay.check(run.path) == ""
 
 
-@pytest.mark.parametrize(("switch", "name"), only(CASES, "timeout", "versioned", "abort"))
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "timeout", "versioned", *ABORTS))
 def test_only_fresh_gradients_of_one_clock_are_applied(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
     assert not run.pushes["staleness"][run.pushes["verdict"] == Verdict.APPLY].any()
@@ -109,11 +128,11 @@ def test_nobody_is_further_ahead_than_ssp_allows(runs: Path, switch: str, name: 
             pushed[row["learner_id"]] += 1
 
 
-@pytest.mark.parametrize(("switch", "name"), only(CASES, "abort"))
+@pytest.mark.parametrize(("switch", "name"), only(CASES, *ABORTS))
 def test_learners_that_are_told_give_up(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
     gave_up = run.events[run.events["kind"] == Event.GAVE_UP]
-    assert len(gave_up) > 20
-    assert np.array_equal(np.bincount(gave_up["shard"])[:1], np.bincount(gave_up["shard"])[1:]), "each shard is told"
+    assert len(gave_up) > 10
+    assert len(set(np.bincount(gave_up["shard"], minlength=run.shards))) == 1, "each shard is told"
     dropped = run.pushes[run.pushes["verdict"] == Verdict.DROP]
     assert len(dropped) < len(gave_up), "few are computed in vain to their end"

@@ -92,7 +92,7 @@ def test_books_balance(runs: Path, name: str) -> None:
     assert run.done["books_balanced"]
     assert all(each.balanced for each in run.books())
     assert books.imbalances(run) == []
-    assert all(each.computed > 0 and each.share is not None and each.share > 0.9 for each in books.coverage(run))
+    assert all(each.computed > 0 and each.applied >= each.sampled - 2 for each in books.coverage(run)), "but for those in flight"
     assert [rate.samples for rate in throughput.rates(run)] == (np.array(run.done["samples"]) - run.begins.samples).tolist()
 
 

@@ -39,6 +39,8 @@ def counting() -> nn.Module:
 
 
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 3.0}}
+LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"0": 3.0}}
+"""Learner 0 is late, however the ranks come to a core."""
 ASYNC = {"name": "softsync", "n": 3}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -47,7 +49,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-2-S2": (8, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "averaging": 0.95}),
     "softsync-lambda-S3": (8, {"protocol": {"name": "softsync", "n": 5}, "shards": 3, "straggler": UNEVEN}),
     "plain-S2": (8, {"protocol": {"name": "softsync", "n": 6, "modulation": "none"}, "shards": 2, "alpha0": 0.01}),
-    "backup-S2": (6, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": UNEVEN}),
+    "backup-S2": (6, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": LATE, "epochs": 1.0}),
     "clip-replacement": (5, {"protocol": ASYNC, "clip_norm": 0.5, "sampling": "replacement", "schedule": "linear"}),
     "cnn-S2": (6, {"protocol": ASYNC, "shards": 2, "model": "small_cnn", "optimizer": {"name": "sgd", "nesterov": True}}),
     "adagrad-S2": (6, {"protocol": ASYNC, "shards": 2, "optimizer": "adagrad", "linear_scaling": True, "alpha0": 0.005}),

@@ -40,6 +40,8 @@ COMMON: dict[str, Any] = {
     "straggler": {"delay": "constant", "delay_mean_s": 0.005},
     "checkpoint": {"every_updates": EVERY, "keep": 2},
 }
+HELD = 3 * EVERY
+"""Mini-batches of each learner in a job that is killed: there is a checkpoint among the updates made with them."""
 #: name -> (ranks, what differs from COMMON)
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}),
@@ -89,10 +91,11 @@ def descendants(pid: int) -> list[int]:
 def together_until(directory: Path, jobs: list[dict[str, Any]], least: dict[str, int]) -> None:
     """Run all jobs at once, and kill all their ranks when each has a newer checkpoint than `least`.
 
-    Jobs that have one stand still while they wait for the others: none comes to its end meanwhile.
+    Jobs that have one stand still while they wait for the others. None comes to its end, however late checkpoints come and this
+    process is.
     """
     listing = directory / "together.json"
-    listing.write_text(json.dumps(jobs))
+    listing.write_text(json.dumps([{**job, "held": HELD} for job in jobs]))
     Path(f"{listing}.pids").unlink(missing_ok=True)
     command = [*mpirun(sum(job["ranks"] for job in jobs)), sys.executable, str(DRIVE), str(listing), "together"]
     process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mpisgd import replay
+from mpisgd import interruption, replay
 from mpisgd.analysis import faults
 from mpisgd.launch import mpirun
 from mpisgd.records import schema
@@ -24,6 +25,20 @@ ULFM = ("--with-ft", "ulfm")
 SLOWLY = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02"]
 COMMON = ["--threads", "1", "--log.progress", "plain", "--log.progress-s", "0.1", *SLOWLY]
 END_S = 60.0
+
+USER = """
+import os, pathlib, time, torch
+calls, holds = 0, ((int(os.environ.get("ONCE", 30)), "once"), (110, "twice"))
+def loss(output, target):
+    global calls
+    calls += 1
+    while any(calls > at and not pathlib.Path(name).exists() for at, name in holds):
+        time.sleep(0.01)
+    return torch.nn.functional.cross_entropy(output, target)
+"""
+HELD = ("--loss", "user:loss")
+"""Learners do not go far ahead of a test, however it comes to a core: after 30 mini-batches, or ONCE, they wait until there is a
+file `once`, after 110 for `twice`."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,6 +54,27 @@ def started(tmp_path: Path) -> Iterator[list[Job]]:
     yield jobs
     for job in jobs:
         job.end(0.0)
+
+
+@pytest.fixture
+def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay finds the loss, too."""
+    (tmp_path / "user.py").write_text(USER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user", raising=False)
+
+
+def let_go(tmp_path: Path, *names: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+
+
+def until(job: Job, condition: Callable[[], object]) -> None:
+    until_s = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < until_s, job.text
+        time.sleep(0.05)
 
 
 def begin(started: list[Job], out: Path, ranks: int, *words: str, options: tuple[str, ...] = ULFM, **env: str) -> Job:
@@ -63,13 +99,15 @@ def told(run: Run, kind: Event, shard: int = 0) -> list[int]:
     return events["learner_id"][(events["kind"] == kind) & (events["shard"] == shard)].tolist()
 
 
+@pytest.mark.usefixtures("users_module")
 def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = begin(started, out, 6, "--shards", "2", "--epochs", "5", "--evaluation.every-epochs", "1")
+    job = begin(started, out, 6, *HELD, "--shards", "2", "--epochs", "5", "--evaluation.every-epochs", "1")
     assert "fault-tolerant: learners may die" in job.text
     for rank in (2, 4):
         job.send(rank, signal.SIGKILL)
         time.sleep(0.2)
+    let_go(tmp_path, "once", "twice")
     run = ended(job, out)
     for shard in (0, 1):
         assert told(run, Event.LOST, shard) == [0, 2]
@@ -88,14 +126,13 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
     assert proof.lines()[-1].startswith("identical"), proof.lines()
 
 
+@pytest.mark.usefixtures("users_module")
 def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = begin(started, out, 4, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
-    until_s = time.monotonic() + 60
-    while not (out / schema.evaluator_file()).exists() or len(Run(out).evaluations) < 2:
-        assert time.monotonic() < until_s, job.text
-        time.sleep(0.05)
+    job = begin(started, out, 4, *HELD, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
+    until(job, lambda: (out / schema.evaluator_file()).exists() and len(Run(out).evaluations) >= 2)
     job.send(3, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
     run = ended(job, out)
     test = run.evaluations[run.evaluations["train"] == 0]
     assert test["snapshot"].tolist() == list(range(13)), "all again, each once"
@@ -104,13 +141,16 @@ def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_p
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("users_module")
 def test_one_that_hangs_is_missed_and_comes_back(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = begin(started, out, 4, "--shards", "1", "--epochs", "6", "--faults.patience-s", "0.5")
-    stopped_s = job.send(2, signal.SIGSTOP)  # where the machine is slow, it may have been missed before
-    missed = job.wait_for("learner 1 was not heard of for", after_s=stopped_s)
-    time.sleep(0.5)
+    job = begin(started, out, 4, *HELD, "--shards", "1", "--epochs", "5", "--faults.patience-s", "1.5", "--log.flush-s", "0.1")
+    job.send(2, signal.SIGSTOP)
+    let_go(tmp_path, "once")
+    missed = job.wait_for("learner 1 was not heard of for")  # where the machine is slow, it may have been missed before
+    until(job, lambda: np.count_nonzero(Run(out).updates["gradients"] == 2) >= 5)
     job.send(2, signal.SIGCONT)
+    let_go(tmp_path, "twice")
     back = job.wait_for("learner 1 is back", after_s=missed)
     run = ended(job, out)
     assert back > missed
@@ -122,10 +162,12 @@ def test_one_that_hangs_is_missed_and_comes_back(started: list[Job], tmp_path: P
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("users_module")
 def test_one_that_hangs_for_good_does_not_hold_up_the_end(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    job = begin(started, out, 4, "--epochs", "3", "--faults.patience-s", "0.5", "--protocol", "async")
+    job = begin(started, out, 4, *HELD, "--epochs", "3", "--faults.patience-s", "1.5", "--protocol", "async")
     job.send(3, signal.SIGSTOP)
+    let_go(tmp_path, "once", "twice")
     run = ended(job, out)
     assert told(run, Event.LOST) == [2]
 
@@ -135,13 +177,13 @@ def test_a_dead_shard_ends_the_job(shards: int, started: list[Job], tmp_path: Pa
     out = tmp_path / "run"
     words = ["--shards", str(shards), "--epochs", "1000", "--checkpoint.every-updates", "5"]
     job = begin(started, out, shards + 2, *words)
-    time.sleep(0.5)
+    until(job, lambda: interruption.newest(out))
     job.send(shards - 1, signal.SIGKILL)
-    assert job.end(10.0) not in (0, None), job.text
+    assert job.end(END_S) not in (0, None), job.text
     assert job.left_s is not None
     assert f"(shard {shards - 1}) is lost" in job.text
     assert re.search(
-        r"to go on from its checkpoint of clock [\d,]+ \(\d later updates are lost, as far as is known here\): "
+        r"to go on from its checkpoint of clock [\d,]+ \(\d+ later updates are lost, as far as is known here\): "
         rf"mpirun --with-ft ulfm -n {shards + 2} mpisgd train --resume {out}\n",
         job.text,
     )
@@ -160,7 +202,7 @@ def test_an_exception_on_a_shard_ends_the_job(started: list[Job], tmp_path: Path
     job.send(3, signal.SIGKILL)
     job.wait_for("learner 1 is lost")
     (tmp_path / "nan").touch()
-    assert job.end(20.0) not in (0, None), job.text
+    assert job.end(END_S) not in (0, None), job.text
     assert job.left_s is not None
     assert "DivergenceError" in job.text
 
@@ -169,15 +211,19 @@ def test_an_exception_in_one_learners_code_costs_that_learner(
     started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "user.py").write_text(
-        "import os, pathlib, torch\n"
+        "import os, pathlib, time, torch\n"
+        "calls = 0\n"
         "def loss(output, target):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    while calls > 20 and not pathlib.Path('fail').exists(): time.sleep(0.01)\n"  # none is far ahead of the test
         "    if os.environ.get('OMPI_COMM_WORLD_RANK') == '2' and pathlib.Path('fail').exists():\n"
         "        raise ValueError('the user has a bug')\n"
         "    return torch.nn.functional.cross_entropy(output, target)\n"
     )
     out = tmp_path / "run"
     monkeypatch.chdir(tmp_path)
-    job = begin(started, out, 4, "--loss", "user:loss", "--epochs", "4", "--protocol", "backup", "--protocol.b", "1")
+    job = begin(started, out, 4, "--loss", "user:loss", "--epochs", "2", "--protocol", "backup", "--protocol.b", "1")
     (tmp_path / "fail").touch()
     run = ended(job, out)
     assert "ValueError: the user has a bug" in job.text
@@ -191,7 +237,7 @@ def test_a_signal_after_a_death_leads_to_a_checkpoint_all_the_same(started: list
     job.send(4, signal.SIGKILL)
     job.wait_for("learner 2 is lost")
     job.send(3, signal.SIGTERM)
-    assert job.end(20.0) == 85, job.text
+    assert job.end(END_S) == 85, job.text
     assert job.left_s is not None
     assert "nothing is lost" in job.text
     assert "go on with: mpirun --with-ft ulfm -n 5 mpisgd train --resume" in job.text
@@ -201,18 +247,20 @@ def test_allreduce_fails_fast_there_too(started: list[Job], tmp_path: Path) -> N
     job = begin(started, tmp_path / "run", 3, "--protocol", "allreduce", "--epochs", "1000")
     assert "fail-fast" in job.text
     job.send(1, signal.SIGKILL)
-    assert job.end(15.0) not in (0, None), job.text
+    assert job.end(END_S) not in (0, None), job.text
     assert job.left_s is not None
     assert "rank 1 is lost" in job.text
 
 
+@pytest.mark.usefixtures("users_module")
 def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> None:
     """A slice of 8 MB takes a while to travel: some of those killed meanwhile leave half of one behind; replay knows."""
     out = tmp_path / "run"
     words = ["--model", "mlp", "--model.hidden", "1400", "1360", "--epochs", "1", "--protocol", "softsync", "--protocol.n", "2"]
-    job = begin(started, out, 6, *words, options=(*ULFM, "--mca", "btl", "tcp,self"))
+    job = begin(started, out, 6, *HELD, *words, options=(*ULFM, "--mca", "btl", "tcp,self"), ONCE="8")
     for rank in (2, 3, 5):
         job.send(rank, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
     run = ended(job, out)
     torn = run.pushes[run.pushes["reason"] == Reason.TORN]
     assert set(torn["learner_id"].tolist()) <= {1, 2, 4}

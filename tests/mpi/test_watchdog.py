@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mpisgd.errors import DataError
 from mpisgd.launch import environment, mpirun
-from mpisgd.records import schema
 from mpisgd.records.reader import Run
 
 from .conftest import DRIVE
@@ -23,13 +23,21 @@ from .conftest import DRIVE
 pytestmark = pytest.mark.alone
 
 
+def has_begun(run: Path) -> bool:
+    """Whether updates are in the log of a run that is under way."""
+    try:
+        return len(Run(run).updates) > 0
+    except (DataError, OSError, KeyError, RuntimeError):  # its files are being made
+        return False
+
+
 def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
     config = {
         "out": str(tmp_path / "run"),
-        "epochs": 1.0,
+        "epochs": 4.0,
         "threads": 1,
         "model": "softmax",
-        "log": {"progress": "off", "quiet_s": 2.0},
+        "log": {"progress": "off", "quiet_s": 2.0, "flush_s": 0.1},
         "straggler": {"delay": "constant", "delay_mean_s": 0.02},
     }
     listing, said = tmp_path / "jobs.json", tmp_path / "said"
@@ -50,11 +58,10 @@ def test_a_learner_that_is_stopped_is_named(tmp_path: Path) -> None:
         process = subprocess.Popen(command, env=environment(), start_new_session=True, stderr=err)
     until_s = time.monotonic() + 120
     try:
-        while not (tmp_path / "run" / schema.shard_file(0)).exists():
+        while not has_begun(tmp_path / "run"):
             assert process.poll() is None, said.read_text()
             assert time.monotonic() < until_s
             time.sleep(0.05)
-        time.sleep(0.5)
         stopped = json.loads(Path(f"{listing}.pids").read_text())[0][2]
         os.kill(stopped, signal.SIGSTOP)
         while not any(all(re.search(each, said.read_text()) for each in told) for told in (between, within)):
