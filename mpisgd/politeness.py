@@ -1,7 +1,7 @@
 """A wait that leaves the core to others: it asks, yields the core, then sleeps for short, growing times (TRAPS 3, 4).
 
-The more ranks share a core the sooner a wait sleeps, and the longer at first: each time that one of thirty waiting ranks comes to a
-core only to see that nothing has come yet, it costs those that compute a change of context and their caches.
+The more ranks share a core the sooner a wait sleeps: each time that one of thirty waiting ranks comes to a core only to see that
+nothing has come yet, it costs those that compute a change of context and their caches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ YIELD_S = 1e-3
 """Of a wait in which the core is yielded before the first sleep, divided by the ranks that share the core (31 ranks on two cores:
 softsync 6 % slower under Open MPI, 14 % under MPICH, if all yield for so long)."""
 SLEEP_LEAST_S = 20e-6
-"""The first sleep, times the ranks that share the core; but no longer than this:"""
-SLEEP_FIRST_MOST_S = 200e-6
 SLEEP_MOST_S = 1e-3
 
 
@@ -28,19 +26,17 @@ class Politeness:
         ranks_per_core: how many share its core.
     """
 
-    __slots__ = ("_first_s", "_yield_s")
+    __slots__ = ("_yield_s",)
 
     def __init__(self, ranks_per_core: float = 1.0) -> None:
-        shared = max(1.0, ranks_per_core)
-        self._yield_s = YIELD_S / shared
-        self._first_s = min(SLEEP_LEAST_S * shared, SLEEP_FIRST_MOST_S)
+        self._yield_s = YIELD_S / max(1.0, ranks_per_core)
 
     def until(self, ready: Callable[[], Any], most_s: float = SLEEP_MOST_S) -> Any:
         """Call `ready` until it gives something other than None, and return that; no sleep is longer than `most_s`."""
         result = ready()
         if result is not None:
             return result
-        start_s, sleep_s = time.perf_counter(), min(self._first_s, most_s)
+        start_s, sleep_s = time.perf_counter(), SLEEP_LEAST_S
         while True:
             result = ready()
             if result is not None:

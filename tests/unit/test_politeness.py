@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpisgd import politeness
-from mpisgd.politeness import SLEEP_FIRST_MOST_S, SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Politeness
+from mpisgd.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Politeness
 
 LOOK_S = 2e-6
 
@@ -62,12 +62,12 @@ def test_first_it_spins_then_yields_then_sleeps_for_longer_and_longer(told: list
     assert sleeps[-1] == SLEEP_MOST_S
 
 
-@pytest.mark.parametrize(("ranks", "first_s"), [(0.5, SLEEP_LEAST_S), (4.0, 4 * SLEEP_LEAST_S), (100.0, SLEEP_FIRST_MOST_S)])
-def test_the_more_ranks_share_a_core_the_sooner_and_the_longer_it_sleeps(told: list[Any], ranks: float, first_s: float) -> None:
+@pytest.mark.parametrize("ranks", [0.5, 4.0, 15.5])
+def test_the_more_ranks_share_a_core_the_sooner_it_sleeps(told: list[Any], ranks: float) -> None:
     waited(Politeness(ranks), 700)
     yields = told.count("yield")
-    assert LOOK_S * yields <= YIELD_S / max(1.0, ranks)
-    assert told[yields] == pytest.approx(first_s)
+    assert 0 < LOOK_S * yields <= YIELD_S / max(1.0, ranks)
+    assert told[yields] == SLEEP_LEAST_S
 
 
 def test_no_sleep_is_longer_than_it_may_be(told: list[Any]) -> None:
