@@ -150,7 +150,7 @@ def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int,
     for each in rows:
         assert each["over_off"]["MPISGD_WAIT=polite"]["median"] == pytest.approx(2.0, rel=0.1)
         assert each["over_off"]["MPISGD_WAIT=blocking"]["median"] == pytest.approx(1.0)
-        assert settings.lines_of([each])[-1] == "  export MPISGD_WAIT=polite"
+        assert settings.lines_of([each])[-1] == "  export MPISGD_WAIT=polite  # for a model of this size"
         none = {"over_off": {"A=1": spread([1.01])}, "images_per_s": each["images_per_s"], "case": ""}
         assert settings.lines_of([none])[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
 
