@@ -18,7 +18,7 @@ from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, Rmsprop
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import host_vector
 
-Group = dict[str, Any]
+_Group = dict[str, Any]
 """An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""
 _SAID = "__dynamo_disable"
 CACHED_NBYTES = 4_000_000
@@ -32,7 +32,19 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
     """
     fused = parameter.nbytes > CACHED_NBYTES
     with _without_the_compiler():
-        return _make(options, parameter, learning_rate, fused)
+        optimizer = _make(options, parameter, learning_rate, fused)
+    if not isinstance(optimizer, torch.optim.SGD):  # whose momentum begins with a gradient
+        _begin(
+            optimizer.state[parameter], _SLOTS[type(optimizer)], optimizer.param_groups[0].get("momentum", 0.0), parameter.numel()
+        )
+    return optimizer
+
+
+def _begin(state: dict[str, Tensor], slots: set[str], momentum: float, size: int) -> None:
+    """What torch's own first step would make, where the optimiser has not made it yet."""
+    for name in sorted(slots - set(state)):
+        if name != "momentum_buffer" or momentum > 0:
+            state[name] = torch.zeros(()) if name == "step" else host_vector(size)
 
 
 def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fused: bool) -> torch.optim.Optimizer:
@@ -111,7 +123,6 @@ class Stepper:
         self._kernel = _KERNELS[type(optimizer)]
         self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones(())
-        _begin(optimizer, self._state, self._size)
 
     def reach(self, stop: int) -> int:
         """Where a step to this element ends: there, or, where that cannot be, at the last one.
@@ -123,32 +134,25 @@ class Stepper:
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
-        weights, slots, ends = self._weights, self._state, stop == self._size
-        if start > 0 or not ends:
-            weights, gradient = weights[start:stop], gradient[start:stop]
-            slots = {name: tensor[start:stop] for name, tensor in slots.items() if name != "step"}
-        count = self._state.get("step")
-        if count is not None and not ends:
-            count = count.clone()  # steps are counted with the last chunk
+        weights, slots = self._weights, self._state
+        if stop - start < self._size:
+            weights, gradient, slots = weights[start:stop], gradient[start:stop], self._slots(start, stop)
         if self._fused:
             self._scale.fill_(divisor)
         elif divisor > 1:
             gradient.div_(divisor)
-        self._kernel(self._group, weights, gradient, slots, count, self._scale if self._fused and divisor > 1 else None)
+        self._kernel(self._group, weights, gradient, slots, self._scale if self._fused and divisor > 1 else None)
+
+    def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
+        """What is kept for these elements; steps are counted with the last of them."""
+        slots = {name: tensor[start:stop] if tensor.dim() else tensor for name, tensor in self._state.items()}
+        if stop < self._size and "step" in slots:
+            slots["step"] = slots["step"].clone()
+        return slots
 
 
-def _begin(optimizer: torch.optim.Optimizer, state: dict[str, Any], size: int) -> None:
-    """What the first steps of torch's own optimisers make, in memory that is fast to read; SGD's begins with a gradient."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return
-    for name in sorted(_SLOTS[type(optimizer)] - {"step"}):
-        if name != "momentum_buffer" or optimizer.param_groups[0]["momentum"] > 0:
-            state[name] = host_vector(size) if name not in state else state[name]
-    state.setdefault("step", torch.zeros(()))
-
-
-def _sgd(group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], _: Tensor | None, scale: Tensor | None) -> None:
-    buffers = [slots.get("momentum_buffer")]
+def _sgd(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
+    buffers: list[Tensor | None] = [slots.get("momentum_buffer")]
     sgd(
         [weights],
         [gradient],
@@ -167,15 +171,12 @@ def _sgd(group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any],
         slots["momentum_buffer"] = buffers[0]
 
 
-def _adagrad(
-    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, scale: Tensor | None
-) -> None:
-    assert count is not None
+def _adagrad(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
     adagrad(
         [weights],
         [gradient],
         [slots["sum"]],
-        [count],
+        [slots["step"]],
         fused=True,
         foreach=False,
         has_sparse_grad=False,
@@ -188,17 +189,14 @@ def _adagrad(
     )
 
 
-def _rmsprop(
-    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, _: Tensor | None
-) -> None:
-    assert count is not None
+def _rmsprop(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], _: Tensor | None) -> None:
     rmsprop(
         [weights],
         [gradient],
         [slots["square_avg"]],
         [],
         [slots["momentum_buffer"]] if group["momentum"] > 0 else [],
-        [count],
+        [slots["step"]],
         foreach=False,
         lr=group["lr"],
         alpha=group["alpha"],
@@ -209,10 +207,7 @@ def _rmsprop(
     )
 
 
-def _adam(
-    group: Group, weights: Tensor, gradient: Tensor, slots: dict[str, Any], count: Tensor | None, scale: Tensor | None
-) -> None:
-    assert count is not None
+def _adam(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
     beta1, beta2 = group["betas"]
     adam(
         [weights],
@@ -220,7 +215,7 @@ def _adam(
         [slots["exp_avg"]],
         [slots["exp_avg_sq"]],
         [],
-        [count],
+        [slots["step"]],
         fused=True,
         foreach=False,
         grad_scale=scale,
@@ -234,7 +229,7 @@ def _adam(
     )
 
 
-#: One step of elements that follow each other: (group, weights, their summed gradient, slots, steps so far, divisor of the sum).
+#: One step of elements that follow each other: (group, weights, their summed gradient, slots, divisor of the sum).
 _KERNELS: dict[type[torch.optim.Optimizer], Callable[..., None]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adagrad: _adagrad,

@@ -57,12 +57,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "large-hardsync-4": (4, {"protocol": "hardsync", **LARGE}),
-    "large-softsync-5-S2": (5, {"protocol": {"name": "softsync", "n": 3}, "shards": 2, **LARGE}),
+    "large-softsync-5-S2": (
+        5,
+        {"protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001, **LARGE},
+    ),
     "large-abort-5": (
         5,
         {
             "protocol": {"name": "backup", "b": 2, "abort": True},
             "straggler": {**STRAGGLERS, "delay_mean_s": 0.06},
+            "optimizer": "adagrad",
+            "alpha0": 0.01,
             **LARGE,
         },
     ),
