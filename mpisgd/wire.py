@@ -279,16 +279,26 @@ class Wire:
         return probed
 
     def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """The same, but None where it is `over` before any message is there."""
+        """The same, but None where it is `over` before any message is there.
+
+        It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
+        that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
+        """
         wanted, status, improbe = self._wanted_of(patterns), self._status, self._comm.Improbe
 
-        def ready() -> MPI.Message | Literal[False] | None:
+        def look() -> MPI.Message | None:
             for source, tag in wanted:
                 if (message := improbe(source, tag, status)) is not None:
                     return message
-            return False if over() else None
+            return None
 
-        message = self._politely(ready) if self.polite else None
+        def ready() -> MPI.Message | Literal[False] | None:
+            message = look()
+            return False if message is None and over() else message
+
+        message: MPI.Message | Literal[False] | None = look()
+        if message is None and self.polite:
+            message = self._politely(ready)
         while message is None:
             message = ready()
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,26 @@ else:
 assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
+
+
+@pytest.mark.parametrize("wait", ["blocking", "polite"])
+def test_what_has_come_is_found_at_the_first_asking(wait: str, tmp_path: Path) -> None:
+    """By a rank that has not called MPI since: Open MPI's Improbe looks before it takes in what has come."""
+    script = """
+import os, pathlib, time
+wire, there = Wire(comm, polite=False), pathlib.Path(os.environ["THERE"])
+if comm.rank == 1:
+    asked = wire.start(0, Tag.PULL, (0, 7))
+    there.touch()
+    wire.finish(asked)
+else:
+    while not there.exists():
+        time.sleep(0.001)
+    assert wire.take_until(((None, Tag.PULL),), 0) == (1, Tag.PULL, (0, 7))
+    assert wire.take_until(((None, Tag.PULL),), 0) is None
+    print("found it")
+"""
+    assert "found it" in said_by_two_ranks(script, MPISGD_WAIT=wait, THERE=str(tmp_path / "there"))
 
 
 @pytest.mark.alone
