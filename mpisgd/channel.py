@@ -103,7 +103,7 @@ class ShardChannel:
         Pulls are taken from anybody at any time: a learner whose turn to push has not come must be given weights to compute.
 
         Args:
-            gradient: (slice,) float32, C-contiguous.
+            gradient: (slice,), C-contiguous, of the type that gradients travel in.
             learner_id: whose push or goodbye it must be, or None.
             until_s: None is returned where nothing has come by this second.
 
@@ -298,7 +298,7 @@ class LearnerChannel:
 
     Args:
         weights: (parameters,) float32 host memory that pulled slices are received into.
-        gradients: (parameters,) float32 host memory that pushed slices are sent from.
+        gradients: (parameters,) float32 host memory that pushed slices are sent from; or int16 (`rounding.py`).
         bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
         interruptible: the shards may tell this learner that its gradient comes too late.
@@ -326,6 +326,7 @@ class LearnerChannel:
         self._weights = [chunks_of(weights[start:end]) for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
         self._nbytes = [part.nbytes for part in self._gradients]
+        self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
         self._clocks = [-1] * len(bounds)
@@ -362,19 +363,22 @@ class LearnerChannel:
         delay_ns: int,
         last: Answers,
         push_ns: int,
+        rounded: float = 0.0,
         meanwhile: Callable[[], None] | None = None,
     ) -> int:
         """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
 
-        `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took. `meanwhile`, called
-        while the gradient leaves, may read it. Returns nanoseconds, until both have ended.
+        `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took; `rounded`, what was
+        rounded off (`rounding.py`). `meanwhile`, called while the gradient leaves, may read it. Returns nanoseconds, until both
+        have ended.
         """
         wire, learner_id, wait_ns, pull_ns = self._wire, self._learner_id, last.wait_ns, last.pull_ns
         start_ns = wire.now_ns()
         transfers = []
         for shard, clock in enumerate(last.clocks):
             nbytes = self._nbytes[shard]
-            told = (learner_id, clock, seq, samples, self._team, compute_ns, delay_ns, push_ns, wait_ns, pull_ns, nbytes, loss)
+            spent = (compute_ns, delay_ns, push_ns, wait_ns, pull_ns)
+            told = (learner_id, clock, seq, samples, self._team, *spent, nbytes, rounded, loss)
             transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
         self._pushes += 1
         if meanwhile is not None:
@@ -425,7 +429,7 @@ class LearnerChannel:
             fields: tuple[int, int, int, int, int, int] = wire.header(answer)
             sender, clock, stopped, verdict, notices, nbytes = fields
             began_ns = began_ns or wire.now_ns()
-            expected = 0 if stopped else self._nbytes[shard]
+            expected = 0 if stopped else self._weights_nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
                 raise PeerError(
                     f"answer of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock};"
@@ -562,7 +566,7 @@ class TeamChannel(ShardChannel):
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         waited = (self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, loss)
+        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, 0.0, loss)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
         pushes = []

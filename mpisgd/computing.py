@@ -19,6 +19,8 @@ class Computes(ABC):
 
     samples: int
     """Of the mini-batch computed last."""
+    rounded: float = 0.0
+    """What was rounded off its gradient, as a share of its norm (`rounding.py`)."""
 
     @abstractmethod
     def prepare(self, seq: int) -> None:
@@ -49,7 +51,7 @@ class Exchanges(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
-    """A gradient and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
+    """A gradient, as it travels, and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
 
     host_weights: Any
     host_gradients: Any
@@ -63,7 +65,7 @@ class Updates(ABC):
     """What a shard's loop asks of its slice: the sum of gradients in the making, and the weights."""
 
     scratch: Any
-    """Where the next gradient is received; (slice,) float32."""
+    """The gradient that was taken in last; (slice,) float32."""
     served: Any
     """The weights as the channel sends them; (slice,) float32."""
     weights: Any
@@ -80,6 +82,14 @@ class Updates(ABC):
     """Applied so far."""
     learning_rate: float
     """Of the next update."""
+
+    @property
+    @abstractmethod
+    def inbox(self) -> Any:
+        """Where the next gradient is received, (slice,): `scratch`, or memory of the type that it travels in."""
+
+    def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
+        """The gradient that is in `inbox` is to be in `scratch`."""
 
     @property
     @abstractmethod

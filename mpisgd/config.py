@@ -669,6 +669,10 @@ class Config:
     exchange: Literal["whole", "layerwise"] = "whole"
     """whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers; an asynchronous learner pulls
     each slice as its forward pass reaches it, and every learner pushes each as its backward pass leaves it [Chen16 2, A.3]."""
+    push_format: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: gradients are pushed in half of the bytes; what a learner rounds off, it adds to its next gradient (error feedback,
+    arXiv:1901.09847). Weights are pulled in float32. For networks that are slow: `mpisgd bench train --ways hardsync
+    hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
     evaluator: bool = False
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
     aggregation: Literal["none", "node"] = "none"

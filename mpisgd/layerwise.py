@@ -100,7 +100,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         wire, answers, nbytes = self._wire, self._answers, self._nbytes[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
         spent = (compute_ns, int(self._delay_s * 1e9), self._push_ns, answers.wait_ns, answers.pull_ns)
-        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, loss)
+        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, 0.0, loss)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
         self._pushed_for(wire.now_ns() - start_ns)
 
@@ -127,6 +127,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         delay_ns: int,
         last: Answers,
         push_ns: int,
+        rounded: float = 0.0,
         meanwhile: Callable[[], None] | None = None,
     ) -> int:
         """Wait until the slices that were left have been sent. Returns nanoseconds, those of beginning to send them included."""

@@ -50,6 +50,7 @@ def learn(
             delay_ns=int(delay_s * 1e9),
             last=answers,
             push_ns=push_ns,
+            rounded=gradient.rounded,
             meanwhile=gradient.take_own_step if goes_on else None,
         )
         if goes_on:

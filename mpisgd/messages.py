@@ -1,7 +1,7 @@
 """The vocabulary of the wire: tags, layouts of headers, and what a shard may receive (DESIGN 5).
 
-A message is a small header of int64 fields, begun by a magic number, and perhaps slices that follow it under a tag of their
-own. Nothing is pickled. On a real wire the header is packed into bytes; a virtual one passes the fields as they are.
+A message is a small header of int64 and float64 fields, begun by a magic number, and perhaps slices that follow it under a tag of
+their own. Nothing is pickled. On a real wire the header is packed into bytes; a virtual one passes the fields as they are.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ class Ending(enum.IntEnum):
     """A signal ends this attempt, and another may go on."""
 
 
-MAGIC = 0x6D70697367640005  # "mpisgd", version 5 of the messages
+MAGIC = 0x6D70697367640006  # "mpisgd", version 6 of the messages
 
 Fields = tuple[Any, ...]
+
+_FLOATS = frozenset({"rounded", "loss"})
 
 NOBODY = -2
 """What stands in the place of a learner_id where a communicator says that a rank is lost, or stuck: no rank has sent that."""
@@ -58,7 +60,7 @@ class Layout:
     """One kind of message.
 
     Args:
-        fields: names of its int64 fields, in order; `"loss"`, at the end, is a float64.
+        fields: names of its fields, in order; each is an int64, those in `_FLOATS` a float64.
         body: the tag of the slices that follow the header; 0 = none follow.
         announced: the sender is sure to wait until the receiver has taken the header (`Communicator.start`).
     """
@@ -67,7 +69,7 @@ class Layout:
         self.fields = fields
         self.body = body
         self.announced = announced
-        self._struct = struct.Struct("<q" + "".join("d" if name == "loss" else "q" for name in fields))
+        self._struct = struct.Struct("<q" + "".join("d" if name in _FLOATS else "q" for name in fields))
         self.nbytes = self._struct.size
 
     def pack(self, fields: Fields) -> bytes:
@@ -82,8 +84,8 @@ class Layout:
 
 
 _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
-_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float]
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "rounded", "loss")
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
@@ -130,6 +132,7 @@ class Push:
             self.wait_ns,
             self.pull_ns,
             self.nbytes,
+            self.rounded,
             self.loss,
         ) = fields
         self.arrival_ns = arrival_ns

@@ -40,6 +40,7 @@ from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.roles import Roles
+from mpisgd.rounding import Rounded
 from mpisgd.shared_team import SharedTeam
 from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.update import SliceUpdate
@@ -154,6 +155,13 @@ def with_local_steps(config: Config, gradient: Travels) -> Travels:
     return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
 
 
+def as_pushed(config: Config, gradient: Travels) -> Travels:
+    """The same gradient in the type that it travels in."""
+    if config.push_format == "float32":
+        return gradient
+    return Rounded(gradient, tell_nonfinite=config.nonfinite == "drop")
+
+
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum, and layer by
     layer the channel does, before the first push."""
@@ -214,6 +222,7 @@ def make_update(config: Config, weights: Tensor, *, gradients_per_update: float,
         schedule=schedule.make(config.schedule, config.epochs),
         train_samples=train_samples,
         averaging=config.averaging,
+        half=config.push_format == "bfloat16",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )
 
@@ -305,6 +314,16 @@ def check_exchange(config: Config) -> None:
     )
     require(config.device == "cpu", "device", config.device, f"'cpu' {beside}")
     require(config.aggregation == "none", "aggregation", config.aggregation, f"'none' {beside}: a team's sum {before}")
+
+
+def check_push_format(config: Config) -> None:
+    """Raises ConfigError where gradients that are rounded make no sense."""
+    if config.push_format == "float32":
+        return
+    field, value = "push_format", config.push_format
+    require(not isinstance(config.protocol, AllreduceOptions), field, value, "'float32' for allreduce: nothing is pushed")
+    expected = "'float32' beside exchange = 'layerwise': what is rounded is the whole gradient"
+    require(config.exchange == "whole", field, value, expected)
 
 
 def check_compensation(config: Config, protocol: Protocol) -> None:

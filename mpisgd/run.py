@@ -124,6 +124,7 @@ class Rank:
     def _roles(self, config: Config) -> Roles:
         refuse_singletons(self.world)
         parts.check_exchange(config)
+        parts.check_push_format(config)
         self.tolerant = tolerance.of(config)
         return of_job(config, self.world.hosts)
 
@@ -364,7 +365,7 @@ class Rank:
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
-        own: Any = leader or parts.with_local_steps(config, self._gradient())
+        own: Any = parts.as_pushed(config, leader or parts.with_local_steps(config, self._gradient()))
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
         self.newest_clock = lambda: channel.newest_clock
         gradient: Computes = own
@@ -505,7 +506,7 @@ class Rank:
         clock, attempt = self.resumption.checkpoint.clock, self.resumption.attempt
         bits = "asynchronously"
         if self.protocol.consistent and self.protocol.ordered:
-            same = self.resumption.same_layout
+            same = self.resumption.same_layout and self.config.push_format == "float32"
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {attempt} goes on at clock {clock:,}, {bits}"
 

@@ -185,10 +185,10 @@ class Shard:
 
     def _next(self, learner_id: int | None, until_s: float) -> Message | None:
         """What is to be done next; the arguments are those of `ShardChannel.receive`."""
-        return self._put_off.popleft() if self._put_off else self.channel.receive(self.update.scratch, learner_id, until_s)
+        return self._put_off.popleft() if self._put_off else self.channel.receive(self.update.inbox, learner_id, until_s)
 
     def handle(self, message: Message) -> None:
-        """Do what a message asks for; the gradient of a push lies in `update.scratch`."""
+        """Do what a message asks for; the gradient of a push lies in `update.inbox`."""
         if isinstance(message, Push):
             self._take(message)
         elif isinstance(message, Pull):
@@ -229,6 +229,7 @@ class Shard:
         if self._cannot_be(push):
             return
         self.received[push.learner_id] += 1
+        self.update.take_in()
         if self._aborts:
             self._computing.pop(push.learner_id, None)
         if not self._ordered:

@@ -46,8 +46,8 @@ class Step(NamedTuple):
 class SliceUpdate(Updates):
     """The weights of one slice, the sum of gradients in the making, and the optimiser.
 
-    `scratch`, (slice,) float32, is where the next gradient is to be received. The first gradient of a sum is not copied:
-    scratch and sum change places. `served`, (slice,) float32, is the numpy view of the weights. `learning_rate` is that of the
+    `scratch`, (slice,) float32, holds the gradient that came last. The first gradient of a sum is not copied: scratch and sum
+    change places. `served`, (slice,) float32, is the numpy view of the weights. `learning_rate` is that of the
     next update, before any weight.
 
     Args:
@@ -56,6 +56,7 @@ class SliceUpdate(Updates):
         schedule: factor of the learning rate as a function of epochs.
         train_samples: samples of one epoch.
         compensation: what corrects stale gradients, or None; it knows these weights.
+        half: gradients are received as bfloat16 (`rounding.py`).
         averaging: a of thetabar <- a thetabar + (1 - a) theta [Chen16 Alg. 2, 4]; 0 = no averaged weights.
     """
 
@@ -68,6 +69,7 @@ class SliceUpdate(Updates):
         schedule: Schedule,
         train_samples: int,
         averaging: float = 0.0,
+        half: bool = False,
         compensation: Compensation | None = None,
     ) -> None:
         self.weights: Tensor = weights
@@ -90,6 +92,7 @@ class SliceUpdate(Updates):
         self._scratch = host_vector(weights.numel())
         self.scratch: np.ndarray = host_view(self._scratch)
         self._summed = host_view(self._sum)
+        self._half: np.ndarray | None = np.zeros(weights.numel(), np.int16) if half else None
         self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
         self._room: tuple[Tensor, ...] = ()
@@ -104,6 +107,16 @@ class SliceUpdate(Updates):
         self._alpha0 = learning_rate
         self._schedule = schedule
         self._set_learning_rate()
+
+    @property
+    def inbox(self) -> np.ndarray:
+        """Where the next gradient is to be received: `scratch`, or (slice,) int16, the bits of bfloat16."""
+        return self.scratch if self._half is None else self._half
+
+    def take_in(self) -> None:
+        """Let `scratch` hold the gradient that was received."""
+        if self._half is not None:
+            self._scratch.copy_(torch.from_numpy(self._half).view(torch.bfloat16))
 
     @property
     def epochs(self) -> float:
@@ -137,6 +150,8 @@ class SliceUpdate(Updates):
 
     def renew_scratch(self) -> None:
         """The next gradient is received into memory of its own."""
+        if self._half is not None:
+            self._half = np.zeros_like(self._half)
         self._receive_into(host_vector(len(self.weights)))
 
     def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:

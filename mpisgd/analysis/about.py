@@ -117,6 +117,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         *_way_on(run, state),
         *_attempts(run),
         *_compensation(run),
+        *_rounded(run),
         *_virtual(run),
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
@@ -164,6 +165,17 @@ def _compensation(run: Run) -> list[tuple[str, str]]:
     if not strength or parameters is None:
         return []
     return [("delay compensation", f"{strength}: {footprint.of_compensation(run.lambda_, parameters, run.shards)}")]
+
+
+def _rounded(run: Run) -> list[tuple[str, str]]:
+    """How much was rounded off gradients that travelled as bfloat16."""
+    if run.config.get("push_format", "float32") == "float32":
+        return []
+    rounded = run.pushes["rounded"][np.isfinite(run.pushes["rounded"])]
+    words = f"as {run.config['push_format']}; what was rounded off one was added to the next"
+    if rounded.any():
+        words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"
+    return [("gradients pushed", words)]
 
 
 def virtual(run: Run) -> bool:

@@ -77,6 +77,7 @@ WAYS = {
     "hardsync-node": Way({"protocol": HardsyncOptions(), "aggregation": "node"}, synchronous=True),
     "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
     "allreduce-node": Way({"protocol": AllreduceOptions(), "aggregation": "node"}, synchronous=True),
+    "hardsync-bfloat16": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16"}),
     "softsync": Way({"protocol": SoftsyncOptions(n=LEARNERS)}),
     "async": Way({"protocol": AsyncOptions()}),
     "ssp": Way({"protocol": SspOptions()}),

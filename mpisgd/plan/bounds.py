@@ -62,15 +62,16 @@ def bounds(config: Config) -> Bounds:
     per_update = protocol.gradients_per_update
     pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
     whole = 4 * config.virtual.parameters
+    both_ways = whole * (1.5 if config.push_format == "bfloat16" else 2)
     nbytes = whole / config.shards
     on_node, remote, nodes = _layout(config)
     slowest = min(network.bandwidth, network.node_bandwidth) if remote else min(network.bandwidth, network.local_bandwidth)
     overhead_s, latency_s = network.overhead_s, network.latency_s
     gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
     update_s = service.update_s + service.update_s_per_byte * nbytes
-    link_s = pushes * (2 * nbytes / slowest + 3 * overhead_s) + (0.0 if protocol.consistent else latency_s)
+    link_s = pushes * (both_ways / config.shards / slowest + 3 * overhead_s) + (0.0 if protocol.consistent else latency_s)
     hops = 2 if protocol.consistent else 3  # a synchronous learner's request waits at the shard before the update is made
-    wire_s = 2 * whole / slowest + hops * latency_s + 2 * config.shards * overhead_s + gradient_s
+    wire_s = both_ways / slowest + hops * latency_s + 2 * config.shards * overhead_s + gradient_s
     thinking_s = _thinking_s(config, nodes)
     if protocol.consistent:
         learners = per_update / (order_statistic(thinking_s, per_update, lambda_) + wire_s + update_s)

@@ -36,7 +36,7 @@ from mpisgd.protocols.verdict import Reason
 
 __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "Reason", "Verdict"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Event(enum.IntEnum):
@@ -86,6 +86,7 @@ PUSHES = np.dtype(
         ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
         ("wait_s", np.float64),  # then, from its pull request until the first answer began
         ("pull_s", np.float64),  # then, until the weights of all shards were there
+        ("rounded", np.float64),  # what was rounded off the whole gradient, as a share of its norm (`rounding.py`); NaN: not finite
         ("loss", np.float64),  # of the mini-batch; of a team, the mean over its ranks
     ]
 )

@@ -212,6 +212,7 @@ class ShardLog:
                 push.push_ns * 1e-9,
                 push.wait_ns * 1e-9,
                 push.pull_ns * 1e-9,
+                push.rounded,
                 push.loss,
             ),
         )

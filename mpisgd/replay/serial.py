@@ -7,6 +7,7 @@ had under way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from mpisgd.parts import Brought, Meta
 from mpisgd.protocols.verdict import Kind
 from mpisgd.replay.order import Compute, Take, Update
 from mpisgd.replay.record import Record, Row
+from mpisgd.rounding import Rounding
 from mpisgd.update import SliceUpdate, Step
 
 
@@ -71,6 +73,7 @@ class Serial:
             for start, end in self.bounds
         ]
         self._gradients: dict[int, Travels] = {}
+        self._roundings: dict[int, Rounding] = {}
         self._pushes_per_pull = record.protocol().pushes_per_pull
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
@@ -106,6 +109,11 @@ class Serial:
             samples += gradient.samples
             summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
         loss = team_loss(losses, host_view(summed) if self.config.nonfinite == "drop" else None)
+        if self.config.push_format == "bfloat16":
+            rounding = self._roundings.setdefault(learner_id, Rounding(self.model.size))
+            if math.isnan(rounding.round(summed)) and self.config.nonfinite == "drop":
+                loss = math.nan
+            summed.copy_(rounding.sent)
         if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()

@@ -64,6 +64,7 @@ class Job:
         parts.check_failures(config)
         parts.check_stragglers(config, ranks)
         parts.check_exchange(config)
+        parts.check_push_format(config)
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
@@ -207,7 +208,8 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire, leader: Leader | None = None) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        gradient: Any = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
+        whole = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
+        gradient: Any = parts.as_pushed(config, whole)
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, gradient, self.work.bounds)
         if isinstance(channel, PipelinedChannel):
             gradient = Passes(gradient, wire, [len(layers) for layers in self.work.slices], channel)

@@ -53,6 +53,7 @@ class Sizes:
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.make(config.schedule, config.epochs),
             train_samples=self.meta.train_samples,
+            half=config.push_format == "bfloat16",
             rank=wire,
             gradient_ns=costs.gradient_ns(4 * (end - start)),
             update_ns=costs.update_ns(4 * (end - start)),

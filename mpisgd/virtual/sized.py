@@ -14,13 +14,14 @@ from mpisgd.virtual.passes import ComputesAtOnce
 
 
 class SizedVector(Buffer):
-    """As large as a float32 vector of so many elements, and nothing else."""
+    """As large as a vector of so many elements, of float32 unless `itemsize` says otherwise, and nothing else."""
 
-    __slots__ = ("_nbytes", "size")
+    __slots__ = ("_itemsize", "_nbytes", "size")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, itemsize: int = 4) -> None:
         self.size = size
-        self._nbytes = 4 * size
+        self._itemsize = itemsize
+        self._nbytes = itemsize * size
 
     @property
     def nbytes(self) -> int:
@@ -28,7 +29,11 @@ class SizedVector(Buffer):
 
     def __getitem__(self, part: slice) -> SizedVector:
         start, stop, _ = part.indices(self.size)
-        return SizedVector(stop - start)
+        return SizedVector(stop - start, self._itemsize)
+
+    def in_half(self) -> SizedVector:
+        """As many elements of half the size (`rounding.py`)."""
+        return SizedVector(self.size, self._itemsize // 2)
 
 
 class SizedUpdate(Updates):
@@ -36,6 +41,7 @@ class SizedUpdate(Updates):
 
     Args:
         size: elements of the slice.
+        half: gradients are received as bfloat16.
         rank: the shard's, on whose clock nanoseconds pass.
         gradient_ns, update_ns: what one gradient, and one update, cost.
     """
@@ -47,11 +53,14 @@ class SizedUpdate(Updates):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
+        half: bool,
         rank: VirtualRank,
         gradient_ns: int,
         update_ns: int,
     ) -> None:
-        self.scratch: Any = SizedVector(size)
+        vector = SizedVector(size)
+        self.scratch: Any = vector
+        self._inbox: Any = vector.in_half() if half else vector
         self.served: Any = self.scratch
         self.weights: Any = self.scratch
         self.averaged: Any = None
@@ -69,6 +78,10 @@ class SizedUpdate(Updates):
         self._gradient_ns = gradient_ns
         self._update_ns = update_ns
         self.learning_rate = learning_rate * schedule(0.0)
+
+    @property
+    def inbox(self) -> Any:
+        return self._inbox
 
     @property
     def epochs(self) -> float:

@@ -71,6 +71,9 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
             **LARGE,
         },
     ),
+    "softsync-5-S2-bfloat16": (5, {"protocol": {"name": "softsync", "n": 3}, "shards": 2, "push_format": "bfloat16"}),
+    "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
+    "large-hardsync-4-bfloat16": (4, {"protocol": "hardsync", "push_format": "bfloat16", **LARGE}),
     "large-async-4": (4, {"protocol": "async", "optimizer": "adam", "alpha0": 0.001, "averaging": 0.9, **LARGE}),
 }
 UNEVEN = {name for name in RUNS if name.startswith(("timeout", "async"))}

@@ -132,7 +132,14 @@ def wire_without_mpi() -> types.ModuleType:
 
 def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> Push:
     """A push of which only what matters is said; a `ScriptedChannel` numbers those of -1."""
-    given: dict[str, Any] = {**dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0), "samples": 2, "gradients": 1, "nbytes": 4, "loss": 1.0}
+    given: dict[str, Any] = {
+        **dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0),
+        "samples": 2,
+        "gradients": 1,
+        "nbytes": 4,
+        "rounded": 0.25,
+        "loss": 1.0,
+    }
     given |= {"learner_id": learner_id, "timestamp": timestamp, "seq": seq, **fields}
     arrival_ns = given.pop("arrival_ns", 0)
     return Push(tuple(given.values()), arrival_ns)  # type: ignore[arg-type]

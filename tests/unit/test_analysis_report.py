@@ -197,7 +197,7 @@ def test_no_log(tmp_path: Path) -> None:
 def test_another_version(tmp_path: Path) -> None:
     path = fabricate.write_run(tmp_path / "run", Log(), SOFTSYNC, learners=2)
     fabricate.write_file(path / schema.shard_file(0), {}, (0, -1, 0, 0, 0, 0), 0, version=1)
-    with pytest.raises(DataError, match="has schema version 1, this mpisgd reads 3"):
+    with pytest.raises(DataError, match="has schema version 1, this mpisgd reads 4"):
         report(path)
 
 

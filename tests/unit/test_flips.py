@@ -26,7 +26,7 @@ def test_a_hundred(tmp_path: Path) -> None:
 
 
 EVENT = (0, 3, 4, -1, 0.5, 1.5)
-PUSH = (0, 1, 1, 0, 0, 0, 4, 1, 0, 0, 1.0, 0.1, 0.5, np.nan, *[0.1] * 5, 2.0)
+PUSH = (0, 1, 1, 0, 0, 0, 4, 1, 0, 0, 1.0, 0.1, 0.5, np.nan, *[0.1] * 5, 0.0, 2.0)
 
 
 def log(path: Path, rows: int = 40) -> TableFile:
@@ -132,12 +132,14 @@ def test_while_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "shard-000.attempt-0.h5"
     pid = os.fork()
     if pid == 0:
-        file = log(path)
-        for number in range(40, 3000):
-            file.append("pushes", PUSH)
-            file.amend("pushes", number - 30, "answer_s", 1.0)
-        file.close()
-        os._exit(0)
+        try:
+            file = log(path)
+            for number in range(40, 3000):
+                file.append("pushes", PUSH)
+                file.amend("pushes", number - 30, "answer_s", 1.0)
+            file.close()
+        finally:
+            os._exit(0)  # whatever was raised: the rest of the test process is not this one's
     lengths = []
     while os.waitpid(pid, os.WNOHANG)[0] == 0:
         if path.exists() and path.stat().st_size > 4000:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-
 class Told:
     """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""
 
-    samples = 16
+    samples, rounded = 16, 0.25
 
     def __init__(self, clocks: list[tuple[int, ...]]) -> None:
         self.clocks = clocks
@@ -101,7 +101,7 @@ def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]
         *pull_and_prepare(2),
         ("goodbye", True),
     ]
-    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 0}
+    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 0, "rounded": 0.25}
 
 
 def test_a_learner_steps_by_itself_while_its_push_is_under_way() -> None:
@@ -121,4 +121,4 @@ def test_a_straggler_sleeps_between_computing_and_pushing() -> None:
     told = learned([(0,)], SoftsyncOptions(), StragglerOptions(slowdown={1: 3.0}))
     assert [call[0] for call in told.calls] == ["prepare", "pull", "compute", "sleep", "push", "prepare", "pull", "goodbye"]
     assert told.calls[3][1] == pytest.approx(0.02)
-    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 20_000_000}
+    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 20_000_000, "rounded": 0.25}

@@ -352,8 +352,8 @@ def foreign(path: Path, kind: str) -> None:
     ("kind", "message"),
     [
         ("text", "cannot be read as HDF5"),
-        ("no version", "has schema version None, this mpisgd reads 3"),
-        ("version 1", "has schema version 1, this mpisgd reads 3"),
+        ("no version", "has schema version None, this mpisgd reads 4"),
+        ("version 1", "has schema version 1, this mpisgd reads 4"),
         ("no table", "table pushes cannot be read"),
         ("no count", "table pushes cannot be read"),
         ("other layout", "table pushes has another layout than this mpisgd writes"),

@@ -397,7 +397,7 @@ def test_every_row_of_a_short_run(log: Path) -> None:
     assert first == pytest.approx({
         "shard": 0, "clock": 0, "timestamp": 0, "staleness": 0, "learner_id": 1, "seq": 0, "samples": 2, "gradients": 1,
         "verdict": Verdict.APPLY, "reason": Reason.NONE, "weight": 1.0, "learning_rate": 1.0, "arrival_s": 0.6, "answer_s": 7.0,
-        "compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "loss": 2.0,
+        "compute_s": 0.1, "delay_s": 0.2, "push_s": 0.3, "wait_s": 0.4, "pull_s": 0.5, "rounded": 0.25, "loss": 2.0,
     }, rel=1e-12)  # fmt: skip
     assert rows[["clock", "staleness", "learner_id", "loss"]][1].tolist() == (1, 1, 0, 3.0)
     assert math.isnan(rows["answer_s"][1])  # its pull was stopped, not answered

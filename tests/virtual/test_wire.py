@@ -19,7 +19,7 @@ from tests.virtual.scene import Scene
 #: 10 ns for each message, 100 ns on the way, 1 byte/ns.
 EXACT = NetworkOptions(latency_s=100e-9, overhead_s=10e-9, bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9)
 ANYTHING = ((None, None),)
-PULL, ANSWER, PUSH = (0, 0), (0,) * 5, (0,) * 11
+PULL, ANSWER, PUSH = (0, 0), (0,) * 5, (0,) * 12
 BODY = 1000
 
 
