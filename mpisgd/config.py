@@ -671,8 +671,8 @@ class Config:
     each slice as its forward pass reaches it, and every learner pushes each as its backward pass leaves it [Chen16 2, A.3]."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: gradients are pushed in half of the bytes; what a learner rounds off, it adds to its next gradient (error feedback,
-    arXiv:1901.09847). Weights are pulled in float32. For networks that are slow: `mpisgd bench train --ways hardsync
-    hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
+    arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench train
+    --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
     evaluator: bool = False
     """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
     aggregation: Literal["none", "node"] = "none"

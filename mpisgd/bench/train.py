@@ -20,6 +20,7 @@ import numpy as np
 from mpisgd.bench import loops
 from mpisgd.bench.among import among
 from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, Case, Device, config_of
+from mpisgd.bench.on_off import OFF, in_turn
 from mpisgd.bench.spread import Spread, over, spread, told
 from mpisgd.config import LogOptions, kind_of
 from mpisgd.finish import Outcome
@@ -130,19 +131,18 @@ def rate_of(log: Run, case: Case, learners: int = LEARNERS) -> float:
 
 
 def measure_log(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
-    """Throughput of hardsync with the run log over without, interleaved."""
+    """Throughput of hardsync with the run log over without; the order changes from one repetition to the next."""
     rows = []
     with scratch(comm) as directory:
         for case in (CASES[key] for key in USUAL):
-            on, off = [], []
-            for _ in range(repetitions):
-                off.append(_whole_run(comm, directory, case, log=False))
-                on.append(_whole_run(comm, directory, case, log=True))
+            rates: dict[str, list[float]] = {"on": [], OFF: []}
+            for way in in_turn((OFF, "on"), repetitions):
+                rates[way].append(_whole_run(comm, directory, case, log=way == "on"))
             rows.append(
                 {
                     "case": case.name,
-                    "images_per_s": {"on": spread(on), "off": spread(off)},
-                    "on_over_off": over(on, off),
+                    "images_per_s": {way: spread(values) for way, values in rates.items()},
+                    "on_over_off": over(rates["on"], rates[OFF]),
                 }
             )
     return rows

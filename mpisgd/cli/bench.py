@@ -61,7 +61,7 @@ class Options:
     cases: tuple[str, ...] = USUAL
     """train, peers: model and mini-batch size; train also cnn-4, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
-    """train: protocols; also async, ssp, downpour, versioned, backup, timeout, or all."""
+    """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all."""
     device: Device = "cpu"
     """train: what learners compute on; GPUs are taken in turn."""
     peer_python: str = sys.executable
