@@ -51,7 +51,8 @@ class Exchanges(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
-    """A gradient, as it travels, and its weights, both (parameters,) float32, or, where only sizes travel, what stands for them."""
+    """A gradient and its weights as they travel: (parameters,) float32, the gradient perhaps (parameters,) int16, the bits of
+    bfloat16 (`rounding.py`); or, where only sizes travel, what stands for them."""
 
     host_weights: Any
     host_gradients: Any

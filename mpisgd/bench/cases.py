@@ -64,7 +64,7 @@ class Way:
 
     special: dict[str, Any]
     synchronous: bool = False
-    """No gradient is stale, and none is dropped."""
+    """No gradient is stale, dropped or rounded."""
 
     @property
     def shards(self) -> int:
