@@ -127,6 +127,20 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
 
 
 @pytest.mark.usefixtures("users_module")
+@pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
+def test_what_a_dead_learner_had_rounded_off_is_in_nobodys_books(started: list[Job], tmp_path: Path, protocol: str) -> None:
+    """Its remainder is lost with it; the others keep theirs, and replay has every bit."""
+    out = tmp_path / "run"
+    job = begin(started, out, 5, *HELD, "--protocol", protocol, "--shards", "2", "--epochs", "3", "--push-format", "bfloat16")
+    job.send(3, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    assert told(run, Event.LOST, 0) == told(run, Event.LOST, 1) == [1]
+    assert (run.pushes["rounded"] > 0).all()
+    assert replay.check(out) == ""
+
+
+@pytest.mark.usefixtures("users_module")
 def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 4, *HELD, "--evaluator", "--epochs", "3", "--evaluation.every-epochs", "0.25")
