@@ -63,8 +63,8 @@ class Member:
         self._wire = wire
         words = node.words(1 + 3 * node.places)
         self._next, self._told = words[:1], words[1:].reshape(node.places, 3)
-        self.weights: Any = gradient.host_weights
-        self.summed: Any = gradient.host_gradients
+        self.weights: Any = gradient.wire_weights
+        self.summed: Any = gradient.wire_gradients
         self._parts: list[np.ndarray] = []
         if isinstance(self.weights, np.ndarray):
             size, place, places = len(self.weights), node.place, node.places
@@ -123,8 +123,8 @@ class Leader(Travels):
     def __init__(self, member: Member, drop_nonfinite: bool) -> None:
         self._member = member
         self._drop_nonfinite = drop_nonfinite and isinstance(member.summed, np.ndarray)
-        self.host_weights = member.weights
-        self.host_gradients = member.summed
+        self.wire_weights = member.weights
+        self.wire_gradients = member.summed
         self.samples = 0
 
     def prepare(self, seq: int) -> None:
@@ -137,7 +137,7 @@ class Leader(Travels):
         """Compute the team's gradients and their sum; returns its loss."""
         self._member.begin(seq)
         losses, self.samples = self._member.compute(seq)
-        return team_loss(losses, self.host_gradients if self._drop_nonfinite else None)
+        return team_loss(losses, self.wire_gradients if self._drop_nonfinite else None)
 
     def stop(self) -> None:
         """The run is over: let the members go."""

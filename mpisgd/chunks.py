@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 CHUNK_NBYTES = 2**21
 """Small enough for a slice of 4 MB to be two, large enough for what each costs besides its bytes, about 20 microseconds."""
@@ -22,4 +23,4 @@ def cuts(nbytes: int) -> Iterator[slice]:
 
 def chunks_of(vector: Any) -> list[Any]:
     """A float32 vector as views of its chunks; where only its size travels, that in one."""
-    return [vector[cut] for cut in cuts(vector.nbytes)] if isinstance(vector, np.ndarray) else [vector]
+    return [vector[cut] for cut in cuts(vector.nbytes)] if isinstance(vector, np.ndarray | Tensor) else [vector]

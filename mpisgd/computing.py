@@ -51,14 +51,14 @@ class Exchanges(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
-    """A gradient and its weights as they travel: (parameters,) float32, the gradient perhaps (parameters,) int16, the bits of
-    bfloat16 (`rounding.py`); or, where only sizes travel, what stands for them."""
+    """A gradient and its weights as they travel: (parameters,) float32, numpy's or, on a GPU whose memory MPI takes, torch's; the
+    gradient perhaps (parameters,) int16, the bits of bfloat16 (`rounding.py`). Where only sizes travel, what stands for them."""
 
-    host_weights: Any
-    host_gradients: Any
+    wire_weights: Any
+    wire_gradients: Any
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
+        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,8 +67,6 @@ class Updates(ABC):
 
     scratch: Any
     """The gradient that was taken in last; (slice,) float32."""
-    served: Any
-    """The weights as the channel sends them; (slice,) float32."""
     weights: Any
     averaged: Any
     compensation: Any
@@ -91,6 +89,11 @@ class Updates(ABC):
 
     def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
         """The gradient that is in `inbox` is to be in `scratch`."""
+
+    @property
+    @abstractmethod
+    def served(self) -> Any:
+        """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
 
     @property
     @abstractmethod

@@ -718,6 +718,8 @@ class Config:
     """Memory format of 4-d inputs and weights; channels_last is faster on CPUs and most GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where learners compute."""
+    shard_device: Literal["cpu", "cuda"] = "cpu"
+    """Where shards sum and update; a GPU that learners compute on is shared with them."""
     threads: int = 0
     """torch threads per rank; 0 = cores of the node / ranks on it, at least 1."""
 

@@ -163,6 +163,16 @@ def host_view(vector: Tensor) -> np.ndarray:
     return array
 
 
+def view_of(vector: Tensor) -> np.ndarray | Tensor:
+    """What is looked at, and what MPI is given, of a vector: its numpy view on the CPU; on a GPU the vector itself."""
+    return host_view(vector) if vector.device.type == "cpu" else vector
+
+
+def on_host(vector: Tensor) -> np.ndarray:
+    """A vector's elements, to be read: a copy where it lies on a GPU."""
+    return host_view(vector.cpu())
+
+
 def host_vector(size: int) -> Tensor:
     """(size,) float32 zeros in host memory to send from or receive into.
 
@@ -172,12 +182,24 @@ def host_vector(size: int) -> Tensor:
     return torch.from_numpy(np.zeros(size, np.float32))
 
 
-def squared_norm(vector: np.ndarray) -> float:
-    """|vector|^2, summed in float32: not finite where the vector is not, and where the sum is too large for float32."""
+def vector_like(vector: Tensor) -> Tensor:
+    """Float32 zeros as many as these, where these are: a `host_vector` on the CPU."""
+    return host_vector(len(vector)) if vector.device.type == "cpu" else torch.zeros_like(vector)
+
+
+def squared_norm(vector: np.ndarray | Tensor) -> float:
+    """|vector|^2, summed in float32: not finite where the vector is not, and where the sum is too large for float32.
+
+    Of a vector on a GPU: waits for that.
+    """
+    if isinstance(vector, Tensor):
+        return torch.dot(vector, vector).item()
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.dot(vector, vector))
 
 
-def is_finite(vector: np.ndarray) -> bool:
+def is_finite(vector: np.ndarray | Tensor) -> bool:
     """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
-    return math.isfinite(squared_norm(vector)) or bool(np.isfinite(vector).all())
+    if math.isfinite(squared_norm(vector)):
+        return True
+    return bool(torch.isfinite(vector).all() if isinstance(vector, Tensor) else np.isfinite(vector).all())

@@ -10,23 +10,25 @@ import torch
 from torch import Tensor
 
 from mpisgd.computing import Travels
+from mpisgd.crossing import staging, wait_for
 from mpisgd.data import Split
 from mpisgd.data.sampling import Sampling, dropout_seed
-from mpisgd.flat import FlatModel, host_view, is_finite
+from mpisgd.flat import FlatModel, is_finite, view_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Gradient(Travels):
-    """What a learner computes; after `compute`, the gradient is in `host_gradients`.
+    """What a learner computes; after `compute`, the gradient is in `wire_gradients`.
 
-    `host_weights` and `host_gradients`, both (parameters,) float32, are what goes over the wire: the flat vectors themselves
-    on a CPU; on a GPU two pinned buffers that are reused.
+    `wire_weights` and `wire_gradients`, both (parameters,) float32, are what goes over the wire: numpy views of the flat vectors
+    on a CPU; on a GPU those of two pinned buffers that are reused, or, where MPI takes a GPU's memory, the flat vectors themselves.
 
     Args:
         clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
         tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
+        direct: MPI takes a GPU's memory.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Gradient(Travels):
         learner_id: int,
         clip_norm: float = 0.0,
         tell_nonfinite: bool = False,
+        direct: bool = False,
     ) -> None:
         self._model = model
         self._loss = loss
@@ -49,19 +52,20 @@ class Gradient(Travels):
         self._learner_id = learner_id
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
-        self._on_host = model.weights.device.type == "cpu"
-        self._weights = model.weights if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
-        self._gradients = model.gradients if self._on_host else torch.empty_like(model.weights, device="cpu").pin_memory()
-        self._told_loss = None if self._on_host else torch.empty((), pin_memory=True)
-        self.host_weights, self.host_gradients = host_view(self._weights), host_view(self._gradients)
+        on_host = model.weights.device.type == "cpu"
+        self._staged = not (on_host or direct)
+        self._weights = staging(model.weights) if self._staged else model.weights
+        self._gradients = staging(model.gradients) if self._staged else model.gradients
+        self._told_loss = None if on_host else staging(model.weights.new_zeros(()))
+        self.wire_weights, self.wire_gradients = view_of(self._weights), view_of(self._gradients)
         self.samples = 0
         self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this host memory, each (parameters,) float32, take the place of `host_weights` and `host_gradients`."""
-        self.host_weights, self.host_gradients = weights, gradients
+        """Let this host memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
+        self.wire_weights, self.wire_gradients = weights, gradients
         self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
-        if self._on_host:
+        if not self._staged:
             self._model.move_to(self._weights, self._gradients)
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
@@ -101,7 +105,7 @@ class Gradient(Travels):
         model = self._model
         if self._prepared is None or self._prepared[0] != seq:
             self.prepare(seq)
-        if not self._on_host:
+        if self._staged:
             model.weights.copy_(self._weights, non_blocking=True)
         loss = self.forward(seq)
         self._prepared = None
@@ -109,14 +113,15 @@ class Gradient(Travels):
         if self._clip_norm > 0:
             norm = torch.linalg.vector_norm(model.gradients)
             model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
-        value = self._to_host(loss.detach())
-        return math.nan if self._tell_nonfinite and not is_finite(self.host_gradients) else value
+        value = self._hand_over(loss.detach())
+        return math.nan if self._tell_nonfinite and not is_finite(self.wire_gradients) else value
 
-    def _to_host(self, loss: Tensor) -> float:
-        """The loss; from a GPU, with the gradient, and after the only wait for it of a mini-batch."""
+    def _hand_over(self, loss: Tensor) -> float:
+        """The loss; from a GPU after the only wait for it of a mini-batch, by which the gradient is where MPI is to take it."""
         if self._told_loss is None:
             return loss.item()
-        self._gradients.copy_(self._model.gradients, non_blocking=True)
+        if self._staged:
+            self._gradients.copy_(self._model.gradients, non_blocking=True)
         self._told_loss.copy_(loss, non_blocking=True)
-        torch.cuda.current_stream(loss.device).synchronize()
+        wait_for(loss)
         return self._told_loss.item()

@@ -22,7 +22,7 @@ class LocalSteps(Travels):
     The loss is the mean of theirs, the samples are those of all.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `host_gradients` is replaced by the sum.
+        gradient: computes single mini-batches; what it leaves in `wire_gradients` is replaced by the sum.
         alpha: learning rate of the learner's own steps.
     """
 
@@ -30,12 +30,12 @@ class LocalSteps(Travels):
         self._gradient = gradient
         self._count = count
         self._alpha = np.float32(alpha)
-        self.host_weights = gradient.host_weights
-        self.host_gradients = gradient.host_gradients
+        self.wire_weights = gradient.wire_weights
+        self.wire_gradients = gradient.wire_gradients
         self.samples = 0
-        self._numbers = isinstance(self.host_weights, np.ndarray)
-        self._step: Any = np.empty_like(self.host_weights) if self._numbers else None
-        self._accrued = np.empty_like(self.host_gradients) if self._numbers and count > 1 else None
+        self._numbers = isinstance(self.wire_weights, np.ndarray)
+        self._step: Any = np.empty_like(self.wire_weights) if self._numbers else None
+        self._accrued = np.empty_like(self.wire_gradients) if self._numbers and count > 1 else None
 
     def prepare(self, seq: int) -> None:
         """Do what the first mini-batch of a round needs before its weights are known."""
@@ -56,21 +56,21 @@ class LocalSteps(Travels):
             if self._accrued is not None:
                 self._accrue(self._accrued, first=number == first)
         if self._accrued is not None:
-            self.host_gradients[:] = self._accrued
+            self.wire_gradients[:] = self._accrued
         return loss / self._count
 
     def _accrue(self, accrued: np.ndarray, first: bool) -> None:
         """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
-        np.multiply(self.host_gradients, self._alpha, out=self._step)
+        np.multiply(self.wire_gradients, self._alpha, out=self._step)
         if first:
-            accrued[:] = self.host_gradients
+            accrued[:] = self.wire_gradients
         else:
-            np.add(accrued, self.host_gradients, out=accrued)
+            np.add(accrued, self.wire_gradients, out=accrued)
 
     def take_own_step(self) -> None:
         """Take the step of the mini-batch computed last; what is pushed is read at most."""
         if not self._numbers:
             return
         if self._accrued is None:
-            np.multiply(self.host_gradients, self._alpha, out=self._step)
-        np.subtract(self.host_weights, self._step, out=self.host_weights)
+            np.multiply(self.wire_gradients, self._alpha, out=self._step)
+        np.subtract(self.wire_weights, self._step, out=self.wire_weights)

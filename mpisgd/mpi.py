@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 from mpisgd import ulfm
+from mpisgd.errors import ConfigError
 
 # As root in a container, Open MPI's launcher and library refuse to start without these; users of a container are root.
 if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -23,4 +25,28 @@ mpi4py.rc.finalize = not ulfm.enabled()
 
 from mpi4py import MPI  # noqa: E402
 
-__all__ = ["MPI"]
+__all__ = ["MPI", "cuda_aware", "takes_gpu_memory"]
+
+
+def cuda_aware() -> bool | None:
+    """Whether the library takes a GPU's memory: it is asked itself. Open MPI and MPICH have one function for it; None where it has
+    none."""
+    if os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":  # Cray's MPICH
+        return True
+    try:
+        return bool(ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support())
+    except (AttributeError, OSError):
+        return None
+
+
+def takes_gpu_memory() -> bool:
+    """Whether it is to be given a GPU's memory: what MPISGD_GPU_MEMORY says, or, where that is not set, where it takes it.
+
+    Raises ConfigError for another word than direct or staged.
+    """
+    said = os.environ.get("MPISGD_GPU_MEMORY")
+    if said is None:
+        return cuda_aware() is True
+    if said not in ("direct", "staged"):
+        raise ConfigError(f"MPISGD_GPU_MEMORY = {said!r}: expected direct or staged")
+    return said == "direct"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from torch import Tensor
 
 from mpisgd.flat import squared_norm
 
@@ -38,7 +39,7 @@ class Norms:
         self._owed = 0
         self.due = True
 
-    def add(self, gradient: np.ndarray, weight: float) -> None:
+    def add(self, gradient: np.ndarray | Tensor, weight: float) -> None:
         """A gradient, (slice,) float32, not yet weighted, goes into the sum with this weight."""
         squared = self.received
         if squared is None:
@@ -48,7 +49,7 @@ class Norms:
         self.received = None
         self._owed -= 1
 
-    def take(self, summed: np.ndarray, gradients: int) -> tuple[float, float]:
+    def take(self, summed: np.ndarray | Tensor, gradients: int) -> tuple[float, float]:
         """The update of so many gradients is to be made from `summed`, (slice,) float32: its weighted, undivided sum.
 
         What was added may be sums of several gradients each. Returns the sum of squared norms of what was added, weighted, by
@@ -63,7 +64,7 @@ class Norms:
         self.due = self._owed == 0
         return _finite(gradient_sq), _finite(sum_sq)
 
-    def _pass(self, vector: np.ndarray) -> float:
+    def _pass(self, vector: np.ndarray | Tensor) -> float:
         self._owed += PASS_GRADIENTS
         return squared_norm(vector)
 

@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.errors import CheckpointError
-from mpisgd.flat import host_vector
+from mpisgd.flat import vector_like
 
 _Group = dict[str, Any]
 """An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""
@@ -26,35 +26,41 @@ CACHED_NBYTES = 4_000_000
 
 
 def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: float) -> torch.optim.Optimizer:
-    """torch.optim on one flat parameter; fused kernels, which touch each byte once, where torch has them for the CPU.
+    """torch.optim on one flat parameter; fused kernels, which touch each byte once, where torch has them: for all but RMSprop, and
+    Adagrad's for CPUs alone.
 
-    Except for SGD on slices that fit into a core's cache: there torch's plain kernels take two thirds of the time.
+    Except for SGD on slices that fit into a CPU core's cache: there torch's plain kernels take two thirds of the time.
     """
-    fused = parameter.nbytes > CACHED_NBYTES
     with _without_the_compiler():
-        optimizer = _make(options, parameter, learning_rate, fused)
+        optimizer = _make(options, parameter, learning_rate)
     if not isinstance(optimizer, torch.optim.SGD):  # whose momentum begins with a gradient
-        _begin(
-            optimizer.state[parameter], _SLOTS[type(optimizer)], optimizer.param_groups[0].get("momentum", 0.0), parameter.numel()
-        )
+        _begin(optimizer, parameter)
     return optimizer
 
 
-def _begin(state: dict[str, Tensor], slots: set[str], momentum: float, size: int) -> None:
+def _begin(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
     """What torch's own first step would make, where the optimiser has not made it yet."""
-    for name in sorted(slots - set(state)):
-        if name != "momentum_buffer" or momentum > 0:
-            state[name] = torch.zeros(()) if name == "step" else host_vector(size)
+    group, state = optimizer.param_groups[0], optimizer.state[parameter]
+    for name in sorted(_SLOTS[type(optimizer)] - set(state)):
+        if name != "momentum_buffer" or group.get("momentum", 0.0) > 0:
+            state[name] = _count_of_steps(group, parameter) if name == "step" else vector_like(parameter.detach())
 
 
-def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float, fused: bool) -> torch.optim.Optimizer:
+def _count_of_steps(group: _Group, parameter: Tensor) -> Tensor:
+    """None yet; counted where the kernel wants it: with the parameter if it is fused, else on the CPU."""
+    return torch.zeros((), device=parameter.device if group.get("fused") else None)
+
+
+def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float) -> torch.optim.Optimizer:
+    on_gpu = parameter.device.type != "cpu"
     match options:
         case SgdOptions(momentum=momentum, nesterov=nesterov, weight_decay=decay):
+            fused = on_gpu or parameter.nbytes > CACHED_NBYTES
             return torch.optim.SGD(
                 [parameter], lr=learning_rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, fused=fused
             )
         case AdagradOptions(weight_decay=decay, eps=eps):
-            return torch.optim.Adagrad([parameter], lr=learning_rate, weight_decay=decay, eps=eps, fused=True)
+            return torch.optim.Adagrad([parameter], lr=learning_rate, weight_decay=decay, eps=eps, fused=not on_gpu)
         case RmspropOptions(smoothing=smoothing, momentum=momentum, eps=eps, weight_decay=decay):
             return torch.optim.RMSprop(
                 [parameter], lr=learning_rate, alpha=smoothing, eps=eps, momentum=momentum, weight_decay=decay
@@ -104,7 +110,7 @@ def restore_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Ma
     if unknown:
         raise CheckpointError(f"the checkpoint has {', '.join(sorted(unknown))}, which {type(optimizer).__name__} does not keep")
     for name, tensor in slots.items():
-        own = host_vector(tensor.numel()) if tensor.dim() else torch.zeros((), dtype=torch.float32)
+        own = vector_like(parameter.detach()) if tensor.dim() else _count_of_steps(optimizer.param_groups[0], parameter)
         own.copy_(tensor)
         optimizer.state[parameter][name] = own
 
@@ -122,7 +128,7 @@ class Stepper:
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
         self._fused = bool(self._group.get("fused"))
-        self._scale = torch.ones(())
+        self._scale = torch.ones((), device=self._weights.device)
 
     def reach(self, stop: int) -> int:
         """Where a step to this element ends: there, or, where that cannot be, at the last one.
@@ -177,7 +183,7 @@ def _adagrad(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, 
         [gradient],
         [slots["sum"]],
         [slots["step"]],
-        fused=True,
+        fused=group["fused"],
         foreach=False,
         has_sparse_grad=False,
         grad_scale=scale,

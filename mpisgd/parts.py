@@ -25,6 +25,7 @@ from mpisgd.config import (
     BackupOptions,
     Config,
     DownpourOptions,
+    ProtocolOptions,
     SspOptions,
     TimeoutOptions,
     VersionedOptions,
@@ -32,8 +33,9 @@ from mpisgd.config import (
 )
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
+from mpisgd.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between, host_vector, slice_bounds
+from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds, vector_like
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps
@@ -127,8 +129,13 @@ def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
-def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int) -> Gradient:
-    """What one rank computes; its number among those that do is its learner_id, unless it is in a team (`Roles.number`)."""
+def make_gradient(
+    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int, *, direct: bool = False
+) -> Gradient:
+    """What one rank computes; its number among those that do is its learner_id, unless it is in a team (`Roles.number`).
+
+    `direct`: MPI takes a GPU's memory.
+    """
     return Gradient(
         model,
         loss,
@@ -138,21 +145,36 @@ def make_gradient(config: Config, model: FlatModel, loss: Loss, data: DataSet, s
         learner_id=learner_id,
         clip_norm=config.clip_norm,
         tell_nonfinite=config.nonfinite == "drop",
+        direct=direct,
     )
 
 
 def with_local_steps(config: Config, gradient: Travels) -> Travels:
     """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
     match config.protocol:
-        case DownpourOptions(n_push=count, n_fetch=n_fetch, local_alpha=alpha):
-            mini_batches = n_fetch or count
-        case SspOptions(get_model_frequency=mini_batches, local_alpha=alpha):
+        case DownpourOptions(n_push=count, local_alpha=alpha):
+            pass
+        case SspOptions(local_alpha=alpha):
             count = 1
         case _:
             return gradient
-    if mini_batches == 1:
+    if _mini_batches_per_pull(config.protocol) == 1:
         return gradient
     return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
+
+
+def _mini_batches_per_pull(protocol: ProtocolOptions) -> int:
+    match protocol:
+        case DownpourOptions(n_push=count, n_fetch=n_fetch):
+            return n_fetch or count
+        case SspOptions(get_model_frequency=mini_batches):
+            return mini_batches
+    return 1
+
+
+def pushes_what_it_computes(config: Config) -> bool:
+    """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
+    return config.aggregation == "none" and config.push_format == "float32" and _mini_batches_per_pull(config.protocol) == 1
 
 
 def as_pushed(config: Config, gradient: Travels) -> Travels:
@@ -179,7 +201,7 @@ def learner_channel(
     bounds: list[tuple[int, int]],
 ) -> LearnerChannel:
     """A learner's end, for whole vectors or for layers."""
-    vectors = {"weights": travels.host_weights, "gradients": travels.host_gradients}
+    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients}
     consistent = protocol.consistent
     if config.exchange == "layerwise":
         delays = Delays(config.straggler, config.seed, learner_id)
@@ -202,7 +224,7 @@ def team_channel(
         team, received = SharedTeam(wire.node(roles.learner_ranks), travels, update, bounds), None
     else:
         team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
-    vectors = {"weights": travels.host_weights, "gradients": travels.host_gradients, "received": received}
+    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients, "received": received}
     return TeamChannel(wire, roles, learner_id, team=team, **vectors)
 
 
@@ -211,11 +233,17 @@ def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
     return protocol.gradients_per_update * ranks / lambda_
 
 
-def make_update(config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int) -> SliceUpdate:
-    """The update of one slice, from initial `weights`, (slice,) float32, which are copied."""
-    own = host_vector(weights.numel())
+def make_update(
+    config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
+) -> SliceUpdate:
+    """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
+
+    `direct`: MPI takes a GPU's memory.
+    """
+    own = vector_like(weights.detach().to(device))
     own.copy_(weights)
-    return SliceUpdate(
+    kind = SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate
+    return kind(
         own,
         config.optimizer,
         learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),

@@ -74,6 +74,17 @@ class Roles:
                 return ranks.index(rank)
         return next((learner_id for learner_id, team in enumerate(self.teams) if rank in team), 0)
 
+    def turn_at_gpus(self, rank: int, hosts: Sequence[str], *, learners: bool, shards: bool) -> int:
+        """The place of `rank` among those of its host that take its GPUs in turn: `learners` and the evaluator, and then `shards`.
+
+        Args:
+            hosts: of each rank.
+            learners, shards: whether they take any.
+        """
+        computing = sorted({*self.computing_ranks, self.evaluator_rank}) if learners else []
+        serving = [each for each in self.shard_ranks if each not in computing] if shards else []
+        return [each for each in (*computing, *serving) if hosts[each] == hosts[rank]].index(rank)
+
     def describe(self, rank: int) -> str:
         """For messages: `"learner 3"`, `"member 1 of learner 3"` (which is member 0 itself)."""
         role, index = self.of(rank), self.index(rank)

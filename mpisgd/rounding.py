@@ -72,7 +72,7 @@ class Rounding:
 
 
 class Rounded(Travels):
-    """What a learner computes, rounded; `host_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
+    """What a learner computes, rounded; `wire_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
 
     Args:
         gradient: computes; or, where only sizes travel, stands for that.
@@ -82,15 +82,15 @@ class Rounded(Travels):
     def __init__(self, gradient: Travels, *, tell_nonfinite: bool) -> None:
         self._gradient = gradient
         self._tell_nonfinite = tell_nonfinite
-        self.host_weights = gradient.host_weights
+        self.wire_weights = gradient.wire_weights
         self.samples = gradient.samples
         self._vector: Tensor | None = None
-        if isinstance(gradient.host_gradients, np.ndarray):
-            self._vector = torch.from_numpy(gradient.host_gradients)
-            self._rounding = Rounding(len(gradient.host_gradients))
-            self.host_gradients: Any = self._rounding.bits
+        if isinstance(gradient.wire_gradients, np.ndarray):
+            self._vector = torch.from_numpy(gradient.wire_gradients)
+            self._rounding = Rounding(len(gradient.wire_gradients))
+            self.wire_gradients: Any = self._rounding.bits
         else:
-            self.host_gradients = gradient.host_gradients.in_half()
+            self.wire_gradients = gradient.wire_gradients.in_half()
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)

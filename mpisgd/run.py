@@ -28,7 +28,7 @@ from mpisgd.layerwise import PipelinedChannel
 from mpisgd.layerwise_gradient import LayerwiseGradient
 from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
-from mpisgd.mpi import MPI
+from mpisgd.mpi import MPI, takes_gpu_memory
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
@@ -135,17 +135,21 @@ class Rank:
         return parts.meta_of(self.data) if self.data is not None and self.rank == self.roles.learner_ranks[0] else None
 
     def _build_model(self) -> FlatModel:
-        if self.config.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("device = 'cuda': torch finds no CUDA device on this rank")
-        return parts.build_model(self.config, self.meta, self.brought, self._device() if self.computes else "cpu")
+        config, serves = self.config, self.rank in self.roles.shard_ranks
+        self.device = self._gpu("device") if self.computes and config.device == "cuda" else "cpu"
+        self.shard_device = self._gpu("shard_device") if serves and config.shard_device == "cuda" else "cpu"
+        on_gpu = "cuda" in (config.device, config.shard_device)
+        self.direct = on_gpu and takes_gpu_memory() and not self.tolerant
+        """Whether MPI is given a GPU's memory. Not where ranks may be lost: a transfer that is given up keeps its memory."""
+        return parts.build_model(config, self.meta, self.brought, self.device)
 
-    def _device(self) -> str:
-        if self.config.device == "cpu":
-            return "cpu"
-        host = self.world.hosts[self.rank]
-        computing = (*self.roles.computing_ranks, self.roles.evaluator_rank)
-        before = [rank for rank in sorted(set(computing)) if rank < self.rank and self.world.hosts[rank] == host]
-        return f"cuda:{len(before) % torch.cuda.device_count()}"
+    def _gpu(self, field: str) -> str:
+        """This rank's."""
+        if not torch.cuda.is_available():
+            raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
+        learners, shards = self.config.device == "cuda", self.config.shard_device == "cuda"
+        turn = self.roles.turn_at_gpus(self.rank, self.world.hosts, learners=learners, shards=shards)
+        return f"cuda:{turn % torch.cuda.device_count()}"
 
     def _check(self) -> None:
         parts.check_stragglers(self.config, len(self.roles.computing_ranks))
@@ -283,6 +287,8 @@ class Rank:
         update = parts.make_update(
             self.config,
             self.model.weights[start:end],
+            device=self.shard_device,
+            direct=self.direct and self.role is Role.SHARD,
             gradients_per_update=parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks)),
             train_samples=self.meta.train_samples,
         )
@@ -365,7 +371,8 @@ class Rank:
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
-        own: Any = parts.as_pushed(config, leader or parts.with_local_steps(config, self._gradient()))
+        direct = self.direct and parts.pushes_what_it_computes(config)
+        own: Any = parts.as_pushed(config, leader or parts.with_local_steps(config, self._gradient(direct)))
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
         self.newest_clock = lambda: channel.newest_clock
         gradient: Computes = own
@@ -434,9 +441,10 @@ class Rank:
             self.path, self.resumption.checkpoint.attempts, min(len(account.snapshots) for account in accounts), rows_each
         )
 
-    def _gradient(self) -> Gradient:
+    def _gradient(self, direct: bool = False) -> Gradient:
         assert self.data is not None
-        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, self.roles.number(self.rank))
+        number = self.roles.number(self.rank)
+        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, direct=direct)
 
     def _table_file(self, kind: Literal["shard", "evaluator"], shard: int, before: list[list[int]]) -> TableFile:
         """The log file of this rank and attempt, which continues the rows before."""

@@ -20,7 +20,7 @@ from mpisgd.channel import ShardChannel
 from mpisgd.communicator import Buffer
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError, ProtocolError
-from mpisgd.flat import host_view
+from mpisgd.flat import on_host
 from mpisgd.messages import FINAL, NOTHING_MORE, Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_NONFINITE, DROP_REPEATED, LATE, Kind, Verdict
@@ -606,9 +606,8 @@ class Shard:
             self.channel.answer_snapshot(self.snapshots.nothing(), 0, 0, 0.0)
         elif number == FINAL and self.finished:
             vectors = [self.update.weights] if self.update.averaged is None else [self.update.weights, self.update.averaged]
-            self.channel.answer_snapshot(
-                [host_view(vector) for vector in vectors], self.clock, self.update.samples, self.channel.now_s()
-            )
+            now_s = self.channel.now_s()
+            self.channel.answer_snapshot([on_host(vector) for vector in vectors], self.clock, self.update.samples, now_s)
         elif 0 <= number < self.snapshots.count:
             taken = self.snapshots.get(number)
             self.channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)

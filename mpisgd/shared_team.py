@@ -42,8 +42,8 @@ class SharedTeam(Team):
         room = max(-(-layout.nbytes // _WORD) for layout in LAYOUTS.values())
         self._told = node.words(2 * node.places * room).view(np.uint8).reshape(2, node.places, room * _WORD)
         self._turn = 0
-        if isinstance(gradient.host_weights, np.ndarray):  # else only sizes travel
-            weights, *self._slots = node.vectors(1 + node.places, len(gradient.host_weights))
+        if isinstance(gradient.wire_weights, np.ndarray):  # else only sizes travel
+            weights, *self._slots = node.vectors(1 + node.places, len(gradient.wire_weights))
             gradient.live_in(weights, self._slots[node.place])
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
@@ -61,7 +61,7 @@ class SharedTeam(Team):
         """The new weights lie where all look for them; the first ones are put there, now that all have moved."""
         if self._slots and not self._settled:
             start, end = self._bounds[self._node.place]
-            self._update.live_in(self._gradient.host_weights[start:end], [slot[start:end] for slot in self._slots])
+            self._update.live_in(self._gradient.wire_weights[start:end], [slot[start:end] for slot in self._slots])
             self._settled = True
 
     def finish(self, shared: None, meanwhile: Callable[[], None]) -> None:
@@ -73,5 +73,5 @@ class SharedTeam(Team):
         """Weights and gradient move to memory of their own; the shared memory goes."""
         if self._slots:
             self._update.renew_weights()
-            self._gradient.live_in(*(np.zeros_like(self._gradient.host_weights) for _ in range(2)))
+            self._gradient.live_in(*(np.zeros_like(self._gradient.wire_weights) for _ in range(2)))
         self._node.disband()

@@ -5,7 +5,6 @@ Nothing here raises for what may be wrong with a machine: a thing that fails is 
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.metadata
 import math
@@ -162,7 +161,7 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
     A step that does not end within `timeout_s` ends the process, which names the step.
     """
     try:
-        from mpisgd.mpi import MPI
+        from mpisgd.mpi import MPI, cuda_aware
     except _IMPORT_ERRORS as error:
         survey = _examine(_Alone(), _rank_facts(), directory, timeout_s)
         return dataclasses.replace(survey, mpi_problem=" ".join(str(error).split())), 0
@@ -171,7 +170,7 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
     comm = MPI.COMM_WORLD
     with failing_fast(comm, lambda: "doctor"):
         own = _rank_facts(MPI.Get_library_version())
-        mpi = MpiFacts(MPI.Get_version(), MPI.Query_thread() == MPI.THREAD_MULTIPLE, _cuda_aware(MPI, own.environment))
+        mpi = MpiFacts(MPI.Get_version(), MPI.Query_thread() == MPI.THREAD_MULTIPLE, cuda_aware())
         return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
 
 
@@ -248,16 +247,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _cuda_aware(mpi: Any, environment: Mapping[str, str]) -> bool | None:
-    """Ask the library itself; Open MPI and MPICH have the same function for it. None where it has none."""
-    if environment.get("MPICH_GPU_SUPPORT_ENABLED") == "1":  # Cray's MPICH
-        return True
-    try:
-        return bool(ctypes.CDLL(mpi.__file__).MPIX_Query_cuda_support())
-    except (AttributeError, OSError):
-        return None
 
 
 # ----------------------------------------------------------------------------------------------------------- messages

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from mpisgd.compensation import Compensation
 from mpisgd.computing import Updates
 from mpisgd.config import OptimizerOptions
 from mpisgd.errors import CheckpointError
-from mpisgd.flat import host_vector, host_view, is_finite, squared_norm
+from mpisgd.flat import host_vector, host_view, is_finite, squared_norm, vector_like, view_of
 from mpisgd.norms import Norms
 from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.schedule import Schedule
@@ -47,11 +47,11 @@ class SliceUpdate(Updates):
     """The weights of one slice, the sum of gradients in the making, and the optimiser.
 
     `scratch`, (slice,) float32, holds the gradient that came last. The first gradient of a sum is not copied: scratch and sum
-    change places. `served`, (slice,) float32, is the numpy view of the weights. `learning_rate` is that of the
-    next update, before any weight.
+    change places. `learning_rate` is that of the next update, before any weight. All vectors lie where the weights do; those on a
+    GPU meet MPI as `device_update.py` says.
 
     Args:
-        weights: (slice,) float32 on the CPU; becomes the state, updated in place.
+        weights: (slice,) float32; becomes the state, updated in place.
         learning_rate: alpha0 (times the scaling rule, where it is on).
         schedule: factor of the learning rate as a function of epochs.
         train_samples: samples of one epoch.
@@ -77,7 +77,7 @@ class SliceUpdate(Updates):
         self.averaged: Tensor | None = weights.clone() if averaging > 0 else None
         self._averaging = averaging
         self._train_samples = train_samples
-        self.served = host_view(weights)
+        self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
         self.chunks_count = len(self._cuts)
         self._made = weights.numel()
@@ -88,11 +88,11 @@ class SliceUpdate(Updates):
         self._weight, self._first = 1.0, True
         self._added = weights.numel()
         """How much of the gradient accumulated last is in the sum."""
-        self._sum = host_vector(weights.numel())
-        self._scratch = host_vector(weights.numel())
-        self.scratch: np.ndarray = host_view(self._scratch)
-        self._summed = host_view(self._sum)
-        self._half: np.ndarray | None = np.zeros(weights.numel(), np.int16) if half else None
+        self._sum = vector_like(weights)
+        self._scratch = vector_like(weights)
+        self.scratch: Any = view_of(self._scratch)
+        self._summed = view_of(self._sum)
+        self._half: Tensor | None = torch.zeros_like(weights, dtype=torch.int16) if half else None
         self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
         self._room: tuple[Tensor, ...] = ()
@@ -109,14 +109,19 @@ class SliceUpdate(Updates):
         self._set_learning_rate()
 
     @property
-    def inbox(self) -> np.ndarray:
+    def inbox(self) -> Any:
         """Where the next gradient is to be received: `scratch`, or (slice,) int16, the bits of bfloat16."""
-        return self.scratch if self._half is None else self._half
+        return self.scratch if self._half is None else view_of(self._half)
 
     def take_in(self) -> None:
         """Let `scratch` hold the gradient that was received."""
         if self._half is not None:
-            self._scratch.copy_(torch.from_numpy(self._half).view(torch.bfloat16))
+            self._scratch.copy_(self._half.view(torch.bfloat16))
+
+    @property
+    def served(self) -> Any:
+        """The weights as they are sent, (slice,) float32."""
+        return self._served
 
     @property
     def epochs(self) -> float:
@@ -126,12 +131,12 @@ class SliceUpdate(Updates):
     @property
     def room_to_park(self) -> bool:
         """Whether one more gradient may be kept for later."""
-        return (len(self._parked) + 1) * self.scratch.nbytes <= PARKED_NBYTES
+        return (len(self._parked) + 1) * self._scratch.nbytes <= PARKED_NBYTES
 
     def park(self, learner_id: int) -> None:
         """Keep the gradient in `scratch` for later; another buffer takes its place."""
         self._parked[learner_id] = self._scratch
-        self._receive_into(self._spare.pop() if self._spare else host_vector(len(self.weights)))
+        self._receive_into(self._spare.pop() if self._spare else vector_like(self.weights))
 
     def unpark(self, learner_id: int) -> None:
         """The gradient kept for this learner is in `scratch` again."""
@@ -151,8 +156,8 @@ class SliceUpdate(Updates):
     def renew_scratch(self) -> None:
         """The next gradient is received into memory of its own."""
         if self._half is not None:
-            self._half = np.zeros_like(self._half)
-        self._receive_into(host_vector(len(self.weights)))
+            self._half = torch.zeros_like(self._half)
+        self._receive_into(vector_like(self.weights))
 
     def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
         """Let this memory, each (slice,) float32, take the place of the weights, as they are, and of what `make_room` makes."""
@@ -161,12 +166,12 @@ class SliceUpdate(Updates):
 
     def renew_weights(self) -> None:
         """Go on in memory of its own: what is sent from the old one, and takes long, stays as it is."""
-        self._move_to(host_vector(len(self.weights)))
+        self._move_to(vector_like(self.weights))
 
     def _move_to(self, weights: Tensor) -> None:
         weights.copy_(self.weights)
         self.weights = weights
-        self.served = host_view(weights)
+        self._served = view_of(weights)
         self._parameter.data = weights
         self._step = Stepper(self._optimizer, self._parameter)
         if self.compensation is not None:
@@ -174,7 +179,7 @@ class SliceUpdate(Updates):
 
     def _receive_into(self, vector: Tensor) -> None:
         self._scratch = vector
-        self.scratch = host_view(vector)
+        self.scratch = view_of(vector)
         self._norms.received = None
 
     def scratch_is_finite(self) -> bool:
@@ -250,7 +255,7 @@ class SliceUpdate(Updates):
 
     def chunks(self) -> Iterator[np.ndarray]:
         """The weights as they are sent, chunk by chunk, each made by now."""
-        for cut, chunk in zip(self._cuts, chunks_of(self.served), strict=True):
+        for cut, chunk in zip(self._cuts, chunks_of(self._served), strict=True):
             if self._made < cut.stop:
                 self._make(cut.stop)
             yield chunk
@@ -263,7 +268,7 @@ class SliceUpdate(Updates):
             if self._added < stop:
                 self._add(stop)
             if self.checks_sums:
-                self._sum_sq += squared_norm(self._summed[self._made : stop])
+                self._look_at_sum(self._made, stop)
             self._step(self._sum, self._divisor, self._made, stop)
             if self.averaged is not None:
                 self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], 1.0 - self._averaging)
@@ -274,6 +279,10 @@ class SliceUpdate(Updates):
             if self._divisor == 1 and self.cached:
                 self._swap()  # receive into the buffer that is still in the cache
             self._set_learning_rate()
+
+    def _look_at_sum(self, start: int, stop: int) -> None:
+        """These elements of it are about to be used up, and `sum_is_finite` will be asked."""
+        self._sum_sq += squared_norm(self._summed[start:stop])
 
     def state(self) -> dict[str, Tensor]:
         """What the updates after the last one depend on, besides `samples`: a name for each tensor, not copied. The sum in the

@@ -1,12 +1,13 @@
 """Blocking messages over an MPI communicator: how a rank waits, what is checked, what can be switched on to watch it.
 
 This is the communicator that `channel.py` talks to on a cluster (`communicator.py`). Every transfer is an uppercase
-buffer call on a numpy array; ranks of one node may also share memory, an MPI window that they load from and store to.
-Environment switches:
+buffer call on a numpy array, or, where MPI is CUDA-aware, on a tensor of a GPU; ranks of one node may also share memory, an MPI
+window that they load from and store to. Environment switches:
 
 - `MPISGD_SSEND=1`: every send is `MPI_Ssend`, so that nothing rests on MPI's eager buffering (law 1);
 - `MPISGD_MESSAGES=1`: every message is printed: `r3 -> 0 PUSH 12.4 MB`;
-- `MPISGD_WAIT=blocking|polite`: how to wait; by default polite where a node has more ranks than cores.
+- `MPISGD_WAIT=blocking|polite`: how to wait; by default polite where a node has more ranks than cores;
+- `MPISGD_GPU_MEMORY=direct|staged`: give MPI a GPU's memory, or host memory beside it; by default direct where MPI is CUDA-aware.
 
 A *polite* wait leaves the core to others, so that a waiting rank does not starve a working one (`politeness.py`). So it does for a
 message that was sent or posted until it is whole: the other end of a transfer that is under way may be waiting for a core, too.
@@ -147,8 +148,11 @@ class Wire:
         return Sending(dest, tag, layout.announced, requests, outbox)
 
     def aside(self, body: np.ndarray) -> np.ndarray:
-        """Where ranks wait politely, a copy: this one need not wait until the receivers have had their turn on a core."""
-        return body if self._outbox is None else self._outbox.copy(body)
+        """Where ranks wait politely, a copy: this one need not wait until the receivers have had their turn on a core.
+
+        None is made of a GPU's memory: a copy on the host would be made of what crosses once already.
+        """
+        return self._outbox.copy(body) if self._outbox is not None and isinstance(body, np.ndarray) else body
 
     def open(self, dest: int, tag: int, fields: Fields) -> Sending:
         """Begin to send a message whose bodies are there one after the other: its header."""

@@ -19,10 +19,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import torch
 
 from mpisgd.config import CheckpointOptions
 from mpisgd.errors import CheckpointError
-from mpisgd.flat import host_view
+from mpisgd.flat import on_host
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema, storage
 from mpisgd.records.checkpoint import Account
@@ -129,11 +130,11 @@ class Checkpoints:
                 self._copies[name] = np.array(tensor.item(), np.float32)
                 continue
             if last:
-                self._copies[name] = host_view(tensor)
+                self._copies[name] = on_host(tensor)
                 continue
             if name not in self._copies:
                 self._copies[name] = np.empty(tensor.numel(), np.float32)
-            np.copyto(self._copies[name], host_view(tensor))
+            torch.from_numpy(self._copies[name]).copy_(tensor)
         account = Account(
             shard=self._shard,
             bounds=self._bounds,

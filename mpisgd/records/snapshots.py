@@ -13,7 +13,7 @@ import numpy as np
 
 from mpisgd.computing import Updates
 from mpisgd.errors import DataError
-from mpisgd.flat import host_view
+from mpisgd.flat import on_host
 from mpisgd.records.storage import writing
 
 
@@ -81,7 +81,7 @@ class Snapshots:
             self._file.seek(self.count * self._vectors * self._size * 4)
             for vector in (update.weights, update.averaged):
                 if vector is not None:
-                    self._file.write(host_view(vector).data)
+                    self._file.write(on_host(vector).data)
         self._taken.append((clock, update.samples, now_s))
 
     def get(self, index: int) -> Taken:

@@ -105,8 +105,8 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
-    if config.device != "cpu":
-        proof.why_tolerant = f"the run computed on {config.device}, this is a CPU"
+    if "cuda" in (config.device, config.shard_device):
+        proof.why_tolerant = "the run computed on cuda, this is a CPU"
     proof.tolerance = tolerance if tolerance is not None else FOREIGN_TOLERANCE if proof.why_tolerant else 0.0
     if proof.tolerance and not proof.why_tolerant:
         proof.why_tolerant = "as asked for"

@@ -16,8 +16,9 @@ import torch
 from mpisgd import __version__, allreduce, config_file, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
+from mpisgd.checks import require
 from mpisgd.config import Config, replace
-from mpisgd.errors import ConfigError, PeerError
+from mpisgd.errors import PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
@@ -52,8 +53,8 @@ class Job:
     """A virtual job: roles, costs, and what its ranks compute."""
 
     def __init__(self, config: Config, brought: Brought) -> None:
-        if config.device != "cpu":
-            raise ConfigError(f"device = {config.device!r}: virtual learners compute on 'cpu'")
+        for field in ("device", "shard_device"):
+            require(getattr(config, field) == "cpu", field, getattr(config, field), "'cpu' on a virtual cluster")
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         options = config.virtual
         nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]

@@ -113,7 +113,7 @@ class Tensors:
 class VirtualGradient(Travels):
     """One learner's gradient: its own weights and gradients, the model of all.
 
-    `host_weights` and `host_gradients`, both (parameters,) float32, are what travels.
+    `wire_weights` and `wire_gradients`, both (parameters,) float32, are what travels.
     """
 
     def __init__(self, model: FlatModel, gradient: Gradient, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
@@ -123,13 +123,13 @@ class VirtualGradient(Travels):
         self.next_ns = next_ns
         self._weights = host_vector(model.size)
         self._gradients = host_vector(model.size)
-        self.host_weights = host_view(self._weights)
-        self.host_gradients = host_view(self._gradients)
+        self.wire_weights = host_view(self._weights)
+        self.wire_gradients = host_view(self._gradients)
         self.samples = 0
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory take the place of `host_weights` and `host_gradients`."""
-        self.host_weights, self.host_gradients = weights, gradients
+        """Let this memory take the place of `wire_weights` and `wire_gradients`."""
+        self.wire_weights, self.wire_gradients = weights, gradients
         self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
 
     def prepare(self, seq: int) -> None:

@@ -61,7 +61,6 @@ class SizedUpdate(Updates):
         vector = SizedVector(size)
         self.scratch: Any = vector
         self._inbox: Any = vector.in_half() if half else vector
-        self.served: Any = self.scratch
         self.weights: Any = self.scratch
         self.averaged: Any = None
         self.compensation: Any = None
@@ -82,6 +81,10 @@ class SizedUpdate(Updates):
     @property
     def inbox(self) -> Any:
         return self._inbox
+
+    @property
+    def served(self) -> Any:
+        return self.weights
 
     @property
     def epochs(self) -> float:
@@ -140,7 +143,7 @@ class SizedGradient(Travels, ComputesAtOnce):
     """
 
     def __init__(self, vector: SizedVector, mu: int, rank: VirtualRank, next_ns: Callable[[], int]) -> None:
-        self.host_weights = self.host_gradients = vector
+        self.wire_weights = self.wire_gradients = vector
         self.samples = mu
         self._rank = rank
         self.next_ns = next_ns

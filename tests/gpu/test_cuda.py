@@ -44,10 +44,10 @@ def test_the_gradient_is_that_of_a_cpu(model: ModelOptions, special: dict[str, A
     theirs, ours = gradient_on("cpu", model, **special), gradient_on("cuda", model, **special)
     generator = np.random.default_rng(1)
     for seq in range(5):
-        theirs.host_weights += 0.01 * generator.standard_normal(len(theirs.host_weights), np.float32)
-        ours.host_weights[:] = theirs.host_weights
+        theirs.wire_weights += 0.01 * generator.standard_normal(len(theirs.wire_weights), np.float32)
+        ours.wire_weights[:] = theirs.wire_weights
         assert ours.compute(seq) == pytest.approx(theirs.compute(seq), rel=1e-4)
-        np.testing.assert_allclose(ours.host_gradients, theirs.host_gradients, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(ours.wire_gradients, theirs.wire_gradients, rtol=1e-3, atol=1e-5)
         theirs.prepare(seq + 1)
         ours.prepare(seq + 1)
 

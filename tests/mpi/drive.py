@@ -3,6 +3,8 @@
 `python drive.py jobs.json`, a list of {"ranks": n, "config": {...}, "record": path or null, "env": {...}}. A job that needs fewer
 ranks than there are runs on the first ones. `record`: learner 0 saves the weights of each of its mini-batches, (mini-batches,
 parameters). `env`: environment variables during that job.
+"gpu": "staged" or "direct": there is a GPU, a pretended one (`tests/pretend_gpu.py`), whose memory MPI is not given, or is; then
+learners, on the CPU all the same, give MPI what is torch's, too. "none": there is none, but shards use the same kernels.
 {"ranks": n, "resume": directory} goes on with a run, with "shards": s in place of its own. `drive.py jobs.json together` runs all
 at once, each on ranks of its own; the process of each rank is in `jobs.json.pids`. The learners of
 a job with "held": n compute no more than n mini-batches, and wait to be killed. `drive.py jobs.json interrupted` runs at once jobs
@@ -18,8 +20,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 from mpisgd.without_gc import importing
 
@@ -29,10 +32,11 @@ with importing():
 import numpy as np
 import torch
 
-from mpisgd import models
+from mpisgd import models, optimizer, parts
 from mpisgd.config import replace
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import EXIT_INTERRUPTED, RunInterrupted
+from mpisgd.gradient import Gradient
 from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
 from mpisgd.resume import configuration
@@ -155,6 +159,33 @@ def interrupted(jobs: list[dict]) -> None:
         wait_politely(world)
 
 
+class OfTorch(Gradient):
+    """Gives MPI tensors where a GPU's would be given."""
+
+    def __init__(self, *arguments, direct=False, **fields):
+        super().__init__(*arguments, direct=direct, **fields)
+        if direct:
+            self.wire_weights, self.wire_gradients = self._weights, self._gradients
+
+
+@contextmanager
+def gpu(how: str | None) -> Iterator[None]:
+    """As a job's "gpu" says."""
+    if how is None:
+        yield
+        return
+    from tests.pretend_gpu import pretend_gpu
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(optimizer, "CACHED_NBYTES", 0))
+        if how != "none":
+            stack.enter_context(under({"MPISGD_GPU_MEMORY": how}))
+            stack.enter_context(pretend_gpu())
+        if how == "direct":
+            stack.enter_context(mock.patch.object(parts, "Gradient", OfTorch))
+        yield
+
+
 def one(job: dict, comm: MPI.Intracomm) -> None:
     if "resume" in job:
         resume(job, comm)
@@ -179,7 +210,7 @@ def main() -> None:
             comm = world.Split(0 if world.rank < job["ranks"] else MPI.UNDEFINED, world.rank)
             if comm != MPI.COMM_NULL:
                 say_size(comm.size)
-                with under(job.get("env", {})):
+                with under(job.get("env", {})), gpu(job.get("gpu")):
                     one(job, comm)
                 comm.Free()
             wait_politely(world)

@@ -74,23 +74,23 @@ class Rank:
         self.told = told
         self.nap = nap
         self.samples = 4 + place
-        self.host_weights = np.zeros(SIZE, np.float32)
-        self.host_gradients = np.zeros(SIZE, np.float32)
+        self.wire_weights = np.zeros(SIZE, np.float32)
+        self.wire_gradients = np.zeros(SIZE, np.float32)
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        if not np.isnan(self.host_weights).any():
-            weights[:], gradients[:] = self.host_weights, self.host_gradients
-        self.host_weights, self.host_gradients = weights, gradients
+        if not np.isnan(self.wire_weights).any():
+            weights[:], gradients[:] = self.wire_weights, self.wire_gradients
+        self.wire_weights, self.wire_gradients = weights, gradients
 
     def prepare(self, seq: int) -> None:
         self.nap()
-        self.host_gradients[:] = 0
+        self.wire_gradients[:] = 0
         self.told.append(("prepare", self.place, seq))
 
     def compute(self, seq: int) -> float:
         self.nap()
         self.told.append(("compute", self.place, seq))
-        self.host_gradients += self.host_weights * (1 + self.place + seq)
+        self.wire_gradients += self.wire_weights * (1 + self.place + seq)
         return 10.0 * self.place + seq
 
     def interrupt_by(self, check: Callable[[], None]) -> None: ...
@@ -118,10 +118,10 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
     leader = Leader(members[0], drop_nonfinite=True)
     leader.prepare(0)
     for seq in range(rounds):
-        leader.host_weights[:] = np.arange(SIZE) + seq  # pulled
+        leader.wire_weights[:] = np.arange(SIZE) + seq  # pulled
         told.append(("pull", 0, seq))
         loss = leader.compute(seq)
-        pushed = leader.host_gradients.copy()
+        pushed = leader.wire_gradients.copy()
         told.append(("push", 0, seq))
         assert pushed.tolist() == [(number + seq) * sum(1 + place + seq for place in range(places)) for number in range(SIZE)]
         assert loss == sum(10.0 * place + seq for place in range(places)) / places
@@ -139,8 +139,8 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
     for member in members:
         member.disband()
         assert member.node.disbanded  # type: ignore[attr-defined]
-        assert member.gradient.host_weights is not memory.vectors[0], "the model has memory of its own again"
-        assert member.gradient.host_weights.tolist() == (np.arange(SIZE) + rounds - 1).tolist()
+        assert member.gradient.wire_weights is not memory.vectors[0], "the model has memory of its own again"
+        assert member.gradient.wire_weights.tolist() == (np.arange(SIZE) + rounds - 1).tolist()
 
 
 def slowly(action: Callable[[], None], nap: Callable[[], None]) -> Callable[[], None]:
@@ -163,8 +163,8 @@ def test_a_straggler_waits_before_the_sum() -> None:
 
 def test_where_only_sizes_travel_nothing_is_shared() -> None:
     class Sized:
-        host_weights: Any = object()
-        host_gradients: Any = object()
+        wire_weights: Any = object()
+        wire_gradients: Any = object()
         samples = 4
 
         def compute(self, seq: int) -> float:
@@ -172,7 +172,7 @@ def test_where_only_sizes_travel_nothing_is_shared() -> None:
 
     member = Member(ThreadNode(Memory(1), 0), Sized(), Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
     leader = Leader(member, drop_nonfinite=True)
-    assert leader.host_gradients is Sized.host_gradients
+    assert leader.wire_gradients is Sized.wire_gradients
     assert leader.compute(0) == 0.0
     member.disband()
 

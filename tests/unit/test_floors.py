@@ -22,8 +22,8 @@ FLOORS = {
     for floor, names in enumerate(
         [
             "config config_virtual checks errors config_file without_gc __version__",
-            "flat chunks roles models data schedule streams imports compiled",
-            "protocols optimizer update compensation footprint norms"
+            "flat chunks crossing roles models data schedule streams imports compiled",
+            "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
             "messages communicator channel tolerant_channel layerwise wire politeness outbox tolerant ulfm"
             " mpi world survey launch guard signals records virtual",

@@ -56,7 +56,7 @@ def test_it_is_autograds_on_the_learners_own_mini_batches(split: Split, learner_
     for seq in (0, 1, 7):  # one after the other: nothing of the last may be left
         loss, expected = by_hand(split, module, EpochSampling(40, MU, 2, SEED).indices(learner_id, seq))
         assert computed.compute(seq) == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(computed.host_gradients, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(computed.wire_gradients, expected, rtol=1e-4, atol=1e-6)
         assert computed.samples == MU
 
 
@@ -68,13 +68,13 @@ def test_what_was_prepared_is_used_once_and_only_for_its_own_mini_batch(split: S
             prepared.prepare(prepare)
         loss, expected = by_hand(split, network(), EpochSampling(40, MU, 2, SEED).indices(0, seq))
         assert prepared.compute(seq) == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(prepared.host_gradients, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(prepared.wire_gradients, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_are_pulled_are_the_weights_it_computes_with(split: Split) -> None:
     computed = gradient(split, network())
     before = computed.compute(0)
-    computed.host_weights[:] = 0.0
+    computed.wire_weights[:] = 0.0
     assert computed.compute(0) == pytest.approx(np.log(3))
     assert before != pytest.approx(np.log(3))
 
@@ -85,8 +85,8 @@ def test_clipping_to_a_global_norm(split: Split, norm: float) -> None:
     free, clipped = (gradient(split, network(), clip_norm=each) for each in (0.0, norm))
     free.compute(2)
     clipped.compute(2)
-    length = float(np.linalg.norm(free.host_gradients))
-    np.testing.assert_allclose(clipped.host_gradients, free.host_gradients * min(1.0, norm / length), rtol=1e-4, atol=1e-8)
+    length = float(np.linalg.norm(free.wire_gradients))
+    np.testing.assert_allclose(clipped.wire_gradients, free.wire_gradients * min(1.0, norm / length), rtol=1e-4, atol=1e-8)
 
 
 def test_dropout_is_a_function_of_seed_learner_and_seq(split: Split) -> None:
@@ -116,7 +116,7 @@ class Enough(Exception):
 def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: Split) -> None:
     """Five layers forward, four parameters backward: nine places; then the same bits as without."""
     alone = gradient(split, network(dropout=0.5))
-    wanted = alone.compute(3), alone.host_gradients.copy()
+    wanted = alone.compute(3), alone.wire_gradients.copy()
     interrupted = gradient(split, network(dropout=0.5))
     left = 0
 
@@ -135,4 +135,4 @@ def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: S
     left = 10
     assert interrupted.compute(3) == wanted[0]
     assert left == 1, "nine places"
-    assert np.array_equal(interrupted.host_gradients, wanted[1])
+    assert np.array_equal(interrupted.wire_gradients, wanted[1])

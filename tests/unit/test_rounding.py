@@ -94,8 +94,8 @@ class Computed(Travels):
 
     def __init__(self, *given: list[float]) -> None:
         self.given = [np.array(each, np.float32) for each in given]
-        self.host_weights = np.zeros(len(given[0]), np.float32)
-        self.host_gradients = np.zeros(len(given[0]), np.float32)
+        self.wire_weights = np.zeros(len(given[0]), np.float32)
+        self.wire_gradients = np.zeros(len(given[0]), np.float32)
         self.prepared: list[int] = []
         self.steps = 0
 
@@ -106,7 +106,7 @@ class Computed(Travels):
         self.check = check
 
     def compute(self, seq: int) -> float:
-        self.host_gradients[:] = self.given[seq]
+        self.wire_gradients[:] = self.given[seq]
         return 0.5 + seq
 
     def take_own_step(self) -> None:
@@ -116,18 +116,18 @@ class Computed(Travels):
 def test_a_rounded_gradient_is_otherwise_the_same() -> None:
     inner = Computed([1.001, 3.0], [0.0, 0.0])
     gradient = Rounded(inner, tell_nonfinite=True)
-    assert gradient.host_weights is inner.host_weights
+    assert gradient.wire_weights is inner.wire_weights
     gradient.prepare(0)
     gradient.take_own_step()
     gradient.interrupt_by(print)
     assert (inner.prepared, inner.steps, inner.check) == ([0], 1, print)
     assert gradient.compute(0) == 0.5
     assert gradient.samples == 4
-    assert widened(gradient.host_gradients).tolist() == [1.0, 3.0]
+    assert widened(gradient.wire_gradients).tolist() == [1.0, 3.0]
     assert gradient.rounded == pytest.approx(0.001 / math.hypot(1.001, 3), rel=1e-3)
-    assert inner.host_gradients.tolist() == [np.float32(1.001), 3.0], "the learner's own steps take it as it was computed"
+    assert inner.wire_gradients.tolist() == [np.float32(1.001), 3.0], "the learner's own steps take it as it was computed"
     assert gradient.compute(1) == 1.5
-    assert widened(gradient.host_gradients)[0] == pytest.approx(0.001, rel=1e-2)
+    assert widened(gradient.wire_gradients)[0] == pytest.approx(0.001, rel=1e-2)
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -139,12 +139,12 @@ def test_shards_drop_alike_what_only_rounding_makes_infinite(drop: bool) -> None
 
 def test_where_only_sizes_travel_they_are_half() -> None:
     inner = Computed([0.0])
-    inner.host_weights = inner.host_gradients = SizedVector(1000)  # type: ignore[assignment]
+    inner.wire_weights = inner.wire_gradients = SizedVector(1000)  # type: ignore[assignment]
     inner.given = [np.zeros(1, np.float32)]
     inner.compute = lambda seq: 0.0  # type: ignore[method-assign]
     gradient = Rounded(inner, tell_nonfinite=True)
-    assert (gradient.host_weights.nbytes, gradient.host_gradients.nbytes) == (4000, 2000)
-    assert gradient.host_gradients[100:350].nbytes == 500
+    assert (gradient.wire_weights.nbytes, gradient.wire_gradients.nbytes) == (4000, 2000)
+    assert gradient.wire_gradients[100:350].nbytes == 500
     assert (gradient.compute(0), gradient.rounded) == (0.0, 0.0)
 
 
@@ -210,4 +210,4 @@ def test_a_team_rounds_its_sum() -> None:
     gradient = Rounded(Leader(member, drop_nonfinite=False), tell_nonfinite=False)
     assert gradient.compute(0) == 1.5
     assert gradient.samples == 8
-    assert widened(gradient.host_gradients).tolist() == [1.0, 2.0]
+    assert widened(gradient.wire_gradients).tolist() == [1.0, 2.0]

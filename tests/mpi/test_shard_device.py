@@ -1,0 +1,65 @@
+"""Shards on a GPU, a pretended one, on real ranks: the bits of a CPU's, whether MPI is given its memory or the host's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.records.reader import Run
+
+from . import laws
+from .conftest import Shared
+
+ON_GPU = ("staged", "direct")
+#: name -> (ranks, what differs from COMMON)
+RUNS = {
+    "hardsync": (4, {"protocol": "hardsync", "averaging": 0.9, "checkpoint": {"every_updates": 20}}),
+    "softsync-S2": (6, {"protocol": {"name": "softsync", "n": 3}, "shards": 2, "evaluator": True, "nonfinite": "drop"}),
+    "bfloat16-adam": (4, {"protocol": {"name": "backup", "b": 1}, "optimizer": "adam", "push_format": "bfloat16"}),
+    "chunks": (3, {"protocol": "hardsync", "model": {"name": "mlp", "hidden": [1200, 1000]}, "mu": 64, "epochs": 0.5}),
+    "team": (3, {"protocol": "hardsync", "aggregation": "node"}),
+    "allreduce": (2, {"protocol": "allreduce"}),
+    "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
+}
+COMMON = {"epochs": 1, "mu": 16, "log": {"progress": "off"}, "evaluation": {"every_epochs": 0.5}}
+REPEATABLE = [name for name in RUNS if name.startswith(("hardsync", "chunks", "team", "allreduce"))]
+PLAIN = ("send", "ssend")
+
+
+def job(directory: Path, name: str) -> dict:
+    run, _, gpu = name.partition("@")
+    ranks, special = RUNS[run]
+    device = {} if gpu == "none" else {"shard_device": "cuda"}
+    return {"ranks": ranks, "gpu": gpu, "config": {**COMMON, **special, **device, "out": str(directory / name)}}
+
+
+CASES = [("ssend" if how == "staged" else "send", f"{name}@{how}") for name in RUNS for how in ON_GPU]
+SHARED = Shared([*CASES, *(("send", f"{name}@none") for name in REPEATABLE)], job)
+
+
+def weights(run: Path) -> np.ndarray:
+    state = torch.load(run / "weights.pt", weights_only=True)["theta"]
+    return np.concatenate([tensor.numpy().ravel() for tensor in state.values()])
+
+
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
+    """Replayed on a CPU, whose sums have the same bits here: the GPU is pretended."""
+    path = runs / switch / name
+    laws.hold(Run(path))
+    assert Run(path).evaluations["error"][-1] < 0.5, "it learns"
+    proof = replay.replay(path)
+    assert not proof.reason and "cuda" in proof.why_tolerant
+
+
+@pytest.mark.parametrize(("switch", "name"), [case for case in CASES if case[1].partition("@")[0] in REPEATABLE])
+def test_it_ends_with_the_bits_of_a_cpu(runs: Path, switch: str, name: str) -> None:
+    run, _, _ = name.partition("@")
+    ours, theirs = Run(runs / switch / name), Run(runs / "send" / f"{run}@none")
+    np.testing.assert_array_equal(weights(ours.path), weights(theirs.path))
+    same = ["clock_min", "averaged", "train", "loss", "error"]
+    assert ours.evaluations[same].tolist() == theirs.evaluations[same].tolist()

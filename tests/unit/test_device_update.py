@@ -1,0 +1,282 @@
+"""A slice on a (pretended) GPU has the bits of one on a CPU, and whoever uses memory that the GPU uses has waited before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mpisgd import chunks, optimizer
+from mpisgd.compensation import Compensation
+from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.crossing import Copy
+from mpisgd.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.flat import on_host
+from mpisgd.update import SliceUpdate
+from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
+
+SIZE = 256
+GPU = "cuda:0"
+MOMENTUM = SgdOptions(momentum=0.9)
+OPTIMIZERS = (
+    SgdOptions(momentum=0.0),
+    MOMENTUM,
+    SgdOptions(momentum=0.9, nesterov=True, weight_decay=0.01),
+    AdagradOptions(),
+    RmspropOptions(momentum=0.5),
+    AdamOptions(),
+)
+
+
+@pytest.fixture(params=["late", "at once"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0)  # fused kernels on the CPU, too
+    with pretend_gpu(late=request.param == "late") as gpu:
+        yield gpu
+
+
+@pytest.fixture(params=[1, 4])
+def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """In how many chunks."""
+    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 * SIZE // request.param)
+    return int(request.param)
+
+
+def make(kind: type[SliceUpdate], options: OptimizerOptions = MOMENTUM, *, dc: float = 0.0, **fields: Any) -> SliceUpdate:
+    weights = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
+    if kind is not SliceUpdate:
+        weights = weights.to(GPU)
+    given = {"learning_rate": 0.1, "schedule": lambda epochs: 0.5 if epochs > 2 else 1.0, "train_samples": 8, **fields}
+    return kind(weights, options, compensation=Compensation(weights, dc, 0.9) if dc else None, **given)
+
+
+def receive(update: SliceUpdate, gradient: np.ndarray) -> None:
+    """As MPI does: it asks nobody, on the host or on the GPU."""
+    inbox = held(update.inbox)
+    if inbox.dtype in (np.int16, torch.int16):
+        gradient = torch.from_numpy(gradient).to(torch.bfloat16).view(torch.int16).numpy()
+    inbox[:] = torch.from_numpy(gradient) if isinstance(inbox, Tensor) else gradient
+    update.take_in()
+
+
+def step(update: SliceUpdate) -> None:
+    """As a shard does."""
+    if update.chunks_count > 1:
+        update.begin_step()
+    else:
+        update.step()
+
+
+def sent(update: SliceUpdate) -> np.ndarray:
+    """As MPI does."""
+    if update.chunks_count == 1:
+        return seen(update.served).copy()
+    return np.concatenate([seen(chunk) for chunk in update.chunks()])
+
+
+def seen(vector: Any) -> np.ndarray:
+    """What MPI sees there now."""
+    return np.asarray(held(vector))
+
+
+def train(update: SliceUpdate, rounds: int = 12) -> list[np.ndarray]:
+    """The weights sent after each update; what is pushed comes in any order, some of it dropped, kept for later, or compensated."""
+    generator = np.random.default_rng(2)
+    found = []
+    update.checks_sums = True
+    for clock in range(rounds):
+        if update.compensation is not None:
+            for learner_id in range(3):
+                update.compensation.given(learner_id, clock)
+        parked = []
+        for learner_id in range(3):
+            receive(update, generator.standard_normal(SIZE, np.float32))
+            fate = generator.choice(["sum", "park", "drop"], p=[0.5, 0.3, 0.2])
+            if fate == "sum":
+                update.accumulate(float(generator.choice([1.0, 0.5])), 2, clock)
+            elif fate == "park":
+                update.park(learner_id)
+                parked.append(learner_id)
+        for place, learner_id in enumerate(parked):
+            update.unpark(learner_id)
+            update.accumulate(1.0, 2, clock, last=place == len(parked) - 1)
+        step(update)
+        found.append(sent(update))
+        assert update.sum_is_finite()
+    return found
+
+
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+@pytest.mark.parametrize("special", [{}, {"averaging": 0.9, "half": True}, {"dc": 0.04}], ids=str)
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
+def test_it_has_the_bits_of_a_cpu(
+    options: OptimizerOptions, special: dict[str, Any], kind: type[SliceUpdate], cut: int, gpu: Gpu
+) -> None:
+    theirs, ours = make(SliceUpdate, options, **special), make(kind, options, **special)
+    assert ours.chunks_count == cut
+    close = 1e-6 if isinstance(options, AdagradOptions) else 0.0  # torch has a fused kernel of it for CPUs alone
+    for expected, found in zip(train(theirs), train(ours), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=close, atol=close)
+    assert set(ours.state()) == set(theirs.state())
+    for name, expected in theirs.state().items():
+        assert isinstance(ours.state()[name], OnGpu) or expected.dim() == 0, name
+        np.testing.assert_allclose(on_host(ours.state()[name]), on_host(expected), rtol=close, atol=close, err_msg=name)
+    assert (ours.samples, ours.learning_rate) == (theirs.samples, theirs.learning_rate)
+
+
+class _NeverWaits(StagedUpdate):
+    """Sends what may not be there yet."""
+
+    def _until_there(self) -> None:
+        pass
+
+
+class _OneInbox(StagedUpdate):
+    """Receives into memory that the GPU has not read yet."""
+
+    @property
+    def inbox(self) -> Any:
+        self._emptying = [None, None]
+        return super().inbox
+
+
+@pytest.mark.parametrize("kind", [_NeverWaits, _OneInbox])
+def test_who_does_not_wait_is_found_out(kind: type[SliceUpdate], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the test above can fail."""
+    monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0)
+    with pretend_gpu():
+        expected, found = train(make(SliceUpdate)), train(make(kind))
+    assert any((ours != theirs).any() for ours, theirs in zip(found, expected, strict=True))
+
+
+def test_what_is_mixed_with_the_host_is_found_out() -> None:
+    with pretend_gpu(), pytest.raises(RuntimeError, match="same device"):
+        torch.zeros(3, device=GPU).add_(torch.ones(3))
+
+
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+def test_a_cycle_waits_for_what_it_sends_and_little_else(kind: type[SliceUpdate], cut: int) -> None:
+    """Gradients of two learners, an update, the answers: one wait for each chunk, and for norms now and then (`norms.py`)."""
+    with pretend_gpu() as gpu:
+        update = make(kind)
+        waits = []
+        for _ in range(60):
+            before = gpu.waits
+            for _ in range(2):
+                receive(update, np.ones(SIZE, np.float32))
+                update.accumulate(1.0, 1)
+            step(update)
+            sent(update)
+            waits.append(gpu.waits - before)
+    needed = cut if kind is StagedUpdate else 1
+    assert np.bincount(waits).argmax() == needed
+    assert np.mean(waits) < needed + 1
+
+
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+@pytest.mark.parametrize(("value", "finite"), [(1.0, True), (1e30, True), (np.nan, False), (-np.inf, False)])
+def test_what_is_not_finite_is_seen(kind: type[SliceUpdate], value: float, finite: bool, cut: int, gpu: Gpu) -> None:
+    update = make(kind)
+    update.checks_sums = True
+    gradient = np.ones(SIZE, np.float32)
+    gradient[SIZE // 2] = value
+    receive(update, gradient)
+    assert update.scratch_is_finite() == finite
+    update.accumulate(0.5, 1)
+    step(update)
+    sent(update)
+    assert update.sum_is_finite() == finite
+    for asked in (True, False):  # also before anything was sent; and where nobody said that it would be asked
+        update = make(kind)
+        update.checks_sums = asked
+        receive(update, gradient)
+        update.accumulate(0.5, 1)
+        step(update)
+        assert update.sum_is_finite() == finite
+
+
+@pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+def test_it_goes_on_from_a_checkpoint(kind: type[SliceUpdate], options: OptimizerOptions, cut: int, gpu: Gpu) -> None:
+    """Of its own kind, or of a CPU's; and what was restored is what is served."""
+    first = make(kind, options, averaging=0.9)
+    train(first, 5)
+    state = {name: torch.from_numpy(on_host(tensor).copy()) for name, tensor in first.state().items()}
+    second = make(kind, options, averaging=0.9)
+    second.restore(state, first.samples)
+    np.testing.assert_array_equal(sent(second), state["weights"].numpy())
+    again = make(SliceUpdate, options, averaging=0.9)
+    again.restore(state, first.samples)
+    expected, close = train(first, 3), 1e-6 if isinstance(options, AdagradOptions) else 0.0
+    np.testing.assert_array_equal(train(second, 3), expected)
+    np.testing.assert_allclose(train(again, 3), expected, rtol=close, atol=close)
+
+
+def test_gradients_that_come_at_once_are_taken_in_one_by_one(cut: int, gpu: Gpu) -> None:
+    """As an allreduce does, by messages and in memory that ranks share."""
+    theirs, ours = make(SliceUpdate), make(StagedUpdate)
+    gradients = np.random.default_rng(3).standard_normal((4, 3, SIZE)).astype(np.float32)
+    rooms = [held(update.make_room(3)).reshape(3, SIZE) for update in (theirs, ours)]
+    shared = np.zeros((4, SIZE), np.float32)
+    for number, of_all in enumerate(gradients):
+        if number == 2:
+            ours.live_in(shared[3], list(shared[:3]))
+            np.testing.assert_array_equal(shared[3], sent(theirs))
+            rooms[1] = shared[:3]
+        for room, update in zip(rooms, (theirs, ours), strict=True):
+            room[:] = of_all
+            for place in range(3):
+                update.turn_to(place)
+                update.take_in()
+                assert update.scratch_is_finite()
+                update.accumulate(1.0, 1)
+            step(update)
+        np.testing.assert_array_equal(sent(ours), sent(theirs))
+    np.testing.assert_array_equal(shared[3], sent(theirs))
+    ours.renew_weights()
+    assert not np.shares_memory(seen(ours.served), shared)
+    np.testing.assert_array_equal(sent(ours), sent(theirs))
+
+
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+def test_memory_that_somebody_may_still_use_is_left_alone(kind: type[SliceUpdate], cut: int, gpu: Gpu) -> None:
+    """A push that broke off may still write, and an answer that was given up may still be read from."""
+    theirs, ours = make(SliceUpdate), make(kind)
+    for update in (theirs, ours):
+        receive(update, np.ones(SIZE, np.float32))
+        update.accumulate(1.0, 1)
+        step(update)
+        before = sent(update)
+        answer = seen(update.served)
+        torn = held(update.inbox)
+        update.renew_scratch()
+        update.renew_weights()
+        receive(update, np.full(SIZE, 2.0, np.float32))
+        torn[:] = 7.0
+        update.accumulate(1.0, 1)
+        torn[:] = 8.0
+        step(update)
+        sent(update)
+        np.testing.assert_array_equal(answer, before)
+    np.testing.assert_array_equal(sent(ours), sent(theirs))
+
+
+def test_a_copy_from_and_to_the_host_is_not_made_before_its_turn() -> None:
+    """What the pretended GPU is for."""
+    with pretend_gpu() as gpu:
+        there, back = torch.zeros(3, device=GPU), torch.zeros(3)
+        out = torch.ones(3)
+        first = Copy(there, out)
+        there.mul_(2.0)
+        second = Copy(back, there)
+        assert back.tolist() == [0.0] * 3 and gpu.waits == 0
+        first.wait()
+        out.fill_(5.0)
+        assert back.tolist() == [0.0] * 3 and gpu.waits == 1
+        second.wait()
+        second.wait()
+        assert back.tolist() == [2.0] * 3 and gpu.waits == 2
