@@ -34,19 +34,31 @@ DDP, DDP_VIEWS = "DDP", "DDP, views"
 
 
 def measure(
-    comm: MPI.Intracomm, repetitions: int, cases: Sequence[str], ways: Sequence[str], device: Device = "cpu"
+    comm: MPI.Intracomm,
+    repetitions: int,
+    cases: Sequence[str],
+    ways: Sequence[str],
+    device: Device = "cpu",
+    shard_device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """These cases in these ways of `cases.WAYS`, on the three ranks of `comm`; the rows are the same on every rank."""
     wire = Wire(comm, polite=True)
     loops.join_gloo(comm)
     with scratch(comm) as directory:
-        rows = [_row(comm, wire, directory, CASES[case], ways, repetitions, device) for case in cases]
+        rows = [_row(comm, wire, directory, CASES[case], ways, repetitions, device, shard_device) for case in cases]
     loops.leave_gloo(comm)
     return rows
 
 
 def _row(
-    comm: MPI.Intracomm, wire: Wire, directory: Path, case: Case, ways: Sequence[str], repetitions: int, device: Device
+    comm: MPI.Intracomm,
+    wire: Wire,
+    directory: Path,
+    case: Case,
+    ways: Sequence[str],
+    repetitions: int,
+    device: Device,
+    shard_device: Device,
 ) -> dict[str, Any]:
     measures: dict[str, Callable[[], float]] = {
         FLOOR: lambda: loops.independent(comm, wire, case, device),
@@ -54,14 +66,15 @@ def _row(
         DDP: lambda: loops.distributed(comm, wire, case, device, views=False),
         DDP_VIEWS: lambda: loops.distributed(comm, wire, case, device, views=True),
     }
-    measures |= {name: partial(_trained, comm, directory, case, name, device) for name in ways}
+    devices = {"device": device, "shard_device": shard_device}
+    measures |= {name: partial(_trained, comm, directory, case, name, devices) for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(repetitions):
         for name, images_per_s in measures.items():
             rates[name].append(images_per_s())
     return {
         "case": case.name,
-        "device": device,
+        **devices,
         "images_per_s": {name: spread(values) for name, values in rates.items()},
         "ratios": ratios(rates),
         "best_synchronous": best_of(rates),
@@ -114,11 +127,11 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
     return found
 
 
-def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, device: Device) -> float:
+def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, devices: Mapping[str, Device]) -> float:
     """Images/s of a logged run, between the update that ended the warm-up and the last one."""
     way = WAYS[name]
     with among(comm, range(1 - way.shards, 1 + LEARNERS)) as part:
-        outcome = run_of(part, directory, case, device=device, **way.special) if part is not None else None
+        outcome = run_of(part, directory, case, **devices, **way.special) if part is not None else None
     return float(comm.bcast(rate_of(Run(outcome.path), case) if outcome is not None else None, root=LEARNERS))
 
 

@@ -64,6 +64,8 @@ class Options:
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all."""
     device: Device = "cpu"
     """train: what learners compute on; GPUs are taken in turn."""
+    shard_device: Device = "cpu"
+    """train: what shards sum and update on."""
     peer_python: str = sys.executable
     """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
     every_updates: int = 50
@@ -150,7 +152,7 @@ def _train(options: Options) -> Measured:
     from mpisgd.mpi import MPI
 
     ways = tuple(WAYS) if ALL in options.ways else options.ways
-    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device)
+    rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device, options.shard_device)
     return rows, train.lines_of(rows)
 
 

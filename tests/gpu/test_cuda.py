@@ -1,4 +1,4 @@
-"""Learners on a GPU: the gradients of a CPU to float tolerance, one wait for the GPU in a mini-batch, and whole runs on real ranks.
+"""On a GPU: gradients and updates of a CPU to float tolerance, one wait for the GPU in a mini-batch, whole runs on real ranks.
 
 All are skipped where torch finds no CUDA device; `make gpu-check` says so aloud.
 """
@@ -17,12 +17,25 @@ import torch
 from torch import nn
 
 from mpisgd import models, replay
-from mpisgd.config import Cifar10FullOptions, MlpOptions, ModelOptions, SyntheticOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    Cifar10FullOptions,
+    MlpOptions,
+    ModelOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+    SyntheticOptions,
+)
 from mpisgd.data import load, sampling
+from mpisgd.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
 from mpisgd.launch import environment, mpirun
+from mpisgd.mpi import cuda_aware
 from mpisgd.records.reader import Run
+from mpisgd.update import SliceUpdate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
@@ -74,22 +87,79 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once(recwarn:
         (4, ["--protocol", "softsync", "--protocol.n", "3", "--evaluator"]),
         (3, ["--protocol", "hardsync", "--aggregation", "node"]),
         (2, ["--protocol", "allreduce", "--aggregation", "node"]),
+        (3, ["--protocol", "hardsync", "--push-format", "bfloat16", "--optimizer", "adam"]),
     ],
 )
-def test_a_run(ranks: int, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])
+@pytest.mark.parametrize("memory", ["staged", "direct"])
+def test_a_run(ranks: int, words: list[str], devices: tuple[str, str], memory: str, tmp_path: Path) -> None:
+    if memory == "direct" and not cuda_aware():
+        pytest.skip("this MPI is not CUDA-aware")
     out = tmp_path / "run"
-    command = [*mpirun(ranks), sys.executable, "-m", "mpisgd", "train", "--out", str(out), "--device", "cuda", "--epochs", "1"]
-    done = subprocess.run([*command, *words], env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    command = [*mpirun(ranks), sys.executable, "-m", "mpisgd", "train", "--out", str(out), "--epochs", "1"]
+    command += ["--device", devices[0], "--shard-device", devices[1], *words]
+    env = environment() | {"MPISGD_GPU_MEMORY": memory}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(books.balanced for books in Run(out).books())
     proof = replay.replay(out)
     assert not proof.reason and "cuda" in proof.why_tolerant
 
 
+def of_torch(vector: Any) -> torch.Tensor:
+    return vector if isinstance(vector, torch.Tensor) else torch.from_numpy(vector)
+
+
+@pytest.mark.parametrize("size", [1_000, 3_000_000])
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+@pytest.mark.parametrize("options", [SgdOptions(), SgdOptions(0.9, True, 0.01), AdagradOptions(), RmspropOptions(), AdamOptions()])
+def test_an_update_is_that_of_a_cpu(options: OptimizerOptions, kind: type[DeviceUpdate], size: int) -> None:
+    """Chunk by chunk, and back from a checkpoint."""
+    generator = np.random.default_rng(1)
+    start = torch.from_numpy(generator.standard_normal(size, np.float32))
+    fields = {"learning_rate": 0.01, "schedule": lambda _: 1.0, "train_samples": 10, "averaging": 0.9}
+    theirs, ours = SliceUpdate(start.clone(), options, **fields), kind(start.to("cuda"), options, **fields)
+    for number in range(6):
+        if number == 3:
+            state = {name: tensor.cpu().clone() for name, tensor in ours.state().items()}
+            ours = kind(start.to("cuda"), options, **fields)
+            ours.restore(state, theirs.samples)
+        for update in (theirs, ours):
+            update.checks_sums = True
+        for last in (False, True):
+            gradient = torch.from_numpy(generator.standard_normal(size, np.float32))
+            for update in (theirs, ours):
+                of_torch(update.inbox).copy_(gradient)
+                torch.cuda.synchronize()
+                update.take_in()
+                update.accumulate(0.7, 1, last=last)
+        sent = []
+        for update in (theirs, ours):
+            update.begin_step()
+            sent.append(torch.cat([of_torch(chunk).cpu() for chunk in update.chunks()]))
+            assert update.sum_is_finite()
+        torch.testing.assert_close(sent[1], sent[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.averaged.cpu(), theirs.averaged, rtol=1e-4, atol=1e-5)
+
+
 def test_bench_train(tmp_path: Path) -> None:
-    words = ["bench", "train", "--device", "cuda", "--repetitions", "1", "--cases", "cnn-64", "--ways", "hardsync", "softsync"]
+    words = [
+        "bench",
+        "train",
+        "--device",
+        "cuda",
+        "--shard-device",
+        "cuda",
+        "--repetitions",
+        "1",
+        "--cases",
+        "cnn-64",
+        "--ways",
+        "hardsync",
+        "softsync",
+    ]
     command = [*mpirun(3), sys.executable, "-m", "mpisgd", *words, "--out", str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads((tmp_path / "train.json").read_text())["rows"]
-    assert row["device"] == "cuda" and row["images_per_s"]["hardsync"]["median"] > 0
+    assert row["device"] == row["shard_device"] == "cuda" and row["images_per_s"]["hardsync"]["median"] > 0

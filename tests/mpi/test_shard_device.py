@@ -12,7 +12,7 @@ from mpisgd import replay
 from mpisgd.records.reader import Run
 
 from . import laws
-from .conftest import Shared
+from .conftest import Shared, launch
 
 ON_GPU = ("staged", "direct")
 #: name -> (ranks, what differs from COMMON)
@@ -63,3 +63,12 @@ def test_it_ends_with_the_bits_of_a_cpu(runs: Path, switch: str, name: str) -> N
     np.testing.assert_array_equal(weights(ours.path), weights(theirs.path))
     same = ["clock_min", "averaged", "train", "loss", "error"]
     assert ours.evaluations[same].tolist() == theirs.evaluations[same].tolist()
+
+
+@pytest.mark.parametrize("option", ["device", "shard_device"])
+def test_without_a_gpu_it_is_refused(option: str, tmp_path: Path) -> None:
+    words = ["train", f"--{option.replace('_', '-')}", "cuda", "--out", "run"]
+    done = launch(2, "-m", "mpisgd", *words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.status != 0
+    assert f"{option} = 'cuda': torch finds no CUDA device on this rank" in done.text
+    assert not (tmp_path / "run").exists()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mpisgd import mpi
+from mpisgd.errors import ConfigError
 from mpisgd.launch import environment, mpirun
 
 HEAD = """
@@ -88,3 +90,45 @@ else:
     print("received as it was sent")
 """
     assert "received as it was sent" in said_by_two_ranks(script)
+
+
+@pytest.mark.parametrize(
+    ("said", "aware", "taken"),
+    [(None, True, True), (None, False, False), (None, None, False), ("direct", False, True), ("staged", True, False)],
+)
+def test_whether_mpi_is_given_a_gpus_memory(
+    said: str | None, aware: bool | None, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi, "cuda_aware", lambda: aware)
+    monkeypatch.delenv("MPISGD_GPU_MEMORY", raising=False)
+    if said is not None:
+        monkeypatch.setenv("MPISGD_GPU_MEMORY", said)
+    assert mpi.takes_gpu_memory() == taken
+    monkeypatch.setenv("MPISGD_GPU_MEMORY", "direkt")
+    with pytest.raises(ConfigError, match="MPISGD_GPU_MEMORY = 'direkt': expected direct or staged"):
+        mpi.takes_gpu_memory()
+
+
+@pytest.mark.parametrize("wait", ["blocking", "polite"])
+def test_tensors_are_sent_and_received_as_they_lie(wait: str) -> None:
+    """As where MPI takes a GPU's memory; a slice of one, and the bits of bfloat16."""
+    script = """
+import torch
+wire, weights = Wire(comm, polite=False), torch.zeros(300_000)
+if comm.rank == 0:
+    weights[1000:] = 7.0
+    sent = weights[1000:2000]
+    wire.finish(wire.start(1, Tag.ANSWER, (0, 3, 0, 0, 0, sent.nbytes), wire.aside(sent)))
+    gradient = torch.zeros(100, dtype=torch.int16)
+    _, _, fields = wire.take(((None, None),))
+    assert wire.take_body(gradient) and (gradient == 5).all()
+else:
+    posted = wire.post(0, Tag.ANSWER, weights[10:1010])
+    assert wire.header(posted) == (0, 3, 0, 0, 0, 4000)
+    wire.finish(posted)
+    assert weights.sum() == 7000.0 and weights[10] == weights[1009] == 7.0
+    half = torch.full((100,), 5, dtype=torch.int16)
+    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, half.nbytes, 0.0, 0.5), half))
+    print("received what was sent")
+"""
+    assert "received what was sent" in said_by_two_ranks(script, MPISGD_WAIT=wait)

@@ -14,6 +14,7 @@ from mpisgd.data import Split
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
+from tests.pretend_gpu import OnGpu, held, pretend_gpu
 
 MU, SEED = 4, 3
 
@@ -136,3 +137,68 @@ def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: S
     assert interrupted.compute(3) == wanted[0]
     assert left == 1, "nine places"
     assert np.array_equal(interrupted.wire_gradients, wanted[1])
+
+
+class _OnGpu:
+    """A model on a (pretended) GPU whose loss is |weights|^2, with what `Gradient` asks of one; and its loss."""
+
+    def __init__(self) -> None:
+        self.weights, self.gradients = (torch.zeros(8, device="cuda:0") for _ in range(2))
+        self.module = self._loss = self
+
+    def inputs(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.to("cuda:0", non_blocking=True)
+
+    def zero_gradients(self) -> None:
+        self.gradients.zero_()
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> _OnGpu:
+        assert output.device == targets.device == self.weights.device
+        return self
+
+    def backward(self) -> None:
+        self.gradients.add_(self.weights, alpha=2.0)
+
+    def detach(self) -> torch.Tensor:
+        return torch.dot(self.weights, self.weights)
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_on_a_gpu_it_waits_once_and_all_is_there(split: Split, direct: bool, late: bool) -> None:
+    """MPI is given what it asks nobody about: host memory, or the GPU's own."""
+    with pretend_gpu(late) as gpu:
+        model: Any = _OnGpu()
+        sampling = EpochSampling(len(split), MU, 2, SEED)
+        computed = Gradient(model, model.loss, split, sampling, seed=SEED, learner_id=0, direct=direct)
+        assert isinstance(computed.wire_weights, OnGpu if direct else np.ndarray)
+        weights, gradients = (np.asarray(held(each)) for each in (computed.wire_weights, computed.wire_gradients))
+        generator = np.random.default_rng(1)
+        for seq in range(5):
+            weights[:] = generator.standard_normal(8, np.float32)
+            before = gpu.waits
+            assert computed.compute(seq) == pytest.approx(np.dot(weights, weights))
+            assert gpu.waits == before + 1
+            np.testing.assert_array_equal(gradients, 2 * weights)
+            if not direct:  # what is staged may be sent while the next mini-batch is prepared
+                computed.prepare(seq + 1)
+                np.testing.assert_array_equal(gradients, 2 * weights)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_on_a_gpu_it_is_clipped_and_looked_at(split: Split, direct: bool) -> None:
+    with pretend_gpu():
+        model: Any = _OnGpu()
+        sampling, special = EpochSampling(len(split), MU, 2, SEED), {"clip_norm": 1.0, "tell_nonfinite": True}
+        computed = Gradient(model, model.loss, split, sampling, seed=SEED, learner_id=0, direct=direct, **special)
+        weights, gradients = (np.asarray(held(each)) for each in (computed.wire_weights, computed.wire_gradients))
+        weights[:] = 3.0
+        assert computed.compute(0) == pytest.approx(72.0)
+        np.testing.assert_allclose(gradients, np.full(8, 8**-0.5), rtol=1e-5)
+        weights[3] = np.nan
+        assert np.isnan(computed.compute(1))
+        weights[:] = 1.0
+        assert computed.compute(2) == pytest.approx(8.0)

@@ -23,7 +23,7 @@ from mpisgd.config import (
     VersionedOptions,
 )
 from mpisgd.errors import ConfigError
-from mpisgd.roles import Role, assign, of_job, world_size
+from mpisgd.roles import Role, assign, double, of_job, world_size
 
 
 @settings(max_examples=200, deadline=None)
@@ -204,3 +204,15 @@ def test_a_size_of_teams_without_teams_is_refused() -> None:
         of_job(Config(team_size=2), "aaa")
     with pytest.raises(ConfigError, match="team_size = -1: expected a finite number >= 0"):
         Config(team_size=-1)
+
+
+def test_ranks_of_a_host_take_its_gpus_in_turn() -> None:
+    """First those that compute, so that a node with a GPU for each learner gives each one its own; then shards."""
+    roles, hosts = assign(8, shards=2, evaluator=True, placement="spread", hosts="aaaabbbb"), "aaaabbbb"
+    assert roles.shard_ranks == (0, 4)
+    gpus = {rank: roles.turn_at_gpus(rank, hosts, learners=True, shards=True) for rank in range(8)}
+    assert gpus == {1: 0, 2: 1, 3: 2, 0: 3, 5: 0, 6: 1, 7: 2, 4: 3}
+    assert [roles.turn_at_gpus(rank, hosts, learners=True, shards=False) for rank in (1, 2, 3, 5)] == [0, 1, 2, 0]
+    assert [roles.turn_at_gpus(rank, hosts, learners=False, shards=True) for rank in (0, 4)] == [0, 0]
+    both = double(3, evaluator=False)
+    assert [both.turn_at_gpus(rank, "aaa", learners=True, shards=True) for rank in range(3)] == [0, 1, 2]
