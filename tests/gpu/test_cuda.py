@@ -33,7 +33,6 @@ from mpisgd.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Gradient
 from mpisgd.launch import environment, mpirun
-from mpisgd.mpi import cuda_aware
 from mpisgd.records.reader import Run
 from mpisgd.update import SliceUpdate
 
@@ -93,6 +92,8 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once(recwarn:
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])
 @pytest.mark.parametrize("memory", ["staged", "direct"])
 def test_a_run(ranks: int, words: list[str], devices: tuple[str, str], memory: str, tmp_path: Path) -> None:
+    from mpisgd.mpi import cuda_aware  # begins MPI
+
     if memory == "direct" and not cuda_aware():
         pytest.skip("this MPI is not CUDA-aware")
     out = tmp_path / "run"
