@@ -144,12 +144,14 @@ class Rank:
         return parts.build_model(config, self.meta, self.brought, self.device)
 
     def _gpu(self, field: str) -> str:
-        """This rank's."""
+        """This rank's, which is made the current one: pinned memory, and what MPI is given, belong to that."""
         if not torch.cuda.is_available():
             raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
         learners, shards = self.config.device == "cuda", self.config.shard_device == "cuda"
         turn = self.roles.turn_at_gpus(self.rank, self.world.hosts, learners=learners, shards=shards)
-        return f"cuda:{turn % torch.cuda.device_count()}"
+        gpu = turn % torch.cuda.device_count()
+        torch.cuda.set_device(gpu)
+        return f"cuda:{gpu}"
 
     def _check(self) -> None:
         parts.check_stragglers(self.config, len(self.roles.computing_ranks))

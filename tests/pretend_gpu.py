@@ -46,7 +46,9 @@ class OnGpu(Tensor):
         return Gpu.present.call(function, arguments, named or {})
 
     def __dlpack__(self, **how: Any) -> Any:
-        """What MPI is given: it asks no GPU whether what it was asked to do is done."""
+        """What MPI is given: it asks no GPU whether what it was asked to do is done; torch asks whether this is the current one."""
+        if not Gpu.present.chosen:
+            raise BufferError("Can't export tensors on a different CUDA device index")
         return self.held.__dlpack__(**how)
 
     def __dlpack_device__(self) -> Any:
@@ -75,6 +77,7 @@ class Gpu:
     Attributes:
         asked: operations that were asked for so far.
         waits: how often somebody waited for what was not done yet.
+        chosen: whether somebody made it the current one.
     """
 
     present: Gpu
@@ -83,6 +86,10 @@ class Gpu:
         self._late = late
         self._todo: deque[Callable[[], object]] = deque()
         self.asked = self._done = self.waits = 0
+        self.chosen = False
+
+    def choose(self, device: int) -> None:
+        self.chosen = device == 0
 
     def wait(self, until: int) -> None:
         self.waits += self._done < until
@@ -164,6 +171,7 @@ def pretend_gpu(late: bool = True) -> Iterator[Gpu]:
     instead: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
+        "set_device": gpu.choose,
         "Event": Event,
         "current_stream": lambda device=None: gpu,
     }
