@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from mpisgd.channel import TeamChannel
 from mpisgd.computing import Computes
 from mpisgd.messages import Ending, Interrupt, Pull
 from mpisgd.shard import Shard
 from mpisgd.straggler import Delays
+from mpisgd.team_channel import TeamChannel
 
 
 def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays, first_seq: int = 0) -> None:

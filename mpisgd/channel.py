@@ -11,23 +11,22 @@
 No deadlock by construction. A learner pushes to all shards at once, in no order that could cross another's, and has finished
 before it pulls. A shard never waits for one particular learner to *receive*: it sends only answers, whose receives the learner
 posted before it asked. So a shard always gets back to its probe, and every send of a learner ends. The evaluator pulls
-snapshots in the same way.
+snapshots in the same way (`evaluator_channel.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
 from mpisgd.chunks import chunks_of
-from mpisgd.communicator import Buffer, Communicator, Pattern, Team
+from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import (
-    NOTHING_MORE,
     Ending,
     Fields,
     GaveUp,
@@ -509,230 +508,3 @@ class LearnerChannel:
         fields: tuple[int] = self._wire.header(self._duty)
         self._wire.finish(self._duty)
         return bool(fields[0])
-
-
-# ------------------------------------------------------------------------------------------- where learners double as shards
-
-
-class TeamChannel(ShardChannel):
-    """Both ends in one: gradients are exchanged, and weights shared, by collectives over all learners (`allreduce.py`).
-
-    To the shard, it is a channel: the shard answers the pulls of all learners at once, which begins an all-gather; the learner
-    waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
-
-    Args:
-        team: all learners.
-        weights, gradients: (parameters,) float32 host memory of the learner.
-        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard; None where they lie
-            in memory that all share.
-    """
-
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        learner_id: int,
-        *,
-        team: Team,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        received: np.ndarray | None,
-    ) -> None:
-        super().__init__(wire, roles, learner_id)
-        wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
-        self.signal = 0
-        """The number of the signal that all have been told of, in one and the same round; 0 = none."""
-        self._team = team
-        self._weights = weights
-        self._gradients = gradients
-        self._received = received
-        self._sharing: Any = None
-        self._made: Buffer | None = None
-        self._clock = 0
-        self._exchanged_ns = self._shared_ns = 0
-        self._push_ns = self._wait_ns = self._pull_ns = 0
-        self.watched = roles.dedicated_evaluator
-        """Whether an evaluator asks for snapshots while the run goes on."""
-        self.now_ns = wire.now_ns
-        self.sleep = wire.sleep
-
-    def exchange(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int) -> list[Push]:
-        """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
-
-        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
-        seconds hold the wait for the slowest learner, which elsewhere a learner spends in its pull.
-
-        Raises PeerError where a header is another learner's, or of a model of another size.
-        """
-        start_ns, nbytes = self.now_ns(), self._gradients.nbytes
-        waited = (self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, 0.0, loss)
-        headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
-        arrival_ns = self.now_ns()
-        pushes = []
-        for signal, *fields in headers:
-            self.signal = self.signal or signal
-            pushes.append(Push(tuple(fields), arrival_ns))
-        for learner_id, push in enumerate(pushes):
-            if push.learner_id != learner_id or push.nbytes != nbytes:
-                raise PeerError(
-                    f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
-                    f" expected {nbytes} bytes"
-                )
-        self._team.exchange(self._gradients, self._received)
-        self._exchanged_ns = self.now_ns()
-        self._push_ns = self._exchanged_ns - start_ns
-        return pushes
-
-    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin to share the new weights of this shard with all learners."""
-        self._clock = clock
-        self._shared_ns = self.now_ns()
-        self._sharing = self._team.share(weights, self._weights)
-
-    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """All of them will be shared at once, when they are made."""
-        self._clock, self._made = clock, weights
-
-    def add_chunk(self, chunk: Buffer) -> None:
-        """One chunk is not shared alone."""
-
-    def close_answers(self) -> None:
-        if self._made is not None:
-            self.start_answers([], self._made, self._clock, {})
-            self._made = None
-
-    def finish_answers(self) -> bool:
-        """`pull` waits for them."""
-        return True
-
-    def pull(self, meanwhile: Callable[[], None]) -> int:
-        """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
-        self._team.finish(self._sharing, meanwhile)
-        self._wait_ns = self._shared_ns - self._exchanged_ns
-        self._pull_ns = self.now_ns() - self._shared_ns
-        return self._clock
-
-    def snapshot_pull(self) -> SnapshotPull | None:
-        """What the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
-        patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
-        taken = self._wire.take_until(patterns, self._wire.now_ns())
-        if taken is not None and taken[1] == Tag.INTERRUPT:
-            self._wire.signal = taken[2][0]
-            return None
-        return None if taken is None else SnapshotPull(*taken[2])
-
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        """Every learner knows it from its own shard."""
-
-    def goodbyes(self, pushed: int, ending: int) -> list[Goodbye]:
-        """Tell every shard how many pushes it must have received from this learner; what all learners tell this one."""
-        told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, ending))
-        self._team.disband()
-        return [Goodbye(*fields) for fields in told]
-
-
-# ------------------------------------------------------------------------------------------------------ evaluator's side
-
-
-class Snapshot(NamedTuple):
-    """Weights of all shards were received, each slice of its shard's clock; samples and seconds are shard 0's."""
-
-    number: int
-    clocks: tuple[int, ...]
-    samples: int
-    taken_s: float
-
-
-class EvaluatorChannel:
-    """The evaluator's end: pulls snapshots, one after the other.
-
-    Args:
-        weights: (parameters,) float32 host memory that theta is received into.
-        averaged: the same for thetabar, or None where the run keeps none.
-        bounds: the slice of each shard.
-        serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
-        to_first: say goodbye to shard 0 alone, which passes it on.
-    """
-
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        *,
-        weights: np.ndarray,
-        averaged: np.ndarray | None,
-        bounds: list[tuple[int, int]],
-        serve_here: Callable[[], None] | None = None,
-        to_first: bool = False,
-    ) -> None:
-        self._wire = wire
-        self._ranks = roles.shard_ranks
-        self._parting = self._ranks[:1] if to_first else self._ranks
-        self._serve_here = serve_here
-        self._vectors = [weights] if averaged is None else [weights, averaged]
-        self._bounds = bounds
-        self._signal_told = False
-
-    def now_s(self) -> float:
-        return self._wire.now_ns() * 1e-9
-
-    def pull(self, number: int) -> Snapshot | None:
-        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
-
-        All are asked at once: where learners double as shards, each answers between two mini-batches only.
-        """
-        wire = self._wire
-        self._tell_of_signal()
-        asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
-        if number >= 0:
-            for each in asked:
-                wire.header_or_signal(each)
-            self._tell_of_signal()
-        answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
-        if not all(there for there, _, _, _ in answers):
-            return None
-        _, _, samples, taken_s = answers[0]
-        return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
-
-    def check(self) -> None:
-        """Raises Interrupted where a signal has told this rank to come to an end."""
-        if self._wire.signal > 0:
-            raise Interrupted
-
-    def _tell_of_signal(self) -> None:
-        """Tell all shards of a signal that only this rank may have heard, once."""
-        if self._wire.signal > 0 and not self._signal_told:
-            self._signal_told = True
-            self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
-
-    def _tell(self, ranks: Sequence[int], tag: int, word: int) -> None:
-        wire = self._wire
-        for rank in ranks:
-            sent = wire.start(rank, tag, (word,))
-            self._let_serve(rank)
-            wire.finish(sent)
-
-    def _ask(self, number: int, shard: int) -> Any:
-        rank, (start, end) = self._ranks[shard], self._bounds[shard]
-        slices = (vector[start:end] for vector in self._vectors)
-        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
-        self._let_serve(rank)
-        return asked
-
-    def _answer(self, number: int, shard: int, asked: Any) -> tuple[bool, int, int, float]:
-        wire, rank = self._wire, self._ranks[shard]
-        start, end = self._bounds[shard]
-        sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
-        expected = 4 * (end - start) if there else 0
-        if sender != shard or nbytes != expected:
-            raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
-        wire.finish(asked)
-        return bool(there), clock, samples, taken_ns * 1e-9
-
-    def goodbye(self) -> None:
-        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE)
-
-    def _let_serve(self, rank: int) -> None:
-        if rank == self._wire.rank and self._serve_here is not None:
-            self._serve_here()

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpisgd.channel import EvaluatorChannel, Interrupted, Snapshot
+from mpisgd.channel import Interrupted
+from mpisgd.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.flat import FlatModel
 from mpisgd.measure import Measure
 from mpisgd.messages import FINAL

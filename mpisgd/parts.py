@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mpisgd import data as datasets
 from mpisgd import layerwise, models, schedule
-from mpisgd.channel import LearnerChannel, TeamChannel
+from mpisgd.channel import LearnerChannel
 from mpisgd.checks import require
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
@@ -45,6 +45,7 @@ from mpisgd.roles import Roles
 from mpisgd.rounding import Rounded
 from mpisgd.shared_team import SharedTeam
 from mpisgd.straggler import NO_DELAYS, Delays
+from mpisgd.team_channel import TeamChannel
 from mpisgd.update import SliceUpdate
 
 

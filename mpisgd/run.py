@@ -14,12 +14,13 @@ import torch
 
 from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.channel import EvaluatorChannel, ShardChannel
+from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
+from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd import parts, schedule
-from mpisgd.channel import EvaluatorChannel
 from mpisgd.config import Config
 from mpisgd.errors import ConfigError
+from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.flat import FlatModel, Layer, slice_bounds
 from mpisgd.parts import Brought, Meta
 from mpisgd.records.snapshots import Nowhere, Snapshots

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from mpisgd import parts, protocols
-from mpisgd.channel import EvaluatorChannel
 from mpisgd.checks import require
 from mpisgd.computing import Travels
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
+from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient
 from mpisgd.measure import batch_norm_policy

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.channel import Answers, EvaluatorChannel, Interrupted, LearnerChannel, ShardChannel
+from mpisgd.channel import Answers, Interrupted, LearnerChannel, ShardChannel
 from mpisgd.communicator import Communicator
 from mpisgd.config_virtual import NetworkOptions
 from mpisgd.errors import DeadlockError, PeerError
+from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.flat import slice_bounds
 from mpisgd.messages import (
     FINAL,

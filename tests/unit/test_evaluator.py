@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpisgd.channel import Interrupted, Snapshot
+from mpisgd.channel import Interrupted
 from mpisgd.evaluator import Evaluator
+from mpisgd.evaluator_channel import Snapshot
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.messages import FINAL
 from mpisgd.records.reader import read_table

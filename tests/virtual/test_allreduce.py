@@ -12,7 +12,6 @@ import torch
 
 from mpisgd import config_file, replay
 from mpisgd.analysis.timeline import look
-from mpisgd.channel import TeamChannel
 from mpisgd.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.messages import LAYOUTS, Fields, Tag
 from mpisgd.parts import Brought
@@ -21,6 +20,7 @@ from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Verdict
 from mpisgd.simulate import simulate
+from mpisgd.team_channel import TeamChannel
 from mpisgd.virtual.sized import SizedVector
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated, tables
 from tests.virtual.scene import Scene, packed
