@@ -63,8 +63,11 @@ def fit(config: Config, wishes: Wishes) -> Layout:
     """The least that holds the configuration's roles and is what was wished for.
 
     Raises ConfigError, with field, value and what was expected: too few or too many ranks for the nodes, nodes that would be empty,
-    more learners than GPUs on a node, a protocol or teams that do not go with so many learners.
+    more learners than GPUs on a node, GPUs that nobody asks for, a protocol or teams that do not go with so many learners.
     """
+    for field in ("device", "shard_device"):
+        device = getattr(config, field)
+        require(device == "cpu" or wishes.gpus_per_node > 0, field, device, "'cpu' where no --gpus-per-node are asked for")
     shards = 0 if kind_of(config.protocol) == "allreduce" else config.shards
     fixed = shards + int(config.evaluator)
     nodes, tasks, learners = wishes.nodes, wishes.tasks_per_node, wishes.learners

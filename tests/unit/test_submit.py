@@ -71,6 +71,8 @@ REFUSED = [
     ),
     ("an empty node", PLAIN, {"nodes": 4, "tasks_per_node": 4, "learners": 8}, "nodes = 4: expected 3: 9 ranks"),
     ("no even deal", PLAIN, {"nodes": 4, "learners": 4}, "nodes = 4: expected 3: 5 ranks .* 2 on a node, need no more"),
+    ("learners on no GPU", Config(device="cuda"), {"learners": 4}, "device = 'cuda': expected 'cpu' where no --gpus-per-node"),
+    ("shards on no GPU", Config(shard_device="cuda"), {"learners": 4}, "shard_device = 'cuda': expected 'cpu' where no --gpus-per"),
     ("five on four GPUs", PLAIN, {"nodes": 2, "gpus_per_node": 4, "learners": 9}, "gpus_per_node = 4: expected at least 5"),
     (
         "shards that lie unevenly",
