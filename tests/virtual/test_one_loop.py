@@ -27,7 +27,20 @@ PACKAGE = Path(mpisgd.__file__).parent
 LOOPS = [
     *(
         PACKAGE / f"{name}.py"
-        for name in ("learner", "shard", "allreduce", "channel", "layerwise", "evaluator", "communicator", "messages", "update")
+        for name in (
+            "learner",
+            "shard",
+            "allreduce",
+            "channel",
+            "team_channel",
+            "evaluator_channel",
+            "layerwise",
+            "evaluator",
+            "communicator",
+            "messages",
+            "update",
+            "device_update",
+        )
     ),
     *sorted((PACKAGE / "protocols").glob("*.py")),
 ]
@@ -107,7 +120,7 @@ def test_a_branch_that_asked_would_be_found(source: str) -> None:
 def run() -> types.ModuleType:
     """`mpisgd.run`, which builds real ranks, loaded without starting MPI."""
     stub: Any = types.ModuleType("mpisgd.mpi")
-    stub.MPI = types.SimpleNamespace(Status=Status)
+    stub.MPI, stub.takes_gpu_memory = types.SimpleNamespace(Status=Status), lambda: False
     spec = importlib.util.spec_from_file_location("run_without_mpi", PACKAGE / "run.py")
     assert spec is not None
     assert spec.loader is not None
