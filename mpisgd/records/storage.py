@@ -81,14 +81,15 @@ def create_hdf5(path: Path) -> h5py.File:
     return h5py.File(path, "w", libver="latest", locking=False)
 
 
-def give_up(file: h5py.File) -> None:
+def give_up(file: h5py.File, handles: object = None) -> None:
     """Never touch a file again of which a write has failed: HDF5 would crash as the process ends (TRAPS 8).
 
-    It keeps what it could not write, and tries again when it closes the file, at the latest at exit; so that is left out.
+    It keeps what it could not write, and tries again when it closes the file, or the last of the handles that it was written by, at
+    the latest at exit; so that is left out.
     """
     if not _broken:
         atexit.register(_leave)
-    _broken.append((file, sys.exception()))  # whose traceback holds on to handles
+    _broken.append((file, handles, sys.exception()))  # whose traceback holds on to handles
 
 
 def _leave() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mpisgd.errors import StorageError
 from mpisgd.messages import Push
 from mpisgd.protocols import Verdict
 from mpisgd.records import schema, storage, sums
+from mpisgd.records.rows import Rows
 from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
@@ -50,6 +51,8 @@ class TableFile:
         self.kept = path is not None
         self._path = path or Path()
         self._file: h5py.File | None = None
+        self._data: dict[str, Rows] = {}
+        """The datasets that grow or change."""
         self._flush_rows = flush_rows
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
@@ -78,6 +81,7 @@ class TableFile:
         file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
         file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
         file.create_dataset("closing", data=np.zeros(3, np.int64))
+        self._data = {name: Rows(file[name]) for name in (*schema.TABLES, "committed", "sums")}
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
         file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
@@ -91,7 +95,7 @@ class TableFile:
                 yield
         except StorageError:
             if self._file is not None:
-                storage.give_up(self._file)
+                storage.give_up(self._file, self._data)
                 self._file = None
             raise
 
@@ -127,28 +131,29 @@ class TableFile:
         if self._file is None:
             return [0] * len(schema.TABLES)
         with self._writing():
-            self._write(self._file)
+            self._write()
             if self._path.stat().st_ino != self._inode:
                 raise OSError(errno.ENOENT, "another file has its name")
         self._flushed_at_s = time.monotonic()
         return list(self._committed.values())
 
-    def _write(self, file: h5py.File) -> None:
+    def _write(self) -> None:
         for name in schema.TABLES:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
-                data, start = file[name], self._committed[name]
-                data.resize(start + filled, axis=0)
-                data[start:] = self._rows[name][:filled]
-                data.flush()
-                self._crc32[name] = sums.add(self._crc32[name], name, self._rows[name][:filled])
+                rows, start = self._rows[name][:filled], self._committed[name]
+                self._data[name].extend(start, rows)
+                self._data[name].flush()
+                self._crc32[name] = sums.add(self._crc32[name], name, rows)
                 self._committed[name] = start + filled
                 self._filled[name] = 0
-        file["sums"][:] = [(self._committed[name], self._crc32[name]) for name in schema.TABLES]
-        file["sums"].flush()
-        file["committed"][:] = list(self._committed.values())
-        file["committed"].flush()
+        self._replace("sums", [(self._committed[name], self._crc32[name]) for name in schema.TABLES])
+        self._replace("committed", list(self._committed.values()))
+
+    def _replace(self, name: str, numbers: Sequence[int | tuple[int, int]]) -> None:
+        self._data[name].write(0, np.array(numbers, np.int64))
+        self._data[name].flush()
 
     def _amend_file(self, name: str) -> None:
         """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
@@ -156,13 +161,12 @@ class TableFile:
         for number, field, value in self._amendments[name]:
             chunks.setdefault(number // _CHUNK_ROWS, []).append((number % _CHUNK_ROWS, field, value))
         self._amendments[name].clear()
-        assert self._file is not None
         for chunk, amendments in chunks.items():
-            place = slice(chunk * _CHUNK_ROWS, min((chunk + 1) * _CHUNK_ROWS, self._committed[name]))
-            rows = self._file[name][place]
+            start = chunk * _CHUNK_ROWS
+            rows = self._data[name].read(start, min(start + _CHUNK_ROWS, self._committed[name]))
             for number, field, value in amendments:
                 rows[field][number] = value
-            self._file[name][place] = rows
+            self._data[name].write(start, rows)
 
     def close(self, summary: tuple[float, ...] | None = None) -> None:
         """Flush, write the summary of a shard, close."""
@@ -175,6 +179,7 @@ class TableFile:
             amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
             self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
             self._file.flush()  # what fails here has not begun to close
+            self._data.clear()
             self._file.close()
         self._file = None
 
