@@ -19,10 +19,9 @@ import numpy as np
 
 from mpisgd.bench import loops
 from mpisgd.bench.among import among
-from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, Case, Device, config_of
-from mpisgd.bench.on_off import OFF, in_turn
+from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
 from mpisgd.bench.spread import Spread, over, spread, told
-from mpisgd.config import LogOptions, kind_of
+from mpisgd.config import kind_of
 from mpisgd.finish import Outcome
 from mpisgd.mpi import MPI
 from mpisgd.records.reader import Run
@@ -143,36 +142,12 @@ def rate_of(log: Run, case: Case, learners: int = LEARNERS) -> float:
     return float((samples[-1] - samples[first]) / (time_s[-1] - time_s[first]))
 
 
-def measure_log(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
-    """Throughput of hardsync with the run log over without; the order changes from one repetition to the next."""
-    rows = []
-    with scratch(comm) as directory:
-        for case in (CASES[key] for key in USUAL):
-            rates: dict[str, list[float]] = {"on": [], OFF: []}
-            for way in in_turn((OFF, "on"), repetitions):
-                rates[way].append(_whole_run(comm, directory, case, log=way == "on"))
-            rows.append(
-                {
-                    "case": case.name,
-                    "images_per_s": {way: spread(values) for way, values in rates.items()},
-                    "on_over_off": over(rates["on"], rates[OFF]),
-                }
-            )
-    return rows
-
-
 @contextmanager
 def scratch(comm: MPI.Intracomm) -> Iterator[Path]:
     """A directory for run logs that all ranks see, gone afterwards."""
     with tempfile.TemporaryDirectory() as own:
         yield Path(comm.bcast(own, root=0))
         comm.Barrier()
-
-
-def _whole_run(comm: MPI.Intracomm, directory: Path, case: Case, *, log: bool) -> float:
-    """Images/s from the start barrier to the last update: what a run without a log can tell."""
-    outcome = run_of(comm, directory, case, log=LogOptions(enabled=log, progress="off"))
-    return outcome.samples[0] / outcome.training_s
 
 
 def run_of(comm: MPI.Intracomm, directory: Path, case: Case, **special: Any) -> Outcome:

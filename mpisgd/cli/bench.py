@@ -59,7 +59,7 @@ class Options:
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     """wire: on the shards; the first one with one and two learners and shards."""
     cases: tuple[str, ...] = USUAL
-    """train, peers: model and mini-batch size; train also cnn-4, alexnet-16."""
+    """train, peers, log: model and mini-batch size; train also cnn-4, alexnet-16."""
     ways: tuple[str, ...] = ("hardsync", "hardsync-node", "allreduce", "allreduce-node", "softsync")
     """train: protocols; also async, ssp, downpour, versioned, backup, timeout, hardsync-bfloat16 (--push-format), or all."""
     device: Device = "cpu"
@@ -172,11 +172,11 @@ def _oversubscribed(options: Options) -> Measured:
 
 
 def _log(options: Options) -> Measured:
-    from mpisgd.bench import train
+    from mpisgd.bench import log
     from mpisgd.bench.spread import told
     from mpisgd.mpi import MPI
 
-    rows = train.measure_log(MPI.COMM_WORLD, options.repetitions)
+    rows = log.measure(MPI.COMM_WORLD, options.repetitions, options.cases)
     return rows, [f"{row['case']}: log on / off {told(row['on_over_off'], 3)}" for row in rows]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from mpisgd.errors import StorageError
 from mpisgd.messages import Push
@@ -28,6 +29,7 @@ from mpisgd.update import Step
 _CHUNK_ROWS = 1024
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TableFile:
     """The HDF5 file of one rank: the tables of the schema, appended to.
 

@@ -52,6 +52,14 @@ def test_train(tmp_path: Path) -> None:
     assert row["best_synchronous"] == max(ways, key=lambda name: rates[name])
 
 
+def test_log(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, 3, "log", "--cases", "cnn-4")
+    assert row["windows"]["pairs"] == 24
+    rates = {way: value["median"] for way, value in row["images_per_s"].items()}
+    assert row["on_over_off"]["median"] == pytest.approx(rates["on"] / rates["off"], rel=0.5)
+    assert min(rates.values()) > 0
+
+
 def test_oversubscribed(tmp_path: Path) -> None:
     (row,) = rows_of(tmp_path, 4, "oversubscribed")
     assert row["ranks"] == 4

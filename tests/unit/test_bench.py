@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from mpisgd import models
 from mpisgd.__main__ import main
-from mpisgd.bench import faults, launched, peers, scale, settings, train, wire
+from mpisgd.bench import faults, launched, log, peers, scale, settings, train, wire
 from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
 from mpisgd.bench.on_off import lines_of
 from mpisgd.bench.peers import torch_networks
@@ -33,6 +34,7 @@ from mpisgd.config import (
 from mpisgd.errors import ConfigError
 from mpisgd.launch import version
 from mpisgd.protocols import make
+from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.roles import of_job
 from mpisgd.simulate import simulate
@@ -291,3 +293,21 @@ def test_one_json_file_with_the_machine(
     assert written["machine"]["mpi"] == version() != "", "whose ranks these were"
     assert capsys.readouterr().out.splitlines()[0].startswith("protocol")
     assert np.isfinite(written["rows"][0]["speed_up"]["median"])
+
+
+def test_a_log_that_is_kept_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of every second window are in the file, and the seconds of each window are those between its ends."""
+    now = iter(np.cumsum(range(100)).astype(float))
+    monkeypatch.setattr(log.time, "perf_counter", lambda: next(now))
+    file = log.LogInTurn(tmp_path / "a.h5", shard=0, flush_rows=5, flush_s=1e9)
+    rest = tuple(0 for _ in schema.TABLES["updates"].names or ())[2:]
+    for clock in range(1, WARM_UP + 5 * log.WINDOW + 1):
+        file.append("updates", (0, clock, *rest))
+        assert file.kept == (clock > WARM_UP and (clock - WARM_UP) // log.WINDOW % 2 == 1)
+    file.close()
+    off, on = log.split(file.windows)
+    assert file.windows == [1, 2, 3, 4, 5] and off.tolist() == [2, 4] and on.tolist() == [2, 4]
+    with h5py.File(tmp_path / "a.h5") as written:
+        clocks = written["updates"]["clock"][:].tolist()
+    first = [WARM_UP + log.WINDOW + place for place in range(1, log.WINDOW + 1)]
+    assert clocks == [*first, *(clock + 2 * log.WINDOW for clock in first)]
