@@ -49,7 +49,13 @@ class DeviceUpdate(SliceUpdate):
         return super().served
 
     def step(self) -> Step:
-        return self.begin_step()
+        """The weights are made when it returns, as on a CPU: whoever takes the time of an update takes the GPU's."""
+        step = self.begin_step()
+        self._until_made()
+        return step
+
+    def _until_made(self) -> None:
+        wait_for(self.weights)
 
     def begin_step(self) -> Step:
         step = super().begin_step()
@@ -136,20 +142,19 @@ class StagedUpdate(DeviceUpdate):
         """From now on serve the weights, as they are, from this host memory, (slice,) float32."""
         self._out = out
         self._begin_to_send()
-        self._until_there()
+        self._until_made()
 
     def _begin_to_send(self) -> None:
         """Chunk by chunk."""
         self._leaving = [Copy(self._out[cut], self.weights[cut]) for cut in self._cuts]
 
-    def _until_there(self) -> None:
+    def _until_made(self) -> None:
+        """And copied."""
         for copy in self._leaving:
             copy.wait()
 
     @property
     def served(self) -> Any:
-        if self.chunks_count == 1:
-            self._until_there()
         return host_view(self._out)
 
     def begin_step(self) -> Step:

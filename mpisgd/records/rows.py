@@ -12,7 +12,10 @@ import numpy as np
 
 
 class Rows:
-    """A dataset's rows, along its first dimension; it must stay open for as long."""
+    """A dataset's rows, along its first dimension; it must stay open for as long.
+
+    All raise what h5py does where HDF5 cannot read or write: OSError, RuntimeError, ValueError (`storage.writing` names the file).
+    """
 
     def __init__(self, dataset: Any) -> None:
         self._id = dataset.id
@@ -30,6 +33,7 @@ class Rows:
         self._id.write(*self._places(start, len(rows)), rows, self._type)
 
     def read(self, start: int, stop: int) -> np.ndarray:
+        """Those from `start` to before `stop`: (stop - start, ...), of the dataset's type."""
         rows = np.empty((stop - start, *self._row), self._dtype)
         self._id.read(*self._places(start, stop - start), rows, self._type)
         return rows

@@ -128,10 +128,24 @@ def test_it_has_the_bits_of_a_cpu(
     assert (ours.samples, ours.learning_rate) == (theirs.samples, theirs.learning_rate)
 
 
+@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
+def test_an_update_is_over_when_it_is_made(kind: type[SliceUpdate]) -> None:
+    """Its seconds, which the shard takes, are those of the GPU, too."""
+    with pretend_gpu() as gpu:
+        update = make(kind)
+        receive(update, np.ones(SIZE, np.float32))
+        update.accumulate(1.0, 1)
+        before = gpu.waits
+        update.step()
+        assert gpu.waits == before + 1
+        gpu.synchronize()
+        assert gpu.waits == before + 1, "nothing was left to be done"
+
+
 class _NeverWaits(StagedUpdate):
     """Sends what may not be there yet."""
 
-    def _until_there(self) -> None:
+    def _until_made(self) -> None:
         pass
 
 
