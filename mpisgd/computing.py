@@ -30,6 +30,9 @@ class Computes(ABC):
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
 
+    def at_clock(self, clock: int) -> None:  # noqa: B027 - only a learner that steps by itself has a learning rate of its own
+        """The weights that `compute` will use were pulled at this clock, the least of all slices'."""
+
     def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
         """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
 

@@ -86,7 +86,7 @@ class DownpourOptions:
     """Mini-batches after which new weights are pulled; a multiple of n_push (the default), so that a push comes from weights of
     one clock."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps; default: alpha0."""
+    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
     modulation: str = "none"
     """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
     warm_up: int = 0
@@ -110,7 +110,7 @@ class SspOptions:
     get_model_frequency: int = 1
     """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps; default: alpha0."""
+    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
 
     def __post_init__(self) -> None:
         _check_modulation(self.modulation)
@@ -455,7 +455,7 @@ class ConstantOptions:
     """The learning rate stays at alpha0."""
 
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", warmup_epochs=0)
@@ -470,7 +470,7 @@ class StepOptions:
     factor: float = 0.1
     """Multiplier at each of them."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", factor=0, warmup_epochs=0)
@@ -478,14 +478,14 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class ExponentialOptions:
-    """alpha0 * beta^(epochs / every_epochs): [Chen16 4.1] gamma0 beta^(tN/2T), T mini-batches making one epoch."""
+    """alpha0 * beta^(epochs / every_epochs): [Chen16 A.2] gamma0 beta^(tN/2T), T mini-batches making one epoch."""
 
     beta: float = 0.94
-    """Decay per `every_epochs` epochs [Chen16 4.1]."""
+    """Decay per `every_epochs` epochs [Chen16 A.2]."""
     every_epochs: float = 2.0
-    """Epochs per decay [Chen16: 2]."""
+    """Epochs per decay [Chen16 A.2: 2]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
@@ -493,15 +493,17 @@ class ExponentialOptions:
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """The learning rate is annealed linearly from alpha0 to `end` * alpha0 at the last epoch [Chen16 A.1]."""
+    """The learning rate stays at alpha0 to `start_epochs`, and is then annealed linearly to `end` * alpha0 at the last epoch."""
 
+    start_epochs: float = 0.0
+    """Epochs after which annealing begins: 0 = from the start; [Chen16 A.1] anneals the last 10 of 25 epochs: 15."""
     end: float = 0.0
-    """Fraction of alpha0 that is left at the end of the run."""
+    """Fraction of alpha0 that is left at the end of the run [Chen16 A.1: 0]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly from 0 to its value; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
 
     def __post_init__(self) -> None:
-        at_least(self, "schedule.", end=0, warmup_epochs=0)
+        at_least(self, "schedule.", start_epochs=0, end=0, warmup_epochs=0)
 
 
 ScheduleOptions = ConstantOptions | StepOptions | ExponentialOptions | LinearOptions
@@ -698,7 +700,7 @@ class Config:
     alpha0: float = 0.05
     """Base learning rate [Zhang16 eq. 3]."""
     linear_scaling: bool = False
-    """Multiply alpha0 by the number of gradients that make one update [Chen16 4.1: gamma0 * N]; in teams, by those of all ranks."""
+    """Multiply alpha0 by the number of gradients that make one update [Chen16 A.2: 0.045 N]; in teams, by those of all ranks."""
     averaging: float = 0.0
     """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
     compensation: float = 0.0

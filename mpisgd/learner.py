@@ -31,6 +31,7 @@ def learn(
     while seq < share and not answers.stop:
         start_ns = channel.now_ns()
         begun += 1
+        gradient.at_clock(answers.oldest)
         try:
             loss = gradient.compute(seq)
             compute_ns = channel.now_ns() - start_ns

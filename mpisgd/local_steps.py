@@ -4,6 +4,10 @@ Several mini-batches are one to the learner's loop: after each the learner takes
 is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights: the
 last step is taken while the push is under way [ElasticDL], as both only read the gradient. Before a pull it would be for nothing,
 and is not taken.
+
+The schedule is a function of samples applied, of which a learner knows by the clock of the weights that it pulled: under these
+protocols each update is of one push. (SSP also counts a gradient that is discarded: then the own steps are so many mini-batches
+ahead of the shard's.)
 """
 
 from __future__ import annotations
@@ -23,13 +27,14 @@ class LocalSteps(Travels):
 
     Args:
         gradient: computes single mini-batches; what it leaves in `wire_gradients` is replaced by the sum.
-        alpha: learning rate of the learner's own steps.
+        rate: learning rate of the learner's own steps, from weights of a clock.
     """
 
-    def __init__(self, gradient: Travels, count: int, alpha: float) -> None:
+    def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float]) -> None:
         self._gradient = gradient
         self._count = count
-        self._alpha = np.float32(alpha)
+        self._rate = rate
+        self._alpha = np.float32(rate(0))
         self.wire_weights = gradient.wire_weights
         self.wire_gradients = gradient.wire_gradients
         self.samples = 0
@@ -40,6 +45,10 @@ class LocalSteps(Travels):
     def prepare(self, seq: int) -> None:
         """Do what the first mini-batch of a round needs before its weights are known."""
         self._gradient.prepare(seq * self._count)
+
+    def at_clock(self, clock: int) -> None:
+        """The schedule's rate there; it stays until weights are pulled again."""
+        self._alpha = np.float32(self._rate(clock))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         self._gradient.interrupt_by(check)

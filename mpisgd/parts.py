@@ -43,6 +43,7 @@ from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
 from mpisgd.roles import Roles
 from mpisgd.rounding import Rounded
+from mpisgd.schedule import Schedule
 from mpisgd.shared_team import SharedTeam
 from mpisgd.straggler import NO_DELAYS, Delays
 from mpisgd.team_channel import TeamChannel
@@ -150,18 +151,22 @@ def make_gradient(
     )
 
 
-def with_local_steps(config: Config, gradient: Travels) -> Travels:
+def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
     """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
-    match config.protocol:
-        case DownpourOptions(n_push=count, local_alpha=alpha):
-            pass
-        case SspOptions(local_alpha=alpha):
-            count = 1
-        case _:
-            return gradient
-    if _mini_batches_per_pull(config.protocol) == 1:
+    protocol = config.protocol
+    if not isinstance(protocol, DownpourOptions | SspOptions) or _mini_batches_per_pull(protocol) == 1:
         return gradient
-    return LocalSteps(gradient, count, config.alpha0 if alpha is None else alpha)
+    alpha = config.alpha0 if protocol.local_alpha is None else protocol.local_alpha
+    factor, count = make_schedule(config, 1, train_samples), _mini_batches_per_push(protocol)
+
+    def rate(clock: int) -> float:
+        return alpha * factor(clock * count * config.mu / train_samples)
+
+    return LocalSteps(gradient, count, rate)
+
+
+def _mini_batches_per_push(protocol: ProtocolOptions) -> int:
+    return protocol.n_push if isinstance(protocol, DownpourOptions) else 1
 
 
 def _mini_batches_per_pull(protocol: ProtocolOptions) -> int:
@@ -234,6 +239,12 @@ def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
     return protocol.gradients_per_update * ranks / lambda_
 
 
+def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
+    """The factor of the learning rate as a function of epochs."""
+    samples = gradients_per_update * _mini_batches_per_push(config.protocol) * config.mu
+    return schedule.make(config.schedule, config.epochs, samples / train_samples)
+
+
 def make_update(
     config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
 ) -> SliceUpdate:
@@ -248,7 +259,7 @@ def make_update(
         own,
         config.optimizer,
         learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
-        schedule=schedule.make(config.schedule, config.epochs),
+        schedule=make_schedule(config, gradients_per_update, train_samples),
         train_samples=train_samples,
         averaging=config.averaging,
         half=config.push_format == "bfloat16",

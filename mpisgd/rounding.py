@@ -95,6 +95,9 @@ class Rounded(Travels):
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
 
+    def at_clock(self, clock: int) -> None:
+        self._gradient.at_clock(clock)
+
     def interrupt_by(self, check: Callable[[], None]) -> None:
         self._gradient.interrupt_by(check)
 

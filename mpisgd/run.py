@@ -375,7 +375,8 @@ class Rank:
         config, learner_id = self.config, self.roles.index(self.rank)
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
         direct = self.direct and parts.pushes_what_it_computes(config)
-        own: Any = parts.as_pushed(config, leader or parts.with_local_steps(config, self._gradient(direct)))
+        computed = leader or parts.with_local_steps(config, self._gradient(direct), self.meta.train_samples)
+        own: Any = parts.as_pushed(config, computed)
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
         self.newest_clock = lambda: channel.newest_clock
         gradient: Computes = own

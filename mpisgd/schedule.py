@@ -1,6 +1,6 @@
 """Learning-rate schedules, driven by samples applied, so that protocols are comparable.
 
-A schedule is a function of `epochs` = samples applied / training samples, giving the factor of alpha0.
+A schedule is a function of `epochs` = samples applied / training samples, giving the factor of alpha0 in the next update.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from mpisgd.config import ConstantOptions, ExponentialOptions, LinearOptions, Sc
 Schedule = Callable[[float], float]
 
 
-def make(options: ScheduleOptions, total_epochs: float) -> Schedule:
-    """The factor of alpha0 as a function of epochs; `total_epochs` is the length of the run."""
+def make(options: ScheduleOptions, total_epochs: float, update_epochs: float = 0.0) -> Schedule:
+    """The factor of alpha0 as a function of epochs.
+
+    Args:
+        total_epochs: length of the run.
+        update_epochs: of the samples of one update. A warm-up of k updates gives them 1/k, 2/k ... 1 of the rate: counts its own
+            samples, too, for from 0 the first update would do nothing.
+    """
     warmup = options.warmup_epochs
 
     def factor(epochs: float) -> float:
         value = _factor(options, epochs, total_epochs)
-        return value * min(1.0, epochs / warmup) if warmup > 0 else value
+        return value * min(1.0, (epochs + update_epochs) / warmup) if warmup > 0 else value
 
     return factor
 
@@ -29,7 +35,9 @@ def _factor(options: ScheduleOptions, epochs: float, total_epochs: float) -> flo
             return 1.0
         case StepOptions(epochs=boundaries, factor=factor):  # [Zhang16 4.1]
             return float(factor ** sum(epochs >= boundary for boundary in boundaries))
-        case ExponentialOptions(beta=beta, every_epochs=every):  # [Chen16 4.1]: gamma0 * beta^(t N / 2T)
+        case ExponentialOptions(beta=beta, every_epochs=every):  # [Chen16 A.2]: gamma0 * beta^(t N / 2T)
             return float(beta ** (epochs / every))
-        case LinearOptions(end=end):  # [Chen16 A.1]
-            return 1.0 - (1.0 - end) * min(1.0, epochs / total_epochs)
+        case LinearOptions(start_epochs=start, end=end):  # [Chen16 A.1]: start 15 of 25 epochs
+            if epochs <= start:
+                return 1.0
+            return 1.0 - (1.0 - end) * min(1.0, (epochs - start) / max(total_epochs - start, 1e-9))

@@ -62,6 +62,7 @@ class Serial:
         self.bounds = parts.bounds(config, self.model)
         self.loss = parts.load_loss(config, brought)
         self.sampling = parts.make_sampling(config, meta, record.ranks)
+        self._train_samples = meta.train_samples
         self.initial = self.model.weights.clone()
         self.shards = [
             parts.make_update(
@@ -96,15 +97,16 @@ class Serial:
         learner_id, number = action
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
         pulled = number == 0 or seq % self._pushes_per_pull == 0
-        for shard, log in enumerate(self.record.shards):
-            row = log.rows_of[learner_id][number]
-            self._load(learner_id, shard, int(log.pushes["timestamp"][row]), pulled)
+        timestamps = [int(log.pushes["timestamp"][log.rows_of[learner_id][number]]) for log in self.record.shards]
+        for shard, timestamp in enumerate(timestamps):
+            self._load(learner_id, shard, timestamp, pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
         losses, samples, summed = [], 0, torch.empty(0)
         for rank in self.record.members[learner_id]:
             gradient = self._gradient(rank)
             self._take_turn(rank)
+            gradient.at_clock(min(timestamps))
             losses.append(gradient.compute(seq))
             samples += gradient.samples
             summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
@@ -152,7 +154,7 @@ class Serial:
         """What the rank of this number computes; that is its learner_id, unless it is in a team."""
         if rank not in self._gradients:
             made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, rank)
-            self._gradients[rank] = parts.with_local_steps(self.config, made)
+            self._gradients[rank] = parts.with_local_steps(self.config, made, self._train_samples)
         return self._gradients[rank]
 
     def _take_turn(self, rank: int) -> None:

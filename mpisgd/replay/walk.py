@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mpisgd import schedule
 from mpisgd.config import Config
 from mpisgd.errors import ProtocolError
-from mpisgd.parts import budget_samples, timeout_s
+from mpisgd.parts import budget_samples, make_schedule, timeout_s
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Reason, Verdict
 from mpisgd.records.schema import Event
 from mpisgd.replay.finding import refuse, same
@@ -34,7 +33,7 @@ def walk(record: Record, shard: ShardRecord) -> None:
 def learning_rates(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int], float]:
     """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
     alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
-    factor = schedule.make(config.schedule, config.epochs)
+    factor = make_schedule(config, gradients_per_update, train_samples)
     return lambda samples: alpha0 * factor(samples / train_samples)
 
 

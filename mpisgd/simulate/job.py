@@ -209,7 +209,9 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire, leader: Leader | None = None) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        whole = leader or parts.with_local_steps(config, self.work.gradient(learner_id, wire, self.costs))
+        whole = leader or parts.with_local_steps(
+            config, self.work.gradient(learner_id, wire, self.costs), self.work.meta.train_samples
+        )
         gradient: Any = parts.as_pushed(config, whole)
         channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, gradient, self.work.bounds)
         if isinstance(channel, PipelinedChannel):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpisgd import parts, schedule
+from mpisgd import parts
 from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.evaluator_channel import EvaluatorChannel
@@ -51,7 +51,7 @@ class Sizes:
         return SizedUpdate(
             end - start,
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
-            schedule=schedule.make(config.schedule, config.epochs),
+            schedule=parts.make_schedule(config, gradients_per_update, self.meta.train_samples),
             train_samples=self.meta.train_samples,
             half=config.push_format == "bfloat16",
             rank=wire,

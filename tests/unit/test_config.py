@@ -72,7 +72,7 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
             (ConstantOptions, "schedule.", {"warmup_epochs": 0}),
             (StepOptions, "schedule.", {"factor": 0, "warmup_epochs": 0}),
             (ExponentialOptions, "schedule.", {"beta": 0, "every_epochs": 1e-9, "warmup_epochs": 0}),
-            (LinearOptions, "schedule.", {"end": 0, "warmup_epochs": 0}),
+            (LinearOptions, "schedule.", {"start_epochs": 0, "end": 0, "warmup_epochs": 0}),
             (
                 StragglerOptions,
                 "straggler.",
@@ -207,7 +207,7 @@ def test_defaults_are_what_the_papers_say() -> None:
     assert SgdOptions().momentum == 0.9  # [Zhang16 4.1]
     assert (RmspropOptions().smoothing, RmspropOptions().momentum, RmspropOptions().eps) == (0.9, 0.9, 1.0)  # [Chen16 A.3]
     assert (StepOptions().epochs, StepOptions().factor) == ((120.0, 130.0), 0.1)  # [Zhang16 4.1]
-    assert (ExponentialOptions().beta, ExponentialOptions().every_epochs) == (0.94, 2.0)  # [Chen16 4.1]
+    assert (ExponentialOptions().beta, ExponentialOptions().every_epochs) == (0.94, 2.0)  # [Chen16 A.2]
 
 
 @pytest.mark.parametrize(

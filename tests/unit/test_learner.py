@@ -24,6 +24,7 @@ class Told:
     def __init__(self, clocks: list[tuple[int, ...]]) -> None:
         self.clocks = clocks
         self.calls: list[tuple[Any, ...]] = []
+        self.at: list[int] = []
         self.ns = 0
 
     def now_ns(self) -> int:
@@ -42,6 +43,9 @@ class Told:
 
     def prepare(self, seq: int) -> None:
         self.calls.append(("prepare", seq))
+
+    def at_clock(self, clock: int) -> None:
+        self.at.append(clock)
 
     def compute(self, seq: int) -> float:
         self.calls.append(("compute", seq))
@@ -109,6 +113,7 @@ def test_a_learner_steps_by_itself_while_its_push_is_under_way() -> None:
     told = learned([(0,), (3,)], SspOptions(get_model_frequency=2), StragglerOptions())
     a_round = ["compute", "push", "own step", "pushed", "prepare", "compute", "push", "prepare", "pull"]
     assert [call[0] for call in told.calls] == ["prepare", "pull", *a_round, *a_round, "goodbye"]
+    assert told.at == [0, 0, 3, 3], "what it computes from was pulled at these clocks"
 
 
 def test_a_run_that_is_over_before_it_began() -> None:

@@ -1,4 +1,5 @@
-"""A learner's own step is taken while its push is under way [ElasticDL]: in virtual time it costs only what it takes longer."""
+"""A learner's own step is taken while its push is under way [ElasticDL], in virtual time at no cost but what it takes longer; and
+its learning rate follows the schedule."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from mpisgd import parts
+from mpisgd import parts, replay
 from mpisgd.local_steps import LocalSteps
-from tests.virtual.jobs import SIZES, simulated
+from mpisgd.parts import Brought
+from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import FREE
 
 COMPUTE_S, PUSH_S = 0.1, 0.04
@@ -39,3 +43,49 @@ def test_only_what_outlasts_the_push_takes_time(
     pulled = np.arange(1, 100) % 4 == 0
     assert apart_s[~pulled] == pytest.approx(COMPUTE_S + max(PUSH_S, step_s), rel=1e-9), "one after the other, it were the sum"
     assert apart_s[pulled] == pytest.approx(COMPUTE_S + 2 * PUSH_S, rel=1e-9), "before a pull there is no step"
+
+
+OWN = {
+    "ssp": {"name": "ssp", "get_model_frequency": 3},
+    "downpour": {"name": "downpour", "n_push": 2},
+    "downpour, n_fetch": {"name": "downpour", "n_push": 2, "n_fetch": 4, "local_alpha": 0.025},
+}
+
+
+@pytest.mark.parametrize("schedule", [{"name": "step", "epochs": [2.0]}, {"name": "exponential", "warmup_epochs": 0.5}], ids=str)
+@pytest.mark.parametrize("name", OWN)
+def test_own_steps_have_the_rate_that_the_shard_had_when_it_gave_the_weights(
+    name: str, schedule: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schedule's, at the samples that had been applied by then; and replay, which has the clocks alone, takes the same steps.
+
+    Every gradient is 1, so that a step is as long as its rate.
+    """
+    taken: list[tuple[int, float]] = []
+
+    class Told(LocalSteps):
+        clock = -1
+
+        def at_clock(self, clock: int) -> None:
+            super().at_clock(clock)
+            self.clock = clock
+
+        def take_own_step(self) -> None:
+            before = self.wire_weights.item()
+            super().take_own_step()
+            taken.append((self.clock, before - self.wire_weights.item()))
+
+    ones = torch.ones(120, 1)
+    brought = Brought(lambda: nn.Linear(1, 1, bias=False), lambda output, _: output.mean(), ((ones, ones), (ones, ones)))
+    monkeypatch.setattr(parts, "LocalSteps", Told)
+    job = {"protocol": OWN[name], "schedule": schedule, "epochs": 4}
+    run = simulated(tmp_path / "run", TENSORS, brought, **job, optimizer={"name": "sgd", "momentum": 0.0})
+    monkeypatch.undo()
+    local = OWN[name].get("local_alpha", 0.05)
+    rates = dict(zip((run.updates["clock"] - 1).tolist(), run.updates["learning_rate"].tolist(), strict=True))
+    assert len(taken) > 20
+    for clock, rate in taken:
+        assert rate == pytest.approx(local / 0.05 * rates[clock], rel=1e-4)
+    factors = [rate / local for _, rate in taken]
+    assert max(factors) > 1.5 * min(factors), "the rate has changed"
+    assert replay.check(run.path, brought=brought) == ""
