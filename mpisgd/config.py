@@ -402,14 +402,14 @@ class AdagradOptions:
 
 @dataclass(frozen=True)
 class RmspropOptions:
-    """torch.optim.RMSprop on each shard's slice [Chen16 A.3: decay 0.9, momentum 0.9, eps 1]."""
+    """torch.optim.RMSprop on each shard's slice, with torch's defaults; jobs/chen16-inception.toml has those of [Chen16 A.2]."""
 
-    smoothing: float = 0.9
-    """Decay of the running mean of squared gradients (torch's alpha)."""
-    momentum: float = 0.9
-    """Momentum factor."""
-    eps: float = 1.0
-    """Term added to the denominator."""
+    smoothing: float = 0.99
+    """Decay of the running mean of squared gradients (torch's alpha) [Chen16 A.2: 0.9]."""
+    momentum: float = 0.0
+    """Momentum factor [Chen16 A.2: 0.9]."""
+    eps: float = 1e-8
+    """Term added to the denominator; what is larger than the gradients makes of RMSprop an SGD of rate alpha0 / eps."""
     weight_decay: float = 0.0
     """L2 penalty added to the gradient."""
 
@@ -703,6 +703,9 @@ class Config:
     """Multiply alpha0 by the number of gradients that make one update [Chen16 A.2: 0.045 N]; in teams, by those of all ranks."""
     averaging: float = 0.0
     """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
+    averaging_bias_correction: bool = False
+    """Leave theta(0), with which thetabar begins, out of it: divide by 1 - a^t, as Adam does. For runs of fewer updates than some
+    5 / (1 - a): of theta(0), a^t is left after t updates, 37 % after 10,000 at a = 0.9999."""
     compensation: float = 0.0
     """DC-ASGD (arXiv:1609.08326): lambda_0 of g + lambda_t g g (theta - theta_pulled), for stale gradients g; 0 = off. A shard
     keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mpisgd import footprint
+from mpisgd import footprint, parts, protocols
 from mpisgd.config import Config, kind_of
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory
 from mpisgd.records.reader import Books, Run
+
+_MOST_INITIAL = 0.05
+"""Share of the initial weights in thetabar above which a run says so."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,20 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
         f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners} x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
         f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
+        f"{_averaging(config, lambda_, ranks, train_samples)}"
     )
+
+
+def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> str:
+    """What is to be said of thetabar: a run of few updates leaves it near the initial weights."""
+    if config.averaging == 0 or config.averaging_bias_correction:
+        return ""
+    of_each = parts.gradients_per_update(protocols.make(config.protocol, lambda_), lambda_, ranks)
+    updates = parts.run_samples(config, train_samples) / parts.samples_per_update(config, of_each)
+    left = config.averaging**updates
+    if left < _MOST_INITIAL:
+        return ""
+    return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves them out)"
 
 
 def account(

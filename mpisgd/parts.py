@@ -239,10 +239,14 @@ def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
     return protocol.gradients_per_update * ranks / lambda_
 
 
+def samples_per_update(config: Config, gradients_per_update: float) -> float:
+    """How many samples normally make one update; in teams, of all ranks."""
+    return gradients_per_update * _mini_batches_per_push(config.protocol) * config.mu
+
+
 def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
     """The factor of the learning rate as a function of epochs."""
-    samples = gradients_per_update * _mini_batches_per_push(config.protocol) * config.mu
-    return schedule.make(config.schedule, config.epochs, samples / train_samples)
+    return schedule.make(config.schedule, config.epochs, samples_per_update(config, gradients_per_update) / train_samples)
 
 
 def make_update(
@@ -262,6 +266,7 @@ def make_update(
         schedule=make_schedule(config, gradients_per_update, train_samples),
         train_samples=train_samples,
         averaging=config.averaging,
+        bias_correction=config.averaging_bias_correction,
         half=config.push_format == "bfloat16",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

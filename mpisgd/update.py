@@ -58,6 +58,8 @@ class SliceUpdate(Updates):
         compensation: what corrects stale gradients, or None; it knows these weights.
         half: gradients are received as bfloat16 (`rounding.py`).
         averaging: a of thetabar <- a thetabar + (1 - a) theta [Chen16 Alg. 2, 4]; 0 = no averaged weights.
+        bias_correction: thetabar is the mean of the weights of all updates and not of the initial ones: after t updates
+            (1 - a) sum of a^(t-k) theta_k, by 1 - a^t, which is to move by (1 - a) / (1 - a^t) of the way to each.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class SliceUpdate(Updates):
         schedule: Schedule,
         train_samples: int,
         averaging: float = 0.0,
+        bias_correction: bool = False,
         half: bool = False,
         compensation: Compensation | None = None,
     ) -> None:
@@ -76,6 +79,10 @@ class SliceUpdate(Updates):
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = weights.clone() if averaging > 0 else None
         self._averaging = averaging
+        self._averages: Tensor | None = torch.zeros(()) if bias_correction and averaging > 0 else None
+        """How many updates thetabar is the mean of, where that matters; kept in checkpoints."""
+        self._share = 1.0 - averaging
+        """Of the way to the new weights, by which the averaged ones go."""
         self._train_samples = train_samples
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
@@ -251,6 +258,9 @@ class SliceUpdate(Updates):
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
+        if self._averages is not None and self._divisor > 0:
+            self._averages += 1
+            self._share = (1.0 - self._averaging) / (1.0 - self._averaging ** self._averages.item())
         return step
 
     def chunks(self) -> Iterator[np.ndarray]:
@@ -271,7 +281,7 @@ class SliceUpdate(Updates):
                 self._look_at_sum(self._made, stop)
             self._step(self._sum, self._divisor, self._made, stop)
             if self.averaged is not None:
-                self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], 1.0 - self._averaging)
+                self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], self._share)
             self._made = stop
         else:
             self._made = size
@@ -288,12 +298,14 @@ class SliceUpdate(Updates):
         """What the updates after the last one depend on, besides `samples`: a name for each tensor, not copied. The sum in the
         making is none of it.
 
-        `weights`, `averaged` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`; each (slice,)
-        float32, but for counts of steps, which are scalars.
+        `weights`, `averaged` and `averages` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`;
+        each (slice,) float32, but for counts of steps, which are scalars.
         """
         state = {"weights": self.weights}
         if self.averaged is not None:
             state["averaged"] = self.averaged
+        if self._averages is not None:
+            state["averages"] = self._averages
         if self.compensation is not None:
             state |= self.compensation.state(summing=self.gradients > 0)
         slots = slots_of(self._optimizer, self._parameter)

@@ -45,7 +45,7 @@ SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
 OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "sgd": (SgdOptions(), 5),
     "adagrad": (AdagradOptions(), 5),
-    "rmsprop": (RmspropOptions(), 7),
+    "rmsprop": (RmspropOptions(momentum=0.9), 7),
     "adam": (AdamOptions(), 7),
 }
 """And the least passes over the bytes that an update makes: weights and state read and written, the gradient read."""

@@ -12,9 +12,21 @@ from typing import Any, Literal
 import pytest
 
 from mpisgd import config_file
-from mpisgd.config import KINDS, Config, CustomModelOptions, MlpOptions, SoftsyncOptions, StepOptions
+from mpisgd.config import (
+    KINDS,
+    Config,
+    CustomModelOptions,
+    ExponentialOptions,
+    LinearOptions,
+    MlpOptions,
+    RmspropOptions,
+    SoftsyncOptions,
+    StepOptions,
+)
 from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.errors import ConfigError
+
+JOBS = Path(__file__).parents[2] / "jobs"
 
 #: Changed together with all the others, it would be refused; it is written and read below.
 UNCHANGED = {"abort", "batched"}
@@ -54,6 +66,15 @@ def write(path: Path, text: str) -> Path:
     file = path / "job.toml"
     file.write_text(text)
     return file
+
+
+def test_the_papers_constants_are_in_job_files() -> None:
+    """Read as they are; [Chen16 A.1] anneals the last 10 of 25 epochs, [Chen16 A.2] has decay and momentum 0.9 for RMSprop."""
+    mnist, inception = (config_file.read(JOBS / f"chen16-{name}.toml") for name in ("mnist", "inception"))
+    assert (mnist.schedule, mnist.epochs) == (LinearOptions(start_epochs=15.0, end=0.0), 25)
+    assert inception.optimizer == RmspropOptions(smoothing=0.9, momentum=0.9, eps=1.0)
+    assert inception.schedule == ExponentialOptions(beta=0.94, every_epochs=2.0)
+    assert (inception.alpha0, inception.linear_scaling, inception.averaging) == (0.045, True, 0.9999)
 
 
 @pytest.mark.parametrize(("component", "cls"), [(component, cls) for component, kinds in KINDS.items() for cls in kinds.values()])

@@ -58,6 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "plain": {"protocol": {"name": "softsync", "n": 4, "modulation": "none"}, "alpha0": 0.02, "optimizer": "adam"},
     "backup": {"protocol": {"name": "backup", "b": 2}, "shards": 2, "optimizer": {"name": "rmsprop", "eps": 0.1}},
     "clip": {"protocol": SOFTSYNC, "clip_norm": 0.5, "sampling": "replacement", "schedule": "linear", "linear_scaling": True},
+    "thetabar": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.99, "averaging_bias_correction": True},
     "cnn": {"protocol": SOFTSYNC, "model": "small_cnn", "shards": 2, "optimizer": {"name": "sgd", "nesterov": True}},
     "batch-norm": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}},
     "leaving-softsync": {"protocol": SOFTSYNC, "shards": 2, "failures": {"at_s": {"1": 0.35, "2": 0.6}}},

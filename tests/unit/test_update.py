@@ -193,6 +193,21 @@ def test_averaged_weights_follow_the_papers_formula() -> None:
     assert updater(tensor(1.0)).averaged is None
 
 
+@pytest.mark.parametrize("a", [0.75, 0.9999])
+def test_averaged_weights_without_the_initial_ones_are_adams(a: float) -> None:
+    """(thetabar - a^t theta(0)) / (1 - a^t), thetabar by the paper's formula: what Adam does to its means, which begin with 0."""
+    update = updater(tensor(100.0, -200.0), averaging=a, bias_correction=True)
+    initial = thetabar = np.array([100.0, -200.0])
+    assert update.averaged is not None
+    for t, gradient in enumerate((1.0, 0.5, -3.0, 2.0), start=1):
+        add(update, gradient)
+        update.step()
+        assert update.step().gradients == 0, "and an update of nothing does not count"
+        thetabar = a * thetabar + (1 - a) * update.weights.numpy().astype(float)
+        np.testing.assert_allclose(update.averaged.numpy(), (thetabar - a**t * initial) / (1 - a**t), rtol=1e-5)
+        assert t > 1 or torch.equal(update.averaged, update.weights)
+
+
 def test_an_update_of_nothing_leaves_everything() -> None:
     """All gradients of an update were dropped: no step on old momentum, no decay, no average, no samples."""
     update = updater(tensor(1.0), SgdOptions(momentum=0.9, weight_decay=0.1), averaging=0.5)
@@ -252,6 +267,45 @@ def test_the_rate_of_the_schedule_is_the_rate_of_the_step() -> None:
         add(update, 1.0, samples=10)
         update.step()
     assert update.weights.item() == pytest.approx(-2.0 - 0.2)
+
+
+def moved(options: OptimizerOptions, weights: list[float]) -> float:
+    """How far the last update goes, where the gradients of the updates had these weights."""
+    update, before = updater(tensor(0.0), options), 0.0
+    for number, weight in enumerate(weights):
+        before = update.weights.item()
+        add(update, 0.1 + 0.001 * (number % 7), weight=weight)
+        update.step()
+    return before - update.weights.item()
+
+
+ADAPTIVE = [AdagradOptions(), RmspropOptions(), AdamOptions()]
+
+
+@pytest.mark.parametrize("options", ADAPTIVE, ids=str)
+def test_a_weight_that_all_gradients_share_cancels_in_adaptive_optimisers(options: OptimizerOptions) -> None:
+    assert moved(options, [0.1] * 50) == pytest.approx(moved(options, [1.0] * 50), rel=1e-3)
+    assert moved(SgdOptions(momentum=0.0), [0.1] * 50) == pytest.approx(0.1 * moved(SgdOptions(momentum=0.0), [1.0] * 50))
+
+
+@pytest.mark.parametrize("options", [AdagradOptions(eps=1.0), RmspropOptions(eps=1.0), AdamOptions(eps=1.0)], ids=str)
+def test_but_not_beside_a_large_eps(options: OptimizerOptions) -> None:
+    """There they are nearly SGD."""
+    assert moved(options, [0.1] * 50) < 0.2 * moved(options, [1.0] * 50)
+
+
+@pytest.mark.parametrize("options", ADAPTIVE, ids=str)
+def test_nor_just_after_the_weight_has_changed_and_never_quite_in_adagrad(options: OptimizerOptions) -> None:
+    """Staleness grows when the others join: what was given before, at weight 1, is still in the divisor."""
+    before, small = [1.0] * 50, [0.1]
+    at_once = moved(options, before + small) / moved(options, [*before, 1.0])
+    long_after = moved(options, before + small * 5000) / moved(options, before + [1.0] * 5000)
+    if isinstance(options, AdagradOptions):
+        assert at_once < 0.2
+        assert long_after < 0.9
+    else:
+        assert at_once < 0.95
+        assert long_after == pytest.approx(1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
