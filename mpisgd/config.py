@@ -568,9 +568,9 @@ class EvaluationOptions:
     """Samples per evaluation batch."""
     buffers: Literal["recalibrate", "initial"] = "recalibrate"
     """Batch-norm statistics are never exchanged. recalibrate: measured anew, at the weights to evaluate, on training
-    mini-batches; initial: left as the model factory made them."""
+    mini-batches that are drawn at random by the seed; initial: left as the model factory made them."""
     recalibrate_batches: int = 20
-    """Training mini-batches of `batch` samples used to recalibrate."""
+    """Mini-batches of `batch` distinct training samples used to recalibrate: by default 10,000, or all if there are fewer."""
 
     def __post_init__(self) -> None:
         at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)

@@ -2,7 +2,8 @@
 
 Buffers that are no parameters are never exchanged: a learner's running statistics describe its own weights and mini-batches,
 not the snapshot's. `recalibrate` measures them anew, at the weights to be evaluated, as the plain mean over some training
-mini-batches; `initial` leaves what the model factory made, for models that do not need them.
+mini-batches, drawn at random by the run's seed, on every rank and in every evaluation the same ones; `initial` leaves what the
+model factory made, for models that do not need them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from mpisgd.config import EvaluationOptions
 from mpisgd.data import Split
+from mpisgd.data.sampling import recalibration_batches
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Loss
 
@@ -27,14 +30,21 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [layer for layer in module.modules() if isinstance(layer, _BATCH_NORMS) and layer.track_running_stats]
 
 
-def batch_norm_policy(module: nn.Module, buffers: str) -> str:
+def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_samples: int) -> str:
     """What the report says of batch normalisation in this model."""
     layers = len(batch_norms(module))
-    return f"{buffers} ({layers} layers)" if layers else "no batch-norm layers"
+    if not layers:
+        return "no batch-norm layers"
+    samples = min(train_samples, options.batch * options.recalibrate_batches)
+    on = f" on {samples:,} of {train_samples:,} training samples, drawn at random" if options.buffers == "recalibrate" else ""
+    return f"{options.buffers}{on} ({layers} layer{'s' * (layers > 1)})"
 
 
-def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int) -> None:
-    """Set batch-norm statistics to their plain mean over the first `batches` training mini-batches of `batch` samples."""
+def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, seed: int) -> None:
+    """Set batch-norm statistics to their plain mean over `recalibration_batches` of the training samples.
+
+    All other layers are as in an evaluation: dropout, say, would draw from a generator that no name seeds.
+    """
     layers = batch_norms(model.module)
     if not layers:
         return
@@ -42,12 +52,15 @@ def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int) -> 
     for layer in layers:
         layer.reset_running_stats()  # type: ignore[operator]
         layer.momentum = None  # type: ignore[assignment]
-    model.module.train()
+    model.module.eval()
+    for layer in layers:
+        layer.train()
     with torch.no_grad():
-        for start in range(0, min(len(split), batch * batches), batch):
-            inputs, _ = split.batch(np.arange(start, min(start + batch, len(split))))
+        for indices in recalibration_batches(len(split), batch, batches, seed):
+            inputs, _ = split.batch(indices)
             if len(inputs) > 1:
                 model.module(model.inputs(inputs))
+    model.module.train()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
 
@@ -57,6 +70,7 @@ class Measure:
 
     Args:
         train: the training data, for recalibration (and for its own loss, if wanted).
+        seed: of the run, by which the samples for recalibration are drawn.
         test: the test data; may be empty.
     """
 
@@ -70,6 +84,7 @@ class Measure:
         batch: int,
         buffers: Literal["recalibrate", "initial"],
         recalibrate_batches: int,
+        seed: int,
     ) -> None:
         self._model = model
         self._loss = loss
@@ -77,6 +92,7 @@ class Measure:
         self._test = test
         self._batch = batch
         self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
+        self._seed = seed
         self._check: Callable[[], None] | None = None
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
@@ -86,7 +102,7 @@ class Measure:
     def prepare(self) -> None:
         """Call after the weights have changed."""
         if self._recalibrate_batches:
-            recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches)
+            recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
 
     def of(self, *, train: bool) -> tuple[float, float]:
         """(mean loss per sample, share of wrong classes) on the training or test data.

@@ -303,6 +303,7 @@ def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) ->
         batch=options.batch,
         buffers=options.buffers,
         recalibrate_batches=options.recalibrate_batches,
+        seed=config.seed,
     )
 
 

@@ -216,7 +216,7 @@ class Rank:
             cores_per_node=self.world.cores,
             parameters=self.model.size,
             parameter_nbytes=4 * self.model.size,
-            batch_norm_policy=batch_norm_policy(self.model.module, self.config.evaluation.buffers),
+            batch_norm_policy=batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples),
             **parts.layer_names(parts.cut(self.config, self.model)),
         )
 

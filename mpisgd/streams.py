@@ -30,6 +30,7 @@ class Domain(IntEnum):
     COMPUTE = 6
     PAUSE = 7
     FAILURE = 8
+    RECALIBRATION = 9
 
 
 class _Key(ISeedSequence):

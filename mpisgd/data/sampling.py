@@ -11,7 +11,16 @@ import numpy.typing as npt
 from mpisgd.errors import ConfigError, ProtocolError, nearest
 from mpisgd.streams import Domain, delay_generator, dropout_seed, stream
 
-__all__ = ["EpochSampling", "ReplacementSampling", "Sampling", "dealt_on", "delay_generator", "dropout_seed", "make"]
+__all__ = [
+    "EpochSampling",
+    "ReplacementSampling",
+    "Sampling",
+    "dealt_on",
+    "delay_generator",
+    "dropout_seed",
+    "make",
+    "recalibration_batches",
+]
 
 Indices = npt.NDArray[np.int64]
 
@@ -105,6 +114,17 @@ def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
         return [max(next_seq)] * lambda_
     begun = sum(next_seq)
     return [-(-max(0, begun - learner_id) // lambda_) for learner_id in range(lambda_)]
+
+
+def recalibration_batches(size: int, batch: int, batches: int, seed: int) -> list[Indices]:
+    """On which training samples batch-norm statistics are measured: batch * batches distinct ones, or all, drawn by the seed alone.
+
+    The first ones that are stored would not do: where data are sorted by class, they are of the first classes. The mini-batches,
+    each int64 (at most batch,), are as equal as can be, since each counts as much as the others.
+    """
+    count = min(size, batch * batches)
+    chosen = stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)
+    return np.array_split(chosen, -(-count // batch)) if count else []
 
 
 _KINDS: Mapping[str, type[EpochSampling] | type[ReplacementSampling]] = {

@@ -46,7 +46,7 @@ class Tensors:
 
     @property
     def batch_norm_policy(self) -> str:
-        return batch_norm_policy(self.model.module, self.config.evaluation.buffers)
+        return batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
 
     def check(self, roles: Roles) -> None:
         """The first mini-batch must fit the model. Raises ConfigError."""

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from mpisgd.config import EvaluationOptions
 from mpisgd.data import Split
+from mpisgd.data.sampling import recalibration_batches
 from mpisgd.flat import FlatModel
-from mpisgd.measure import Measure, batch_norms, recalibrate
+from mpisgd.measure import Measure, batch_norm_policy, batch_norms, recalibrate
 from tests.unit.fakes import mean_loss
 
 
@@ -22,7 +24,7 @@ def split(samples: int, seed: int = 0) -> Split:
 
 
 def measure(module: nn.Module, train: Split, test: Split, loss: Any = nn.functional.cross_entropy, **fields: Any) -> Measure:
-    given = {"batch": 4, "buffers": "recalibrate", "recalibrate_batches": 3, **fields}
+    given = {"batch": 4, "buffers": "recalibrate", "recalibrate_batches": 3, "seed": 1, **fields}
     return Measure(FlatModel(module), loss, train=train, test=test, **given)
 
 
@@ -57,14 +59,15 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm1d(5, momentum=0.2), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
 
 
-def test_recalibration_is_the_plain_mean_over_the_first_mini_batches() -> None:
+def test_recalibration_is_the_plain_mean_over_mini_batches() -> None:
     """Not a moving average, which would remember the weights before; variances are the unbiased ones that torch keeps."""
     train, module = split(40), normed()
     model = FlatModel(module)
     module[0].running_mean.fill_(77.0)
     module[0].num_batches_tracked.fill_(9)
-    recalibrate(model, train, batch=4, batches=3)
-    batches = train.inputs[:12].reshape(3, 4, 5).numpy()
+    recalibrate(model, train, batch=4, batches=3, seed=7)
+    batches = train.inputs[np.stack(recalibration_batches(40, 4, 3, seed=7))].numpy()
+    assert batches.shape == (3, 4, 5)
     np.testing.assert_allclose(module[0].running_mean, batches.mean(axis=1).mean(axis=0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(module[0].running_var, batches.var(axis=1, ddof=1).mean(axis=0), rtol=1e-4)
     assert [layer.momentum for layer in batch_norms(module)] == [0.2, 0.1]
@@ -72,11 +75,53 @@ def test_recalibration_is_the_plain_mean_over_the_first_mini_batches() -> None:
 
 
 def test_recalibration_takes_what_there_is() -> None:
-    """Fewer samples than wanted; a last mini-batch of one has no variance and is left out."""
-    train, module = split(5), normed()
-    recalibrate(FlatModel(module), train, batch=4, batches=20)
-    np.testing.assert_allclose(module[0].running_mean, train.inputs[:4].mean(dim=0), rtol=1e-4, atol=1e-6)
-    assert int(module[0].num_batches_tracked) == 1
+    """Fewer samples than wanted: all, in mini-batches as equal as can be, for each counts as much. A single one has no variance."""
+    train, module = split(6), normed()
+    recalibrate(FlatModel(module), train, batch=5, batches=20, seed=1)
+    np.testing.assert_allclose(module[0].running_mean, train.inputs.mean(dim=0), rtol=1e-4, atol=1e-6)
+    assert int(module[0].num_batches_tracked) == 2
+    recalibrate(FlatModel(module), split(1), batch=5, batches=20, seed=1)
+    assert int(module[0].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "batches"), [(1000, 50, 20), (1001, 50, 20), (1000, 7, 3), (10, 50, 20), (51, 50, 20), (0, 4, 2)]
+)
+def test_the_samples_are_distinct_random_and_the_same_everywhere(size: int, batch: int, batches: int) -> None:
+    """A function of the seed alone: not of a rank, of how often was evaluated, nor of torch's generators."""
+    drawn = recalibration_batches(size, batch, batches, seed=1)
+    chosen = np.concatenate([np.empty(0, np.int64), *drawn])
+    assert len(set(chosen.tolist())) == len(chosen) == min(size, batch * batches)
+    assert all(0 <= each < size for each in chosen)
+    assert max(map(len, drawn), default=0) <= batch
+    assert max(map(len, drawn), default=0) - min(map(len, drawn), default=0) <= 1
+    again = recalibration_batches(size, batch, batches, seed=1)
+    assert [each.tolist() for each in again] == [each.tolist() for each in drawn]
+    if size > 10:
+        assert chosen.tolist() != np.concatenate(recalibration_batches(size, batch, batches, seed=2)).tolist()
+        assert abs(chosen.mean() / size - 0.5) < 0.2, "not the first ones"
+
+
+def test_nothing_but_the_seed_and_the_weights_decides() -> None:
+    """Dropout before a layer draws nothing: statistics are those of the network that is evaluated."""
+    train, found = split(40), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        torch.manual_seed(len(found))
+        before = torch.get_rng_state()
+        recalibrate(FlatModel(module), train, batch=8, batches=3, seed=1)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(module[2].running_mean.clone())
+    assert torch.equal(*found)
+
+
+def test_the_report_says_how_many_samples() -> None:
+    options = EvaluationOptions(batch=100, recalibrate_batches=3)
+    assert batch_norm_policy(normed(), options, 1437) == "recalibrate on 300 of 1,437 training samples, drawn at random (2 layers)"
+    assert batch_norm_policy(normed(), options, 250) == "recalibrate on 250 of 250 training samples, drawn at random (2 layers)"
+    assert batch_norm_policy(normed(), EvaluationOptions(buffers="initial"), 9) == "initial (2 layers)"
+    assert batch_norm_policy(nn.Linear(2, 2), options, 9) == "no batch-norm layers"
 
 
 @pytest.mark.parametrize("buffers", ["recalibrate", "initial"])
