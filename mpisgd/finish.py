@@ -15,9 +15,11 @@ import numpy as np
 
 from mpisgd import footprint, parts, protocols
 from mpisgd.config import Config, kind_of
+from mpisgd.divergence import has_diverged
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory
 from mpisgd.records.reader import Books, Run
+from mpisgd.records.schema import Verdict
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
@@ -33,7 +35,7 @@ class Outcome:
     samples: tuple[int, ...]
     """Samples applied by each shard."""
     diverged: bool
-    """Something was not finite, or the last weights are no better than the initial ones."""
+    """Something was not finite, or, where there is a log, the training loss is far above its start for long (`divergence`)."""
     training_s: float
     """From the start barrier to the last update of shard 0."""
 
@@ -115,7 +117,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
         log = Run(outcome.path)
         directory.join(outcome.path, log.shards, log.attempt)
         check_books(log, outcome)
-        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or learned_nothing(log))
+        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(_losses(log)))
     contents = {
         "clock": list(outcome.clocks),
         "samples": list(outcome.samples),
@@ -127,12 +129,10 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     return outcome
 
 
-def learned_nothing(log: Run) -> bool:
-    """Whether the last weights, after at least one epoch, have a test loss no better (by 1 %) than the initial ones."""
-    rows = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
-    if len(rows) < 2 or rows["epochs"][-1] < 1:
-        return False
-    return not rows["loss"][-1] < 0.99 * rows["loss"][0]
+def _losses(log: Run) -> np.ndarray:
+    """Of each gradient that shard 0 has applied, in its order, also before slices were cut anew: float64, (gradients,)."""
+    tables = [*(layout.table("pushes") for layout in log.earlier), log.pushes]
+    return np.concatenate([rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)] for rows in tables])
 
 
 def check_books(log: Run, outcome: Outcome) -> None:

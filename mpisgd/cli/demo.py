@@ -21,7 +21,7 @@ _COMMON = "--model small_cnn --data digits --mu 4 --alpha0 0.03 --epochs 8 --non
 #: Directory -> the protocol's options, and what to expect of it.
 RUNS = {
     "hardsync": ("--protocol hardsync", "staleness 0: learns"),
-    "softsync-plain": (f"--protocol softsync --protocol.n {LEARNERS} --protocol.modulation none", "stale, alpha0: degrades"),
+    "softsync-plain": (f"--protocol softsync --protocol.n {LEARNERS} --protocol.modulation none", "stale, alpha0: does not learn"),
     "softsync-modulated": (f"--protocol softsync --protocol.n {LEARNERS}", "as stale, alpha0/tau: learns"),
 }
 

@@ -24,7 +24,7 @@ FLOORS = {
             "config config_virtual checks errors config_file without_gc __version__",
             "flat chunks crossing roles models data schedule streams imports compiled",
             "protocols optimizer update device_update compensation footprint norms"
-            " gradient layerwise_gradient computing local_steps rounding measure straggler",
+            " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
             " tolerant ulfm mpi world survey launch guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
