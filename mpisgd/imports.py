@@ -79,6 +79,14 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
     return factory(**arguments)
 
 
+def required_of(factory: Any) -> set[str]:
+    """The names of the parameters without which `factory` cannot be called."""
+    signature = _signature(factory) if callable(factory) else None
+    parameters = {} if signature is None else signature.parameters
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable}
+
+
 def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:
     """None for the few builtins that tell none."""
     try:

@@ -13,12 +13,15 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mpisgd.data import Split
+from mpisgd.data import Batch, Split
+from mpisgd.draws import kept, seed_all, seeds_of
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Loss
+from mpisgd.streams import Domain
 
+_TEST, _TRAIN, _RECALIBRATION = range(3)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -33,7 +36,13 @@ def batch_norm_policy(module: nn.Module, buffers: str) -> str:
     return f"{buffers} ({layers} layers)" if layers else "no batch-norm layers"
 
 
-def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int) -> None:
+def _drawn(split: Split, start: int, batch: int, seed: int, purpose: int) -> Batch:
+    """The samples from `start` on; what they draw, and the model after them, depends on these names alone (law 5)."""
+    seed_all(seeds_of(Domain.EVALUATION, seed, purpose, start))
+    return split.batch(np.arange(start, min(start + batch, len(split))))
+
+
+def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, seed: int = 0) -> None:
     """Set batch-norm statistics to their plain mean over the first `batches` training mini-batches of `batch` samples."""
     layers = batch_norms(model.module)
     if not layers:
@@ -43,9 +52,9 @@ def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int) -> 
         layer.reset_running_stats()  # type: ignore[operator]
         layer.momentum = None  # type: ignore[assignment]
     model.module.train()
-    with torch.no_grad():
+    with torch.no_grad(), kept():
         for start in range(0, min(len(split), batch * batches), batch):
-            inputs, _ = split.batch(np.arange(start, min(start + batch, len(split))))
+            inputs, _ = _drawn(split, start, batch, seed, _RECALIBRATION)
             if len(inputs) > 1:
                 model.module(model.inputs(inputs))
     for layer, momentum in zip(layers, momenta, strict=True):
@@ -58,6 +67,7 @@ class Measure:
     Args:
         train: the training data, for recalibration (and for its own loss, if wanted).
         test: the test data; may be empty.
+        seed: of what samples and model draw: an evaluation of the same weights is always the same.
     """
 
     def __init__(
@@ -70,12 +80,14 @@ class Measure:
         batch: int,
         buffers: Literal["recalibrate", "initial"],
         recalibrate_batches: int,
+        seed: int = 0,
     ) -> None:
         self._model = model
         self._loss = loss
         self._train = train
         self._test = test
         self._batch = batch
+        self._seed = seed
         self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
         self._check: Callable[[], None] | None = None
 
@@ -86,7 +98,7 @@ class Measure:
     def prepare(self) -> None:
         """Call after the weights have changed."""
         if self._recalibrate_batches:
-            recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches)
+            recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
 
     def of(self, *, train: bool) -> tuple[float, float]:
         """(mean loss per sample, share of wrong classes) on the training or test data.
@@ -98,15 +110,15 @@ class Measure:
             return math.nan, math.nan
         self._model.module.eval()
         total, wrong, classes = 0.0, 0, False
-        with torch.no_grad():
+        with torch.no_grad(), kept():
             for start in range(0, len(split), self._batch):
                 if self._check is not None:
                     self._check()
-                inputs, targets = split.batch(np.arange(start, min(start + self._batch, len(split))))
+                inputs, targets = _drawn(split, start, self._batch, self._seed, _TRAIN if train else _TEST)
                 output = self._model.module(self._model.inputs(inputs))
-                targets = targets.to(output.device)
+                targets = targets.to(self._model.weights.device)
                 total += self._loss(output, targets).item() * len(inputs)
-                classes = not targets.is_floating_point() and output.dim() == 2
+                classes = not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2
                 if classes:
                     wrong += int((output.argmax(dim=1) != targets).sum())
         self._model.module.train()

@@ -30,6 +30,11 @@ class Domain(IntEnum):
     COMPUTE = 6
     PAUSE = 7
     FAILURE = 8
+    SAMPLES = 9
+    EVALUATION = 10
+    DATA = 11
+    MODEL = 12
+    ALIKE = 13
 
 
 class _Key(ISeedSequence):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mpisgd.config import CustomDataOptions
-from mpisgd.data.dataset import DataSet, LazySplit, Split, make_dataset, make_split
+from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
 from mpisgd.errors import ConfigError
 from mpisgd.imports import call_factory, load_attribute
 
@@ -54,9 +54,7 @@ def _split(value: Any, where: str) -> Split:
         return make_split(value[0], value[1], where, ConfigError)
     if not _is_samples(value):
         raise ConfigError(f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}")
-    if len(value):
-        _check_sample(value[0], where)
-    return LazySplit(value)
+    return LazySplit(value, where, _first_sample(value[0], where) if len(value) else None)
 
 
 def _is_samples(value: Any) -> bool:
@@ -65,15 +63,17 @@ def _is_samples(value: Any) -> bool:
     return not ordinary and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
-def _check_sample(sample: Any, where: str) -> None:
+def _first_sample(sample: Any, where: str) -> Batch:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"{where}: sample 0 is {_describe(sample)}, expected a pair (input, target)")
+    tensors = []
     for part, value in zip(("input", "target"), sample, strict=True):
         try:
-            torch.as_tensor(value)
+            tensors.append(torch.as_tensor(value))
         except (TypeError, ValueError, RuntimeError) as error:
             found = _describe(value)
             raise ConfigError(f"{where}: the {part} of sample 0 is {found}, expected a tensor: {error}") from error
+    return tensors[0], tensors[1]
 
 
 def _describe(value: Any) -> str:

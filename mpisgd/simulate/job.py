@@ -18,6 +18,7 @@ from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.checks import require
 from mpisgd.config import Config, replace
+from mpisgd.draws import kept
 from mpisgd.errors import PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
@@ -90,7 +91,7 @@ class Job:
             f" {headline(config, self.roles.lambda_, ranks, self.work.parameters, self.work.meta.train_samples)},"
             f" {len(set(self.hosts)):,} nodes; log in {self.path}"
         )
-        with ExitStack() as stack, without_gc():
+        with ExitStack() as stack, without_gc(), kept():
             cluster = Cluster(self.roles.describe)
             wires: list[VirtualWire] = []
             for _ in self.hosts:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 
+from mpisgd.launch import environment
 from mpisgd.records.reader import Run
 
 from .conftest import launch
@@ -51,3 +54,38 @@ def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "no_such_thing" in done.text
+
+
+NOTEBOOK = """
+import mpisgd
+from torch import nn
+
+calls = 0
+
+def loss(output, target):
+    global calls
+    calls += 1
+    if calls == 5:
+        raise KeyError("mine")
+    return nn.functional.cross_entropy(output, target)
+
+def nothing():
+    raise ZeroDivisionError
+
+config = {"epochs": 0.5, "out": "run", "overwrite": True, "model": "softmax", "protocol": "allreduce", "log": {"progress": "off"}}
+for objects in ({"data": nothing}, {"loss": loss}, {"model": nn.ReLU}):
+    try:
+        mpisgd.train(**objects, config=config)
+    except Exception as error:
+        print("caught", type(error).__name__)
+print("then diverged:", mpisgd.train(loss=loss, config=config).diverged)
+"""
+
+
+def test_a_process_by_itself_outlives_its_users_errors(tmp_path: Path) -> None:
+    """A notebook: what is wrong before the start, in the middle of a run, and what is refused; then a run in the same directory."""
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    command = [sys.executable, "notebook.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["caught ZeroDivisionError", "caught KeyError", "caught AgreedError", "then diverged: False"]
