@@ -61,6 +61,8 @@ class Brought:
 
 
 NOTHING_BROUGHT = Brought()
+UNNAMED_LOSS = "custom"
+"""Stands in a configuration for a loss that was brought as an object, and has no name by which it can be imported."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
     with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
         if brought.data is not None:
-            data = datasets.as_dataset(brought.data, "data")
+            data = datasets.as_dataset(brought.data, "data", {"data_dir": config.data_dir, "seed": config.seed})
         else:
             data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
     if len(data.train) == 0:

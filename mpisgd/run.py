@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, naming, parts, protocols, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.channel import ShardChannel
@@ -92,6 +92,7 @@ class Rank:
         self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
+        config = naming.as_brought(config, brought)
         self.roles: Roles = agree(comm, lambda: self._roles(config))
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
@@ -227,6 +228,7 @@ class Rank:
             self.roles,
             self.world.hosts,
             self.meta,
+            brought=naming.described(self.config, self.brought),
             mpi=MPI.Get_library_version().split("\n")[0].strip("\0 "),
             cores_per_node=self.world.cores,
             parameters=self.model.size,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,15 +30,17 @@ def load(options: CustomDataOptions, *, data_dir: str, seed: int) -> DataSet:
     return as_dataset(value, field)
 
 
-def as_dataset(value: Any, name: str = "custom") -> DataSet:
-    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory without arguments returns of these.
+def as_dataset(value: Any, name: str = "custom", offered: Mapping[str, Any] = MappingProxyType({})) -> DataSet:
+    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory returns of these.
+
+    The factory is given those of `offered` for which it has parameters.
 
     The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
     """
     if isinstance(value, DataSet):
         return value
     if callable(value) and not _is_samples(value):
-        value = call_factory(value, {}, {}, name)
+        value = call_factory(value, {}, offered, name)
         if isinstance(value, DataSet):
             return value
     if not isinstance(value, tuple | list) or len(value) != 2:

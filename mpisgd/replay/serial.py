@@ -205,8 +205,7 @@ def _check_size(record: Record, size: int) -> None:
     recorded = record.environment("parameters")
     if size != recorded:
         raise DataError(
-            f"the model has {size} parameters, that of {record.path} had {recorded}; where the run's model came as a Python object,"
-            " replay it from Python: mpisgd.replay.replay(path, Brought(model=...))"
+            f"the model has {size} parameters, that of {record.path} had {recorded}: it is another one, or has changed since"
         )
 
 

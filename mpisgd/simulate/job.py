@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd import __version__, allreduce, config_file, naming, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.checks import require
@@ -56,6 +56,8 @@ class Job:
     def __init__(self, config: Config, brought: Brought) -> None:
         for field in ("device", "shard_device"):
             require(getattr(config, field) == "cpu", field, getattr(config, field), "'cpu' on a virtual cluster")
+        self.brought = brought
+        config = naming.as_brought(config, brought)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         options = config.virtual
         nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
@@ -259,6 +261,7 @@ class Job:
             self.roles,
             self.hosts,
             self.work.meta,
+            brought=naming.described(self.config, self.brought),
             mpi="none: a virtual cluster",
             virtual=True,
             parameters=self.work.parameters,

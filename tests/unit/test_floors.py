@@ -28,8 +28,8 @@ FLOORS = {
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
             " tolerant ulfm mpi world survey launch guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
-            "run tolerance parts alike simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor"
-            " bench demo submit",
+            "run tolerance parts alike simulate replay plan finish resume interruption watchdog provenance naming git api cli"
+            " __main__ doctor bench demo submit",
         ]
     )
     for name in names.split()
