@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,42 @@ def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "no_such_thing" in done.text
+
+
+GUARDED = SCRIPT.replace("outcome = ", 'if __name__ == "__main__":\n  outcome = ').replace("\nassert", "\n  assert")
+
+
+def test_replay_says_how_a_scripts_objects_are_brought_again(tmp_path: Path) -> None:
+    """In a line that works, and from anywhere."""
+    (tmp_path / "mine.py").write_text(GUARDED)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "mine")
+    assert run.config["model"] == {"name": "custom", "factory": "mine:make_model", "kwargs": {}}
+    assert run.config["data"]["factory"] == "mine:make_data"
+    assert run.config["loss"] == "mse_loss"
+    assert run.environment["brought"]["data"]["file"] == str(tmp_path / "mine.py")
+    (tmp_path / "elsewhere").mkdir()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def shell(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path / "elsewhere",
+            env=environment() | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    refused = shell(f"mpisgd replay {run.path}")
+    assert refused.returncode == 2, refused.stdout
+    said = [line for line in refused.stderr.splitlines() if "mpisgd replay /" in line]
+    assert len(said) == 1, refused.stderr
+    proven = shell(said[0])
+    assert "identical: theta, 113 parameters, bit for bit" in proven.stdout, proven.stdout + proven.stderr
 
 
 NOTEBOOK = """
