@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpisgd import config_file
 from mpisgd.config import Config, replace
+from mpisgd.imports import refuse_in_import
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +48,8 @@ def train(
             continues.
     Any later failure on one rank ends the whole job, loudly (law 9).
     """
+    refuse_in_import("mpisgd.train()")
+    objects = {"model": model, "data": data, "loss": loss}
     path = None if resume is None else Path(resume)
     if config is None and path is not None:
         from mpisgd.resume import configuration
@@ -59,10 +62,12 @@ def train(
     elif not isinstance(config, Config):
         config = config_file.read(config)
     if path is not None:
-        from mpisgd.resume import as_many_shards_as_ranks, check_changes, finished
+        from mpisgd.naming import PARTS
+        from mpisgd.resume import as_many_shards_as_ranks, check_changes, configuration, finished
 
         config = replace(config, out=str(path), overwrite=False)
-        check_changes(path, config)
+        taken = {name: getattr(configuration(path), name) for name in PARTS if objects[name] is not None}
+        check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
         outcome = finished(path)
         if outcome is not None:
             return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 
 from mpisgd.computing import Travels
 from mpisgd.crossing import staging, wait_for
-from mpisgd.data import Split
-from mpisgd.data.sampling import Sampling, dropout_seed
+from mpisgd.data import Split, fetch
+from mpisgd.data.sampling import Sampling
+from mpisgd.draws import Seeds, seed_all, seeds_of
+from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, is_finite, view_of
+from mpisgd.streams import Domain
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -89,16 +93,33 @@ class Gradient(Travels):
     def _batch(self, seq: int) -> tuple[Tensor, Tensor]:
         if self._prepared is not None and self._prepared[0] == seq:
             return self._prepared[1]
-        inputs, targets = self._split.batch(self._sampling.indices(self._learner_id, seq))
+        indices = self._sampling.indices(self._learner_id, seq)
+        inputs, targets = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
         return self._model.inputs(inputs), targets
+
+    def _seeds(self, domain: Domain, seq: int) -> Seeds:
+        return seeds_of(domain, self._seed, self._learner_id, seq)
 
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
+        loss = self.loss_of(*self.output(seq))
+        if not loss.requires_grad and torch.is_grad_enabled():
+            raise ConfigError("loss: it does not depend on the model's weights by autograd: was it detached, or made a number?")
+        return loss
+
+    def loss_of(self, output: Any, targets: Tensor) -> Tensor:
+        """The user's loss of what `output` gave."""
+        return self._loss(output, targets)
+
+    def output(self, seq: int) -> tuple[Any, Tensor]:
+        """What the model returns for mini-batch `seq` at the present weights, and the targets, where it computes; sets `samples`.
+
+        What the model draws, and the loss after it, from the global generators depends on the names alone.
+        """
         inputs, targets = self._batch(seq)
         self.samples = len(inputs)
-        torch.manual_seed(dropout_seed(self._seed, self._learner_id, seq))
-        output = self._model.module(inputs)
-        return self._loss(output, targets.to(output.device, non_blocking=True))
+        seed_all(self._seeds(Domain.DROPOUT, seq))
+        return self._model.module(inputs), targets.to(self._model.weights.device, non_blocking=True)
 
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""

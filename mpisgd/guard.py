@@ -32,6 +32,11 @@ def launched_rank() -> int:
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
+def is_single(comm: MPI.Intracomm) -> bool:
+    """Whether this process is the whole job: no launcher has started others beside it, of which these ranks are but some."""
+    return comm.Get_size() == 1 and launched_size() == 1
+
+
 def launched_size() -> int:
     """How many ranks the launcher started, without initialising MPI; 1 where there is no launcher."""
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
@@ -63,11 +68,11 @@ def agree(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
     by_text: dict[str, list[int]] = {}
     for rank, (text, _) in found:
         by_text.setdefault(text, []).append(rank)
-    lines = [text if len(ranks) == len(problems) else f"rank {_ranges(ranks)}: {text}" for text, ranks in by_text.items()]
+    lines = [text if len(ranks) == len(problems) else f"rank {ranges(ranks)}: {text}" for text, ranks in by_text.items()]
     raise AgreedError("\n".join(lines), found[0][1][1])
 
 
-def _ranges(ranks: list[int]) -> str:
+def ranges(ranks: list[int]) -> str:
     """[0, 1, 2, 5] as "0-2, 5"."""
     parts: list[list[int]] = []
     for rank in ranks:
@@ -89,7 +94,8 @@ def failing_fast(
 
     `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
 
-    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through. `MPISGD_HANG_S=60` dumps the stack of every
+    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through; and anything in a process that is by itself:
+    nobody waits for it, and it may be a notebook. `MPISGD_HANG_S=60` dumps the stack of every
     rank that is still busy after so many seconds, again and again.
     """
     hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
@@ -100,6 +106,8 @@ def failing_fast(
     except (AgreedError, RunInterrupted):
         raise
     except BaseException as error:
+        if is_single(comm):
+            raise
         status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
         alone = ulfm.enabled() and expendable() and not is_of_others(error)
         if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why

@@ -12,6 +12,8 @@ from typing import Any
 
 from mpisgd.errors import ConfigError, nearest
 
+_under_way: list[str] = []
+"""Modules that are being imported here."""
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -38,6 +40,7 @@ def _import(module_name: str, spec: str, field: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    _under_way.append(module_name)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -49,6 +52,14 @@ def _import(module_name: str, spec: str, field: str) -> Any:
         raise _failed(error, module_name, spec, field) from error
     except (Exception, SystemExit) as error:
         raise _failed(error, module_name, spec, field) from error
+    finally:
+        _under_way.pop()
+
+
+def refuse_in_import(what: str) -> None:
+    """Raises ConfigError where `what` is called at the top of a module that is just being imported for what is in it."""
+    if _under_way:
+        raise ConfigError(f"{what} is called as module {_under_way[-1]} is imported: put it below `if __name__ == '__main__':`")
 
 
 def _failed(error: BaseException, module_name: str, spec: str, field: str) -> ConfigError:
@@ -77,6 +88,14 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
     except TypeError as error:
         raise ConfigError(f"{field}: its parameters are {signature}, but {error}") from error
     return factory(**arguments)
+
+
+def required_of(factory: Any) -> set[str]:
+    """The names of the parameters without which `factory` cannot be called."""
+    signature = _signature(factory) if callable(factory) else None
+    parameters = {} if signature is None else signature.parameters
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name for name, each in parameters.items() if each.default is each.empty and each.kind not in variable}
 
 
 def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:

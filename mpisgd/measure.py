@@ -14,14 +14,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mpisgd.config import EvaluationOptions
-from mpisgd.data import Split
+from mpisgd.data import Batch, Split
 from mpisgd.data.sampling import recalibration_batches
+from mpisgd.draws import kept, seed_all, seeds_of
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Loss
+from mpisgd.streams import Domain
 
+_TEST, _TRAIN, _RECALIBRATION = range(3)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -40,10 +43,16 @@ def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_sampl
     return f"{options.buffers}{on} ({layers} layer{'s' * (layers > 1)})"
 
 
+def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Batch:
+    """Those samples; what they draw, and the model after them, depends on the other names alone (law 5)."""
+    seed_all(seeds_of(Domain.EVALUATION, seed, purpose, number))
+    return split.batch(indices)
+
+
 def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, seed: int) -> None:
     """Set batch-norm statistics to their plain mean over `recalibration_batches` of the training samples.
 
-    All other layers are as in an evaluation: dropout, say, would draw from a generator that no name seeds.
+    All other layers are as in an evaluation, for which the statistics are meant.
     """
     layers = batch_norms(model.module)
     if not layers:
@@ -55,9 +64,9 @@ def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, see
     model.module.eval()
     for layer in layers:
         layer.train()
-    with torch.no_grad():
-        for indices in recalibration_batches(len(split), batch, batches, seed):
-            inputs, _ = split.batch(indices)
+    with torch.no_grad(), kept():
+        for number, indices in enumerate(recalibration_batches(len(split), batch, batches, seed)):
+            inputs, _ = _drawn(split, indices, seed, _RECALIBRATION, number)
             if len(inputs) > 1:
                 model.module(model.inputs(inputs))
     model.module.train()
@@ -70,8 +79,9 @@ class Measure:
 
     Args:
         train: the training data, for recalibration (and for its own loss, if wanted).
-        seed: of the run, by which the samples for recalibration are drawn.
         test: the test data; may be empty.
+        seed: of the run; names what samples and model draw, and on which samples is recalibrated: an evaluation of the same
+            weights is always the same.
     """
 
     def __init__(
@@ -91,8 +101,8 @@ class Measure:
         self._train = train
         self._test = test
         self._batch = batch
-        self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
         self._seed = seed
+        self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
         self._check: Callable[[], None] | None = None
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
@@ -114,15 +124,16 @@ class Measure:
             return math.nan, math.nan
         self._model.module.eval()
         total, wrong, classes = 0.0, 0, False
-        with torch.no_grad():
+        with torch.no_grad(), kept():
             for start in range(0, len(split), self._batch):
                 if self._check is not None:
                     self._check()
-                inputs, targets = split.batch(np.arange(start, min(start + self._batch, len(split))))
+                indices = np.arange(start, min(start + self._batch, len(split)))
+                inputs, targets = _drawn(split, indices, self._seed, _TRAIN if train else _TEST, start)
                 output = self._model.module(self._model.inputs(inputs))
-                targets = targets.to(output.device)
+                targets = targets.to(self._model.weights.device)
                 total += self._loss(output, targets).item() * len(inputs)
-                classes = not targets.is_floating_point() and output.dim() == 2
+                classes = not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2
                 if classes:
                     wrong += int((output.argmax(dim=1) != targets).sum())
         self._model.module.train()

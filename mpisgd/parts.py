@@ -34,6 +34,7 @@ from mpisgd.config import (
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.draws import seeded, seeds_of
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds, vector_like
 from mpisgd.gradient import Gradient, Loss
@@ -46,6 +47,7 @@ from mpisgd.rounding import Rounded
 from mpisgd.schedule import Schedule
 from mpisgd.shared_team import SharedTeam
 from mpisgd.straggler import NO_DELAYS, Delays
+from mpisgd.streams import Domain
 from mpisgd.team_channel import TeamChannel
 from mpisgd.update import SliceUpdate
 
@@ -60,6 +62,8 @@ class Brought:
 
 
 NOTHING_BROUGHT = Brought()
+UNNAMED_LOSS = "custom"
+"""Stands in a configuration for a loss that was brought as an object, and has no name by which it can be imported."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,17 @@ class Meta:
     train_samples: int
     test_samples: int
     input_shape: tuple[int, ...]
-    classes: int
+    classes: int | None
+    """None where only reading all samples could tell."""
 
 
 def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
-    if brought.data is not None:
-        data = datasets.as_dataset(brought.data, "data")
-    else:
-        data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
+    with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
+        if brought.data is not None:
+            data = datasets.as_dataset(brought.data, "data", {"data_dir": config.data_dir, "seed": config.seed})
+        else:
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
     if len(data.train) == 0:
         raise ConfigError(f"data {data.name}: it has no training samples")
     return data
@@ -307,23 +313,48 @@ def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) ->
     )
 
 
-def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> None:
-    """The first mini-batch: its shapes must fit the model, and its loss be finite. Raises ConfigError."""
+_WRONG = (RuntimeError, ValueError, TypeError, IndexError)
+"""What torch raises for shapes and types that do not fit."""
+
+
+def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
+    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
+
+    Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
+    """
+    gradient.prepare(0)
     state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    try:
-        with torch.no_grad():
-            loss = gradient.forward(0)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(
-            f"the model fails at the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
+    inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
+    with torch.no_grad():
+        try:
+            output, targets = gradient.output(0)
+        except _WRONG as error:
+            raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
+        try:
+            loss: Any = gradient.loss_of(output, targets)
+        except (*_WRONG, AttributeError) as error:
+            failed = f"{type(error).__name__}: {error}"
+            if not isinstance(output, Tensor):
+                expected = "expected a tensor, or a loss that takes such an output"
+                raise ConfigError(f"model: it returned {_described(output)}, and the loss fails: {failed}: {expected}") from error
+            what = f"output of shape {tuple(output.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
+            raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}") from error
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else _described(loss)
+        raise ConfigError(f"loss: it returned {found}, expected a scalar tensor that autograd can differentiate")
     if loss.numel() != 1:
         raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
     if not math.isfinite(loss.item()):
         raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     for name, buffer in model.module.named_buffers():
         buffer.copy_(state[name])
+    return loss.item()
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
+    return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"
 
 
 def check_failures(config: Config) -> None:

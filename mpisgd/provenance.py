@@ -1,28 +1,38 @@
-"""Where a run came from: versions, git commit, command line, time; for its config.toml (DESIGN 6)."""
+"""Where a run came from: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
 
 from __future__ import annotations
 
 import datetime
 import platform
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
 
-from mpisgd import __version__, compiled, protocols
+from mpisgd import __version__, compiled, naming, protocols
 from mpisgd.config import Config
+from mpisgd.git import commit_of, commit_of_package
 from mpisgd.parts import Meta
 from mpisgd.roles import Roles
 
 
-def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, *, mpi: str, **more: Any) -> dict[str, Any]:
-    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions.
+def environment(
+    config: Config,
+    roles: Roles,
+    hosts: Sequence[str],
+    meta: Meta,
+    *,
+    mpi: str,
+    brought: Mapping[str, Mapping[str, str]],
+    **more: Any,
+) -> dict[str, Any]:
+    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git.
 
-    `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
+    `brought` is what `naming.described` says; `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
     """
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
     return {
@@ -46,16 +56,29 @@ def environment(config: Config, roles: Roles, hosts: Sequence[str], meta: Meta, 
             "h5py": h5py.__version__,
             "mpi": mpi,
         },
-        "git_commit": _git_commit(),
+        "brought": brought,
+        **_commits(naming.files_of(brought)),
         "command_line": list(sys.argv),
+        "directory": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
-def _git_commit() -> str:
-    """The commit of the user's working directory, or "" outside of one."""
-    try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+def _commits(files: Sequence[Path]) -> dict[str, Any]:
+    """The commit of the user's script, or of the working directory; and that of this package, where it is a checkout."""
+    own, package = commit_of(_directory_of_script(), files), commit_of_package(Path(__file__).parent)
+    return {
+        "git_commit": own.name,
+        "git_dirty": own.dirty,
+        "mpisgd_git_commit": package.name,
+        "mpisgd_git_dirty": package.dirty,
+    }
+
+
+def _directory_of_script() -> Path:
+    """Where the script lies that Python was started with, unless that is this package's own command."""
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if not file or Path(file).stem == "mpisgd" or (spec is not None and spec.name.partition(".")[0] == "mpisgd"):
+        return Path.cwd()
+    return Path(file).absolute().parent

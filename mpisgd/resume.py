@@ -30,7 +30,10 @@ from mpisgd.records.recut import Recut, recut, recut_snapshots
 
 #: What may be another than in the run's config.toml.
 CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")
-_TOLD = ("learners", "world_size", "hosts", "threads", "form", "versions", "git_commit", "command_line", "started")
+_TOLD = (
+    *("learners", "world_size", "hosts", "threads", "form", "versions", "command_line", "directory", "started", "brought"),
+    *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+)
 
 
 @dataclass(frozen=True)

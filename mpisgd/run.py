@@ -12,19 +12,21 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, naming, parts, protocols, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
+from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
+from mpisgd.draws import kept
 from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
-from mpisgd.guard import AgreedError, agree, failing_fast
+from mpisgd.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.layerwise_gradient import LayerwiseGradient
 from mpisgd.learner import learn
@@ -73,9 +75,13 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
     def how() -> str:
         return way_on(Path(config.out), ranks[0].newest_clock(), ulfm.launcher(comm.Get_size())) if ranks else ""
 
-    with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals:
+    with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals, kept():
         ranks.append(Rank(config, comm, brought, resumed, signals))
-        return ranks[0].run()
+        try:
+            return ranks[0].run()
+        finally:
+            if is_single(comm):  # after a failure the process goes on, and may begin the run anew
+                ranks[0].unlock()
 
 
 class Rank:
@@ -86,6 +92,7 @@ class Rank:
         self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
+        config = naming.as_brought(config, brought)
         self.roles: Roles = agree(comm, lambda: self._roles(config))
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
@@ -95,12 +102,14 @@ class Rank:
         torch.set_num_threads(config.threads or self.world.threads)
         self.data: DataSet | None = agree(comm, self._load_data)
         self.meta: Meta = comm.bcast(self._meta(), root=self.roles.learner_ranks[0])
+        require_alike(comm, "data", agree(comm, self._facts_of_data), root=self.roles.learner_ranks[0])
         self.loss: Loss = agree(comm, lambda: parts.load_loss(config, brought))
         self.model: FlatModel = agree(comm, self._build_model)
+        require_alike(comm, "model", of_model(self.model), root=0)
         self.bounds = agree(comm, lambda: parts.bounds(config, self.model))
         self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
-        agree(comm, self._check)
+        require_alike(comm, "loss", agree(comm, self._check), root=self.roles.learner_ranks[0])
         self.fingerprint = self.model.fingerprint
         self.keeps_spool = config.checkpoint.every_updates > 0 or resumed
         """Whether the run may have to be continued until it is DONE."""
@@ -117,7 +126,7 @@ class Rank:
             agree(comm, lambda: self._claim(resumed))
             self.tensors = agree(comm, self._load)
         except AgreedError:
-            self._unlock()
+            self.unlock()
             raise
 
     # ----------------------------------------------------------------------------------------------- before the start
@@ -154,11 +163,17 @@ class Rank:
         torch.cuda.set_device(gpu)
         return f"cuda:{gpu}"
 
-    def _check(self) -> None:
+    def _facts_of_data(self) -> Facts | None:
+        return None if self.data is None else of_data(self.data, self.config.seed)
+
+    def _check(self) -> Facts | None:
+        """All that learn look at the same mini-batch."""
         parts.check_stragglers(self.config, len(self.roles.computing_ranks))
         parts.check_compensation(self.config, self.protocol)
-        if self.learns:
-            parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
+        if not self.learns or self.data is None:
+            return None
+        gradient = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id=0)
+        return of_loss(parts.check_first_batch(self.config, self.meta, self.model, gradient))
 
     def _claim(self, resumed: bool) -> None:
         """Rank 0 makes the directory, or finds out from where to go on in it; then every rank sees that it is there."""
@@ -192,9 +207,10 @@ class Rank:
         directory.write_config(self.path, config_file.dumps(self.config, environment))
         return found
 
-    def _unlock(self) -> None:
+    def unlock(self) -> None:
         if self.lock is not None:
             self.lock.release()
+            self.lock = None
 
     def _load(self) -> dict[str, np.ndarray]:
         """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
@@ -212,6 +228,7 @@ class Rank:
             self.roles,
             self.world.hosts,
             self.meta,
+            brought=naming.described(self.config, self.brought),
             mpi=MPI.Get_library_version().split("\n")[0].strip("\0 "),
             cores_per_node=self.world.cores,
             parameters=self.model.size,
@@ -478,7 +495,7 @@ class Rank:
             outcome = finish(outcome, logged=self.config.log.enabled)
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
                 spool.unlink(missing_ok=True)
-            self._unlock()
+            self.unlock()
             self._say(farewell(outcome, logged=self.config.log.enabled))
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
@@ -499,7 +516,7 @@ class Rank:
                 print(text, file=sys.stderr, flush=True)
             except CheckpointError as error:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
-            self._unlock()
+            self.unlock()
         status = int(wire.gather(np.array([status]))[0, 0])
         return AgreedError(text, status) if status else RunInterrupted(text)
 

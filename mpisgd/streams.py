@@ -30,7 +30,12 @@ class Domain(IntEnum):
     COMPUTE = 6
     PAUSE = 7
     FAILURE = 8
-    RECALIBRATION = 9
+    SAMPLES = 9
+    EVALUATION = 10
+    DATA = 11
+    MODEL = 12
+    ALIKE = 13
+    RECALIBRATION = 14
 
 
 class _Key(ISeedSequence):

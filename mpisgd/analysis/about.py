@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from mpisgd.records.reader import Run
 
 #: More hosts than these are counted, not named.
 _HOSTS_NAMED = 8
+#: So much of a checksum tells files apart.
+_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,9 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("shards", str(run.shards)),
         ("mini-batch μ", f"{config.get('mu', '?')} samples"),
         ("learning rate α₀", str(config.get("alpha0", "?"))),
-        ("model", _kind(config, "model", f"{environment.get('parameters', '?')} parameters")),
-        ("data", _kind(config, "data", f"{environment.get('train_samples', '?')} training samples")),
+        ("model", f"{_kind(run, 'model')}, {environment.get('parameters', '?')} parameters"),
+        ("data", f"{_kind(run, 'data')}, {environment.get('train_samples', '?')} training samples"),
+        ("loss", _kind(run, "loss")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
         *_way_on(run, state),
@@ -123,7 +127,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("started", str(environment.get("started", "?"))),
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
         ("mpisgd", f"{environment.get('versions', {}).get('mpisgd', '?')}, {environment.get('form', 'form not recorded')}"),
-        ("git commit", str(environment.get("git_commit") or "?")),
+        ("git commit", _commits(environment)),
         ("final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
@@ -214,10 +218,24 @@ def hosts(run: Run) -> str:
     return ", ".join(f"{host} ({ranks} rank{'s' if ranks > 1 else ''})" for host, ranks in counted.items()) or "?"
 
 
-def _kind(config: dict[str, object], component: str, size: str) -> str:
-    table = config.get(component, {})
-    name = table.get("name", "?") if isinstance(table, dict) else "?"
-    return f"{name}, {size}"
+def _kind(run: Run, part: str) -> str:
+    """The name of the model, data or loss; of what is the user's own, where it came from, as the run says."""
+    table = run.config.get(part, {})
+    entry = run.environment.get("brought", {}).get(part)
+    if entry is None:
+        return str(table.get("factory") or table.get("name", "?")) if isinstance(table, dict) else str(table)
+    name = entry["object"] or f"{entry['qualified_name']} of {entry['module']}, which cannot be imported by a name"
+    return f"{name} ({entry['file']}, sha256 {entry['sha256'][:_DIGITS]})" if entry["sha256"] else name
+
+
+def _commits(environment: dict[str, Any]) -> str:
+    """Of the user's files, and of mpisgd."""
+    said = []
+    for prefix, of in (("", ""), ("mpisgd_", "; mpisgd: ")):
+        commit = environment.get(f"{prefix}git_commit")
+        if commit:
+            said.append(f"{of}{commit}{', and changes' if environment.get(f'{prefix}git_dirty') else ''}")
+    return "".join(said).removeprefix("; ") or "?"
 
 
 def _ago(run: Run) -> str:

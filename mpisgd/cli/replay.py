@@ -40,6 +40,12 @@ class Options:
     """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
     data_dir: str | None = None
     """Where staged data files lie here, if not where the run found them."""
+    model: str = ""
+    """package.module:factory of the user's own model, as `train` takes it; default: the one that the run names."""
+    data: str = ""
+    """package.module:factory of the user's own data."""
+    loss: str = ""
+    """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
 
 
 def main(argv: list[str]) -> int:
@@ -57,6 +63,7 @@ def main(argv: list[str]) -> int:
         until=options.until,
         tolerance=options.tolerance,
         data_dir=options.data_dir,
+        named={"model": options.model, "data": options.data, "loss": options.loss},
         told=printer.told,
         at_first=options.check,
     )

@@ -19,9 +19,9 @@ from mpisgd.config import (
 )
 from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
 from mpisgd.data.custom import as_dataset
-from mpisgd.data.dataset import DataSet, Split
+from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each
 
-__all__ = ["DataSet", "Split", "as_dataset", "load"]
+__all__ = ["Batch", "DataSet", "Split", "as_dataset", "fetch", "fetch_each", "load"]
 
 
 def load(options: DataOptions, *, data_dir: str = "", seed: int) -> DataSet:

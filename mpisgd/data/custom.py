@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mpisgd.config import CustomDataOptions
-from mpisgd.data.dataset import DataSet, LazySplit, Split, make_dataset, make_split
+from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
 from mpisgd.errors import ConfigError
 from mpisgd.imports import call_factory, load_attribute
 
@@ -28,15 +30,17 @@ def load(options: CustomDataOptions, *, data_dir: str, seed: int) -> DataSet:
     return as_dataset(value, field)
 
 
-def as_dataset(value: Any, name: str = "custom") -> DataSet:
-    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory without arguments returns of these.
+def as_dataset(value: Any, name: str = "custom", offered: Mapping[str, Any] = MappingProxyType({})) -> DataSet:
+    """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory returns of these.
+
+    The factory is given those of `offered` for which it has parameters.
 
     The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
     """
     if isinstance(value, DataSet):
         return value
     if callable(value) and not _is_samples(value):
-        value = call_factory(value, {}, {}, name)
+        value = call_factory(value, {}, offered, name)
         if isinstance(value, DataSet):
             return value
     if not isinstance(value, tuple | list) or len(value) != 2:
@@ -54,9 +58,7 @@ def _split(value: Any, where: str) -> Split:
         return make_split(value[0], value[1], where, ConfigError)
     if not _is_samples(value):
         raise ConfigError(f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}")
-    if len(value):
-        _check_sample(value[0], where)
-    return LazySplit(value)
+    return LazySplit(value, where, _first_sample(value[0], where) if len(value) else None)
 
 
 def _is_samples(value: Any) -> bool:
@@ -65,15 +67,17 @@ def _is_samples(value: Any) -> bool:
     return not ordinary and hasattr(value, "__getitem__") and hasattr(value, "__len__")
 
 
-def _check_sample(sample: Any, where: str) -> None:
+def _first_sample(sample: Any, where: str) -> Batch:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(f"{where}: sample 0 is {_describe(sample)}, expected a pair (input, target)")
+    tensors = []
     for part, value in zip(("input", "target"), sample, strict=True):
         try:
-            torch.as_tensor(value)
+            tensors.append(torch.as_tensor(value))
         except (TypeError, ValueError, RuntimeError) as error:
             found = _describe(value)
             raise ConfigError(f"{where}: the {part} of sample 0 is {found}, expected a tensor: {error}") from error
+    return tensors[0], tensors[1]
 
 
 def _describe(value: Any) -> str:

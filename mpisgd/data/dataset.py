@@ -1,8 +1,8 @@
-"""A data set in memory: a training and a test split of inputs and targets, handed out in mini-batches."""
+"""A data set: a training and a test split of inputs and targets, in memory or fetched, handed out in mini-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mpisgd.errors import MpisgdError
+from mpisgd.draws import Seeds, seeded
+from mpisgd.errors import DataError, MpisgdError
 
 Batch = tuple[Tensor, Tensor]
 
@@ -54,51 +55,59 @@ class Split:
         return tuple(self.inputs.shape[1:])
 
     @cached_property
-    def classes(self) -> int:
-        """Largest class + 1; for float targets the number of outputs."""
+    def classes(self) -> int | None:
+        """Largest class + 1; for float targets the number of outputs; None where only reading all samples could tell."""
         return _outputs(self.targets)
 
 
 class LazySplit(Split):
-    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, fetched and stacked per mini-batch."""
+    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, fetched and stacked per mini-batch.
 
-    def __init__(self, dataset: Any) -> None:
+    Args:
+        where: what to call it in messages.
+        first: its first sample, input and target, which tells shapes and types; None where there is none.
+    """
+
+    def __init__(self, dataset: Any, where: str, first: Batch | None) -> None:
         self.dataset = dataset
+        self.where = where
+        self.first = first
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
-        """Inputs (len(indices), *shape) and their targets."""
+        """Inputs (len(indices), *shape) and their targets; what samples draw, `fetch` seeds. Raises DataError where they differ."""
         pairs = [self.dataset[index] for index in indices.tolist()]
-        inputs = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
-        targets = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+        inputs, targets = (self._stacked([torch.as_tensor(pair[part]) for pair in pairs], part, indices) for part in (0, 1))
         return _as_inputs(inputs), _as_targets(targets)
 
-    @cached_property
-    def inputs(self) -> Tensor:
-        """All inputs, stacked: every sample is fetched."""
-        return self.batch(np.arange(len(self)))[0]
+    def _stacked(self, values: list[Tensor], part: int, indices: npt.NDArray[np.int64]) -> Tensor:
+        for index, value in zip(indices.tolist(), values, strict=True):
+            if value.shape != values[0].shape:
+                what = f"{('inputs', 'targets')[part]} of shapes {tuple(values[0].shape)} and {tuple(value.shape)}"
+                raise DataError(f"{self.where}: samples {indices[0]} and {index} have {what}, expected one shape")
+        return torch.stack(values)
 
-    @cached_property
-    def targets(self) -> Tensor:
-        """The Dataset's own `targets`, if it has them; else every sample is fetched."""
-        told = getattr(self.dataset, "targets", None)
-        if told is None:
-            told = torch.stack([torch.as_tensor(self.dataset[index][1]) for index in range(len(self))])
-        return _as_targets(torch.as_tensor(told))
-
-    @cached_property
+    @property
     def input_shape(self) -> tuple[int, ...]:
-        return tuple(torch.as_tensor(self.dataset[0][0]).shape)
+        return () if self.first is None else tuple(self.first[0].shape)
 
     @cached_property
-    def classes(self) -> int:
-        """The Dataset's own `classes` (a number, or the names), if it has them; else read from the targets."""
+    def classes(self) -> int | None:
+        """The Dataset's own `classes` (a number, or the names), or its largest of `targets` + 1; else None: samples are not read.
+
+        For float targets the number of outputs.
+        """
         told = getattr(self.dataset, "classes", None)
-        if told is None:
-            return _outputs(self.targets)
-        return told if isinstance(told, int) else len(told)
+        if told is not None:
+            return told if isinstance(told, int) else len(told)
+        if self.first is not None and self.first[1].is_floating_point():
+            return _outputs(self.first[1].unsqueeze(0))
+        try:
+            return _outputs(_as_targets(torch.as_tensor(self.dataset.targets)))
+        except (AttributeError, TypeError, ValueError, RuntimeError):  # none, or they are no numbers
+            return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +124,30 @@ class DataSet:
         return self.train.input_shape
 
     @property
-    def classes(self) -> int:
-        """Number of classes (largest of either split + 1); for float targets the number of outputs."""
-        return max(self.train.classes, self.test.classes if len(self.test) else 0)
+    def classes(self) -> int | None:
+        """Number of classes (largest of either split + 1); for float targets the number of outputs.
+
+        None where only reading all training samples could tell.
+        """
+        if self.train.classes is None:
+            return None
+        return max(self.train.classes, (self.test.classes or 0) if len(self.test) else 0)
+
+
+def fetch(split: Split, indices: npt.NDArray[np.int64], seeds: Callable[[], Seeds]) -> Batch:
+    """`split.batch(indices)`; where that runs the user's code, what it draws from global generators depends on the seeds alone."""
+    if type(split) is Split:  # tensors in memory: nobody draws
+        return split.batch(indices)
+    with seeded(seeds()):
+        return split.batch(indices)
+
+
+def fetch_each(split: Split, indices: Sequence[npt.NDArray[np.int64]], seeds: Callable[[int], Seeds]) -> Batch:
+    """Several mini-batches, one after the other in one, each as `fetch` gives it; `seeds` tells those of each."""
+    if type(split) is Split:
+        return split.batch(np.concatenate(indices))
+    drawn = [fetch(split, each, lambda at=at: seeds(at)) for at, each in enumerate(indices)]  # type: ignore[misc]
+    return torch.cat([inputs for inputs, _ in drawn]), torch.cat([targets for _, targets in drawn])
 
 
 def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) -> Split:

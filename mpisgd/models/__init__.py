@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 
 from mpisgd.config import (
@@ -17,18 +16,26 @@ from mpisgd.config import (
     ModelOptions,
     SmallCnnOptions,
     SoftmaxOptions,
+    kind_of,
 )
+from mpisgd.draws import seeded, seeds_of
 from mpisgd.models import alexnet, cifar10_full, custom, mlp, mnist_cnn, small_cnn, softmax
+from mpisgd.streams import Domain
 
 __all__ = ["from_factory", "make", "parameter_count"]
 
 
-def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """The network of `options`, with the same bits on every rank; torch's random state is left as it was.
+def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
+    """The network of `options`, with the same bits on every rank; the global generators are left as they were.
 
-    Raises ConfigError where the network is not cut for `input_shape`, or the user's factory is not one.
+    Raises ConfigError where the network is not cut for `input_shape`, the number of classes, which it needs, is not known (None),
+    or the user's factory is not one.
     """
     with _seeded(seed):
+        if isinstance(options, CustomModelOptions):
+            return custom.make(options, input_shape, classes, seed)
+        if classes is None:
+            raise custom.unknown_classes(f"model {kind_of(options)!r}")
         match options:
             case SoftmaxOptions():
                 model = softmax.make(input_shape, classes)
@@ -42,12 +49,10 @@ def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int, s
                 model = cifar10_full.make(input_shape, classes)
             case AlexNetOptions():
                 model = alexnet.make(input_shape, classes)
-            case CustomModelOptions():
-                model = custom.make(options, input_shape, classes, seed)
     return model
 
 
-def from_factory(factory: Callable[..., nn.Module], *, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def from_factory(factory: Callable[..., nn.Module], *, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
     """`make`, of the factory that a user of the Python API hands over."""
     with _seeded(seed):
         return custom.build(factory, {}, input_shape=input_shape, classes=classes, seed=seed, field="model")
@@ -60,10 +65,6 @@ def parameter_count(model: nn.Module) -> int:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from torch's generators as seeded by `seed`, and restore their states after."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
+    """Draw from the global generators as seeded by `seed`, of torch by itself, and restore their states after."""
+    with seeded(seeds_of(Domain.MODEL, seed)._replace(torch=seed)):
         yield

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from mpisgd.config import CustomModelOptions
 from mpisgd.errors import ConfigError
-from mpisgd.imports import call_factory, load_attribute
+from mpisgd.imports import call_factory, load_attribute, required_of
 
 
-def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
     """The module of `options.factory`, called with `options.kwargs`, and with input_shape, classes and seed where it
     has such parameters.
 
@@ -22,13 +24,34 @@ def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int
     return build(factory, options.kwargs, input_shape=input_shape, classes=classes, seed=seed, field=field)
 
 
-def build(factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int, seed: int, field: str) -> nn.Module:
+def build(
+    factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int | None, seed: int, field: str
+) -> nn.Module:
     """As `make`, of a factory that is already at hand."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
-    model = call_factory(factory, kwargs, {"input_shape": input_shape, "classes": classes, "seed": seed}, field)
+    offered = {"input_shape": input_shape, "seed": seed}
+    if classes is not None:
+        offered["classes"] = classes
+    elif "classes" not in kwargs and "classes" in required_of(factory):
+        raise unknown_classes(field)
+    model = call_factory(factory, kwargs, offered, field)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module")
+    for name, parameter in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(parameter):
+            expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) before it is returned"
+            raise ConfigError(f"{field}: {name} of a lazy module has no shape yet, expected {expected}")
+        if parameter.is_meta:
+            raise ConfigError(f"{field}: {name} is on the device 'meta', without values, expected initial weights on the CPU")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
     return model
+
+
+def unknown_classes(who: str) -> ConfigError:
+    """What is raised where a model asks for the number of classes, and only reading all samples could tell."""
+    return ConfigError(
+        f"{who} needs the number of classes, which the data set does not tell, and its samples are not all read to find out:"
+        " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`"
+    )

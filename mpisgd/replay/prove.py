@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from mpisgd.errors import ConfigError
 from mpisgd.finish import headline
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.schema import Event
+from mpisgd.replay.again import changed, renamed, saying_how
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.finding import Untrue, refuse
 from mpisgd.replay.learners import compare_shards
@@ -34,6 +37,7 @@ def replay(
     until: int | None = None,
     tolerance: float | None = None,
     data_dir: str | None = None,
+    named: Mapping[str, str] = MappingProxyType({}),
     told: Told = lambda number, row, loss: None,
     at_first: bool = False,
 ) -> Proof:
@@ -46,6 +50,7 @@ def replay(
         tolerance: by which share of the way of weights recomputed ones may differ; default: 0, every bit must be the same, but
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
+        named: the user's own model, data or loss, as package.module:attribute; default: as the run named them.
         told: see `Told`.
         at_first: stop at the first disagreement.
 
@@ -53,7 +58,7 @@ def replay(
         DataError: there is no run, no log or no weights of it that can be read, or the data or model are of other sizes.
         ConfigError: model, data or loss cannot be made, or the log does not reach `until`.
     """
-    record = read(path)
+    record = renamed(read(path), named)
     if data_dir is not None:
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
     proof = _begin(record, tolerance)
@@ -70,9 +75,10 @@ def replay(
         proof.clocks = tuple(log.final_clock for log in record.shards)
         proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
         return proof
-    data, meta = load_data(record, brought)
     started_s = time.monotonic()
-    with as_in_the_run(proof.threads):
+    with saying_how(record, brought), as_in_the_run(proof.threads):
+        data, meta = load_data(record, brought)
+        proof.notes += changed(record.run)
         through_attempts(record, brought, data, meta, proof, told, until=until, at_first=at_first)
     proof.seconds = time.monotonic() - started_s
     return proof

@@ -22,7 +22,7 @@ _NORM_TOLERANCE = 1e-3
 """Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
 
 _FROM_THE_START = (
-    "from the first gradient on: were model, loss or data given to mpisgd.train() as Python objects, or changed since?"
+    "from the first gradient on: have model, loss or data changed since, or do they draw from generators of their own?"
 )
 
 Told = Callable[[int, Row, float], None]

@@ -20,6 +20,7 @@ from mpisgd import parts
 from mpisgd.aggregate import team_loss
 from mpisgd.computing import Travels
 from mpisgd.data import DataSet
+from mpisgd.draws import kept
 from mpisgd.errors import DataError
 from mpisgd.flat import host_view
 from mpisgd.local_steps import LocalSteps
@@ -206,18 +207,17 @@ def _check_size(record: Record, size: int) -> None:
     recorded = record.environment("parameters")
     if size != recorded:
         raise DataError(
-            f"the model has {size} parameters, that of {record.path} had {recorded}; where the run's model came as a Python object,"
-            " replay it from Python: mpisgd.replay.replay(path, Brought(model=...))"
+            f"the model has {size} parameters, that of {record.path} had {recorded}: it is another one, or has changed since"
         )
 
 
 @contextmanager
 def as_in_the_run(threads: int) -> Iterator[None]:
-    """So many torch threads, for the last bits of sums depend on them; afterwards torch is as it was."""
+    """So many torch threads, for the last bits of sums depend on them; afterwards torch, and what draws, are as they were."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with kept():
             yield
     finally:
         torch.set_num_threads(before)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mpisgd.config import Config
-from mpisgd.data import DataSet
+from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
+from mpisgd.draws import seeds_of
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel
 from mpisgd.gradient import Loss
+from mpisgd.streams import Domain
 
 TOGETHER = 64
 """Gradients in one batch, at most: beyond it memory grows and speed does not."""
@@ -72,11 +73,11 @@ class Batch:
         wanted = [self._wanted[learner_id] for learner_id in learner_ids]
         indices = [self._sampling.indices(learner_id, wanted[at][0]) for at, learner_id in enumerate(learner_ids)]
         mu = len(indices[0])
-        inputs, targets = self._data.train.batch(np.concatenate(indices))
+        config, names = self._config, [(learner_id, wanted[at][0]) for at, learner_id in enumerate(learner_ids)]
+        inputs, targets = fetch_each(self._data.train, indices, lambda at: seeds_of(Domain.SAMPLES, config.seed, *names[at]))
         inputs = inputs.reshape(len(wanted), mu, *inputs.shape[1:])
         targets = targets.reshape(len(wanted), mu, *targets.shape[1:])
         gradients, losses = self._compute(torch.stack([weights for _, weights, _ in wanted]), inputs, targets)
-        config = self._config
         if config.clip_norm > 0:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients = gradients * torch.clamp(config.clip_norm / (norms + 1e-6), max=1.0)

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, parts, protocols
+from mpisgd import __version__, allreduce, config_file, naming, parts, protocols
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.checks import require
 from mpisgd.config import Config, replace
+from mpisgd.draws import kept
 from mpisgd.errors import PeerError
 from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
@@ -55,6 +56,8 @@ class Job:
     def __init__(self, config: Config, brought: Brought) -> None:
         for field in ("device", "shard_device"):
             require(getattr(config, field) == "cpu", field, getattr(config, field), "'cpu' on a virtual cluster")
+        self.brought = brought
+        config = naming.as_brought(config, brought)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         options = config.virtual
         nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
@@ -90,7 +93,7 @@ class Job:
             f" {headline(config, self.roles.lambda_, ranks, self.work.parameters, self.work.meta.train_samples)},"
             f" {len(set(self.hosts)):,} nodes; log in {self.path}"
         )
-        with ExitStack() as stack, without_gc():
+        with ExitStack() as stack, without_gc(), kept():
             cluster = Cluster(self.roles.describe)
             wires: list[VirtualWire] = []
             for _ in self.hosts:
@@ -260,6 +263,7 @@ class Job:
             self.roles,
             self.hosts,
             self.work.meta,
+            brought=naming.described(self.config, self.brought),
             mpi="none: a virtual cluster",
             virtual=True,
             parameters=self.work.parameters,

@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
@@ -87,22 +87,25 @@ def under(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def held(most):
-    """A loss in which a learner stays after so many mini-batches: what is to be killed before its end does not come to it."""
-    computed = 0
+    """A loss in which a learner stays after so many mini-batches: what is to be killed before its end does not come to it.
+
+    It takes the place of torch's, so that the run's configuration names a loss that it can go on with.
+    """
+    computed, cross_entropy = 0, torch.nn.functional.cross_entropy
 
     def loss(output, target):
         nonlocal computed
         computed += torch.is_grad_enabled()
         while computed > most:
             time.sleep(0.1)
-        return torch.nn.functional.cross_entropy(output, target)
+        return cross_entropy(output, target)
 
     return loss
 
 
-def resume(job: dict, comm: MPI.Intracomm, loss: Callable | None = None) -> None:
+def resume(job: dict, comm: MPI.Intracomm) -> None:
     config = configuration(Path(job["resume"]))
-    mpisgd.train(loss=loss, config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
+    mpisgd.train(config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
 
 
 def together(jobs: list[dict]) -> None:
@@ -112,12 +115,13 @@ def together(jobs: list[dict]) -> None:
     comm = world.Split(mine, world.rank)
     job = jobs[mine]
     tell_pids(mine, len(jobs))
-    loss = held(job["held"]) if "held" in job else None
+    if "held" in job:
+        torch.nn.functional.cross_entropy = held(job["held"])
     with failing_fast(world, lambda: job.get("resume") or job["config"]["out"]):
         if "resume" in job:
-            resume(job, comm, loss)
+            resume(job, comm)
         else:
-            mpisgd.train(loss=loss, config=from_mapping(job["config"]), comm=comm)
+            mpisgd.train(config=from_mapping(job["config"]), comm=comm)
         wait_politely(world)
 
 

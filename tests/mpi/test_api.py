@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 
+from mpisgd.launch import environment
 from mpisgd.records.reader import Run
 
 from .conftest import launch
@@ -51,3 +55,74 @@ def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
     done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert "no_such_thing" in done.text
+
+
+GUARDED = SCRIPT.replace("outcome = ", 'if __name__ == "__main__":\n  outcome = ').replace("\nassert", "\n  assert")
+
+
+def test_replay_says_how_a_scripts_objects_are_brought_again(tmp_path: Path) -> None:
+    """In a line that works, and from anywhere."""
+    (tmp_path / "mine.py").write_text(GUARDED)
+    done = launch(3, "mine.py", cwd=tmp_path, timeout_s=180)
+    assert done.status == 0, done.text
+    run = Run(tmp_path / "mine")
+    assert run.config["model"] == {"name": "custom", "factory": "mine:make_model", "kwargs": {}}
+    assert run.config["data"]["factory"] == "mine:make_data"
+    assert run.config["loss"] == "mse_loss"
+    assert run.environment["brought"]["data"]["file"] == str(tmp_path / "mine.py")
+    (tmp_path / "elsewhere").mkdir()
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def shell(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path / "elsewhere",
+            env=environment() | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    refused = shell(f"mpisgd replay {run.path}")
+    assert refused.returncode == 2, refused.stdout
+    said = [line for line in refused.stderr.splitlines() if "mpisgd replay /" in line]
+    assert len(said) == 1, refused.stderr
+    proven = shell(said[0])
+    assert "identical: theta, 113 parameters, bit for bit" in proven.stdout, proven.stdout + proven.stderr
+
+
+NOTEBOOK = """
+import mpisgd
+from torch import nn
+
+calls = 0
+
+def loss(output, target):
+    global calls
+    calls += 1
+    if calls == 5:
+        raise KeyError("mine")
+    return nn.functional.cross_entropy(output, target)
+
+def nothing():
+    raise ZeroDivisionError
+
+config = {"epochs": 0.5, "out": "run", "overwrite": True, "model": "softmax", "protocol": "allreduce", "log": {"progress": "off"}}
+for objects in ({"data": nothing}, {"loss": loss}, {"model": nn.ReLU}):
+    try:
+        mpisgd.train(**objects, config=config)
+    except Exception as error:
+        print("caught", type(error).__name__)
+print("then diverged:", mpisgd.train(loss=loss, config=config).diverged)
+"""
+
+
+def test_a_process_by_itself_outlives_its_users_errors(tmp_path: Path) -> None:
+    """A notebook: what is wrong before the start, in the middle of a run, and what is refused; then a run in the same directory."""
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    command = [sys.executable, "notebook.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["caught ZeroDivisionError", "caught KeyError", "caught AgreedError", "then diverged: False"]

@@ -324,6 +324,9 @@ class Threads:
         self._barrier.wait()
         return values
 
+    def bcast(self, value: Any, root: int) -> Any:
+        return self.allgather(value)[root]
+
     def everywhere(self, action: Callable[[int], Any]) -> list[Any]:
         """What `action(rank)` returned, or the exception it raised, on each rank."""
         results: list[Any] = [None] * self.size

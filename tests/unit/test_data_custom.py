@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from mpisgd.config import CustomDataOptions
 from mpisgd.data import DataSet, Split, as_dataset, load
 from mpisgd.data.dataset import subtract_mean
-from mpisgd.errors import ConfigError
+from mpisgd.errors import ConfigError, DataError
 from mpisgd.imports import load_attribute
 
 INPUTS = np.arange(24, dtype=np.float64).reshape(6, 2, 2)
@@ -99,9 +99,9 @@ def test_a_map_style_dataset_is_fetched_sample_by_sample() -> None:
     assert inputs.tolist() == [[16.0] * 3, [0.0] * 3]
     assert targets.tolist() == [0, 0]
     assert data.input_shape == (3,)
-    assert squares.fetched < 10
-    assert data.classes == 4
+    assert data.classes is None  # only reading all samples could tell
     assert len(data.test) == 3
+    assert squares.fetched == 1 + 2
 
 
 def test_a_map_style_dataset_may_tell_its_classes_and_targets() -> None:
@@ -113,14 +113,44 @@ def test_a_map_style_dataset_may_tell_its_classes_and_targets() -> None:
     assert named.fetched + told.fetched < 10
 
 
+class Outputs(Squares):
+    """Its targets are numbers, not classes."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        return super().__getitem__(index)[0], torch.tensor([1.0, 2.0])
+
+
+def test_of_float_targets_one_tells_how_many_outputs_there_are() -> None:
+    outputs = Outputs(50)
+    assert as_dataset((outputs, None)).classes == 2
+    assert outputs.fetched == 1
+
+
+def test_targets_that_are_no_numbers_tell_no_classes() -> None:
+    """As torchvision's VOCSegmentation, whose `targets` are names of files."""
+    named = Squares(5)
+    named.targets = ["a.png", "b.png"]  # type: ignore[attr-defined]
+    assert as_dataset((named, None)).classes is None
+
+
+def test_samples_of_different_shapes_are_named() -> None:
+    ragged = as_dataset((Subset([(torch.zeros(2 + index // 3), 0) for index in range(6)], range(6)), None), "mine")  # type: ignore[arg-type]
+    with pytest.raises(
+        DataError, match=r"mine: train: samples 1 and 4 have inputs of shapes \(2,\) and \(3,\), expected one shape"
+    ):
+        ragged.train.batch(np.array([1, 4]))
+
+
 def test_torchs_own_datasets() -> None:
     whole = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     data = as_dataset((whole, Subset(whole, [1, 2])))
     assert type(data.train) is Split  # taken whole, since it lies in memory
     assert data.train.inputs.shape == (6, 2, 2)
     assert data.test.batch(np.array([1]))[1].tolist() == [2]
-    assert data.test.targets.tolist() == [1, 2]
-    assert data.test.inputs.tolist() == INPUTS[1:3].tolist()
+    inputs, targets = data.test.batch(np.arange(2))
+    assert targets.tolist() == [1, 2]
+    assert inputs.tolist() == INPUTS[1:3].tolist()
+    assert data.classes == 3
 
 
 def test_what_the_python_api_takes() -> None:

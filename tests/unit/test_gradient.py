@@ -142,6 +142,8 @@ def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: S
 class _OnGpu:
     """A model on a (pretended) GPU whose loss is |weights|^2, with what `Gradient` asks of one; and its loss."""
 
+    requires_grad = True
+
     def __init__(self) -> None:
         self.weights, self.gradients = (torch.zeros(8, device="cuda:0") for _ in range(2))
         self.module = self._loss = self

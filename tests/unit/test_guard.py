@@ -58,12 +58,12 @@ def test_a_bug_is_not_agreed_on_but_passes_through() -> None:
     [([0], "0"), ([0, 1, 2, 5], "0-2, 5"), ([1, 3, 5], "1, 3, 5"), ([7, 8], "7-8"), (list(range(100)), "0-99"), ([], "")],
 )
 def test_ranges(ranks: list[int], text: str) -> None:
-    assert guard._ranges(ranks) == text
+    assert guard.ranges(ranks) == text
 
 
 @pytest.mark.parametrize("error", [PeerError("slice of 3 bytes"), ConfigError("mu = 0"), ValueError("bug"), KeyboardInterrupt()])
 def test_a_failing_rank_ends_the_job_and_is_named(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
-    comm = Threads(1)
+    comm = Threads(2)
     with pytest.raises(Aborted), failing_fast(comm, lambda: "learner 3"):  # type: ignore[arg-type]
         raise error
     told = capsys.readouterr().err
@@ -75,7 +75,7 @@ def test_a_failing_rank_ends_the_job_and_is_named(error: BaseException, capsys: 
 
 def test_a_rank_goes_though_abort_comes_back(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As MPICH's did, one time in seven, where two ranks found the disk full: the rank went on to say less of the same again."""
-    comm = Threads(1)
+    comm = Threads(2)
     monkeypatch.setattr(comm, "Abort", comm.aborted.append)
 
     def leave(status: int) -> None:

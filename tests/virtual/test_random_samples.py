@@ -1,0 +1,118 @@
+"""Data sets and models that draw from torch, numpy and `random`: random virtual jobs, each replayed to the same bits (law 5)."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mpisgd import replay
+from mpisgd.parts import Brought
+from tests.virtual.jobs import TENSORS, simulated
+
+SIDE = 4
+
+
+class Crops:
+    """Pictures of 6x6 numbers, of which a sample is a part of 4x4, mirrored or not, with noise: three generators."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.targets = torch.randint(3, (samples,), generator=generator)
+        self.pictures = torch.randn(samples, 6, 6, generator=generator) + self.targets[:, None, None]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        row, column = torch.randint(0, 3, (2,)).tolist()
+        part = self.pictures[index, row : row + SIDE, column : column + SIDE]
+        part = part.flip(1) if random.random() < 0.5 else part
+        return part + np.float32(0.1 * np.random.randn()), self.targets[index]  # noqa: NPY002
+
+
+class Stochastic(nn.Module):
+    """A layer that is scaled by what numpy draws, after a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(SIDE * SIDE, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layers(inputs) * (1 + 0.1 * np.random.rand() + 0.1 * random.random())  # noqa: NPY002
+        return output
+
+
+BROUGHT = Brought(model=Stochastic, data=lambda: (Crops(60, 1), Crops(20, 2)))
+BATCHED = Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 3)), data=BROUGHT.data)
+
+PROTOCOLS: list[dict[str, Any]] = [
+    {"name": "hardsync"},
+    {"name": "softsync", "n": 1},
+    {"name": "softsync", "n": 2},
+    {"name": "async"},
+    {"name": "backup", "b": 1},
+    {"name": "versioned"},
+    {"name": "ssp", "get_model_frequency": 3},
+    {"name": "downpour", "n_push": 2, "n_fetch": 4},
+    {"name": "allreduce"},
+]
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(
+    protocol=st.sampled_from(PROTOCOLS),
+    learners=st.integers(2, 5),
+    shards=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+    sampling=st.sampled_from(["epoch", "replacement"]),
+)
+def test_random_schedules_with_random_samples_are_replayed(
+    protocol: dict[str, Any], learners: int, shards: int, seed: int, sampling: str
+) -> None:
+    changes = {"protocol": protocol, "virtual": {"learners": learners}, "seed": seed, "sampling": sampling, "epochs": 1}
+    shards = 1 if protocol["name"] == "allreduce" else shards
+    with tempfile.TemporaryDirectory() as directory:
+        simulated(Path(directory) / "run", TENSORS, BROUGHT, shards=shards, **changes)
+        proof = replay.replay(Path(directory) / "run", BROUGHT)
+    assert (proof.reason, proof.other_losses) == ("", 0)
+    assert all(each.elements == 0 for each in proof.differences)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "layer by layer": {"exchange": "layerwise", "protocol": {"name": "softsync", "n": 2}},
+    "teams": {"aggregation": "node", "protocol": "hardsync", "virtual": {"learners": 4, "ranks_per_node": 5}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_so_are_those_of_other_ways_to_a_gradient(name: str, tmp_path: Path) -> None:
+    simulated(tmp_path / "run", TENSORS, BROUGHT, epochs=1, **CASES[name])
+    proof = replay.replay(tmp_path / "run", BROUGHT)
+    assert (proof.reason, proof.other_losses) == ("", 0)
+
+
+def test_batches_of_learners_draw_as_each_learner_does(tmp_path: Path) -> None:
+    """To float tolerance: another draw would change the losses by far more."""
+    virtual = {"learners": 4, "batched": True}
+    run = simulated(tmp_path / "run", TENSORS, BATCHED, epochs=1, protocol={"name": "softsync", "n": 2}, virtual=virtual)
+    assert replay.replay(tmp_path / "run", BATCHED, tolerance=1e-4).reason == ""
+    assert len(run.pushes) >= 15
+
+
+def test_an_evaluation_is_the_same_again(tmp_path: Path) -> None:
+    """And does not depend on what else was drawn before it."""
+    found = []
+    for number in range(2):
+        run = simulated(tmp_path / f"{number}", TENSORS, BROUGHT, epochs=1, protocol="hardsync", evaluation={"train": True})
+        found.append((run.evaluations["loss"].tolist(), run.evaluations["error"].tolist()))
+        np.random.rand(), random.random(), torch.rand(())  # noqa: NPY002
+    assert found[0] == found[1]
