@@ -61,6 +61,7 @@ class Event(enum.IntEnum):
     STUCK = 16  # a transfer to or from a learner was given up
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
+    GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
 
 
 #: One row per push that a shard received, in the order in which it took them.

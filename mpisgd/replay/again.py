@@ -1,0 +1,117 @@
+"""A virtual job is simulated again, as a whole, and everything that it logs compared: seconds, too, for they are its costs'.
+
+What is computed in float32 is left to the serial computation (`serial.py`), whose order is another: so each shows what the other
+cannot. Where nothing was computed, this is all there is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd.config import Config
+from mpisgd.config_virtual import EmpiricalComputeOptions
+from mpisgd.errors import MpisgdError
+from mpisgd.parts import Brought
+from mpisgd.records import schema
+from mpisgd.records.reader import Run, read_summary, read_table
+from mpisgd.records.schema import Event
+from mpisgd.replay.environment import compare
+from mpisgd.replay.finding import Untrue, refuse
+from mpisgd.replay.proof import Proof
+from mpisgd.replay.record import Record
+from mpisgd.simulate.job import Job
+
+#: Computed by the serial replay, to the bits of the run or within its tolerance; and whether a run diverged follows from them.
+_COMPUTED = {"pushes": ("loss", "rounded"), "updates": ("mean_loss", "gradient_sq", "sum_sq"), "evaluations": ("loss", "error")}
+
+
+def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
+    """What is found is in `proof`, also where the job cannot be simulated.
+
+    `evaluated`: evaluate, too, and compare that.
+    """
+    if (record.run.events["kind"] == Event.INTERRUPTED).any():
+        proof.not_simulated = "a signal interrupted it, which is not in its configuration"
+        return
+    compute = record.config.compute
+    if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
+        proof.not_simulated = f"its compute seconds were drawn from {compute.run}, which is not here"
+        return
+    with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory:
+        again = Path(directory) / "run"
+        log = dataclasses.replace(record.config.log, enabled=True, progress="off")
+        config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log)
+        try:
+            ended = _simulate(config, brought, record, evaluated)
+            _compare_files(record, again, evaluated)
+            if record.done is not None:
+                _compare_end(record, Run(again), ended)
+        except Untrue as untrue:
+            proof.find(untrue.finding)
+    proof.simulated = True
+
+
+def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
+    """Raises Untrue where the job cannot be as config.toml says. Returns why it failed, ""."""
+    try:
+        job = Job(config, brought, evaluated=evaluated or not record.computed)
+    except MpisgdError as error:
+        refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
+    compare(record, job.environment())
+    try:
+        job.run()
+    except MpisgdError as error:
+        return str(error)
+    return ""
+
+
+def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
+    for log in record.shards:
+        name = schema.shard_file(log.shard, record.attempt)
+        for table in ("pushes", "updates", "events"):
+            ours, theirs = (read_table(path / name, table) for path in (again, record.path))
+            skipped = _COMPUTED.get(table, ()) if record.computed else ()
+            _compare(ours, theirs, log.shard, table, skipped, whole=log.finished)
+        if log.finished:
+            summary, recorded = (read_summary(path / name)[0] for path in (again, record.path))
+            for column in schema.SUMMARY.names or ():
+                if column != "diverged" and summary[column] != recorded[column]:
+                    refuse(f"{column} {recorded[column]}, simulated again {summary[column]}", log.shard, "summary")
+    skipped = () if evaluated else _COMPUTED["evaluations"]
+    _compare(Run(again).evaluations, record.run.evaluations, -1, "evaluations", skipped, whole=record.done is not None)
+
+
+def _compare(ours: np.ndarray, theirs: np.ndarray, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
+    """Raises Untrue at the first row that differs; of a log that is not whole, the last rows, and answers, may be missing."""
+    both = min(len(ours), len(theirs))
+    first: dict[str, int] = {}
+    for column in ours.dtype.names or ():
+        one, other = ours[column][:both], theirs[column][:both]
+        differs = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+        if column == "answer_s" and not whole:
+            differs &= ~np.isnan(other)
+        if table == "events" and column == "value":  # the loss of a gradient that is not finite
+            differs &= ours["kind"][:both] != Event.NONFINITE
+        if column not in skipped and differs.any():
+            first[column] = int(np.flatnonzero(differs)[0])
+    if first:
+        column = min(first, key=lambda name: first[name])
+        row = first[column]
+        why = f"{column} {theirs[column][row]}, simulated again {ours[column][row]}"
+        clock = int(ours["clock"][row]) if "clock" in (ours.dtype.names or ()) else -1
+        refuse(why, shard, table, row=row, clock=clock)
+    if len(theirs) > len(ours) or (whole and len(theirs) < len(ours)):
+        refuse(f"it has {len(theirs)} rows, simulated again {len(ours)}", shard, table, row=both)
+
+
+def _compare_end(record: Record, again: Run, failed: str) -> None:
+    """What DONE says but whether the run diverged."""
+    if again.done is None:
+        refuse(f"simulated again, it does not end: {failed}", -1, schema.DONE)
+    for name in ("clock", "samples", "seconds"):
+        if (record.done or {}).get(name) != again.done[name]:
+            refuse(f"{name} {(record.done or {}).get(name)}, simulated again {again.done[name]}", -1, schema.DONE)
