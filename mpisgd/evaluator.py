@@ -14,7 +14,7 @@ from torch import Tensor
 from mpisgd.channel import Interrupted
 from mpisgd.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.flat import FlatModel
-from mpisgd.measure import Measure
+from mpisgd.measure import Measure, Unmeasured
 from mpisgd.messages import FINAL
 from mpisgd.records.storage import writing
 from mpisgd.records.writer import EvaluatorLog
@@ -35,7 +35,7 @@ class Evaluator:
         channel: EvaluatorChannel,
         model: FlatModel,
         pulled: list[Tensor],
-        measure: Measure,
+        measure: Measure | Unmeasured,
         log: EvaluatorLog,
         *,
         train: bool,

@@ -117,7 +117,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
         log = Run(outcome.path)
         directory.join(outcome.path, log.shards, log.attempt)
         check_books(log, outcome)
-        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(_losses(log)))
+        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
     contents = {
         "clock": list(outcome.clocks),
         "samples": list(outcome.samples),
@@ -129,7 +129,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     return outcome
 
 
-def _losses(log: Run) -> np.ndarray:
+def applied_losses(log: Run) -> np.ndarray:
     """Of each gradient that shard 0 has applied, in its order, also before slices were cut anew: float64, (gradients,)."""
     tables = [*(layout.table("pushes") for layout in log.earlier), log.pushes]
     return np.concatenate([rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)] for rows in tables])

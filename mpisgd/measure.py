@@ -138,3 +138,17 @@ class Measure:
                     wrong += int((output.argmax(dim=1) != targets).sum())
         self._model.module.train()
         return total / len(split), wrong / len(split) if classes else math.nan
+
+
+class Unmeasured:
+    """In the place of a `Measure`, measures nothing: for a run of which only the order of things is wanted."""
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Nothing takes long."""
+
+    def prepare(self) -> None:
+        """Nothing is to be measured."""
+
+    def of(self, *, train: bool) -> tuple[float, float]:
+        """Neither loss nor error."""
+        return math.nan, math.nan

@@ -160,7 +160,7 @@ def make_gradient(
 def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
     """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
     protocol = config.protocol
-    if not isinstance(protocol, DownpourOptions | SspOptions) or _mini_batches_per_pull(protocol) == 1:
+    if not isinstance(protocol, DownpourOptions | SspOptions) or not steps_by_itself(config):
         return gradient
     alpha = config.alpha0 if protocol.local_alpha is None else protocol.local_alpha
     factor, count = make_schedule(config, 1, train_samples), _mini_batches_per_push(protocol)
@@ -169,6 +169,11 @@ def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> T
         return alpha * factor(clock * count * config.mu / train_samples)
 
     return LocalSteps(gradient, count, rate)
+
+
+def steps_by_itself(config: Config) -> bool:
+    """Whether a learner goes on from its own weights between two pulls."""
+    return _mini_batches_per_pull(config.protocol) > 1
 
 
 def _mini_batches_per_push(protocol: ProtocolOptions) -> int:
@@ -186,7 +191,7 @@ def _mini_batches_per_pull(protocol: ProtocolOptions) -> int:
 
 def pushes_what_it_computes(config: Config) -> bool:
     """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
-    return config.aggregation == "none" and config.push_format == "float32" and _mini_batches_per_pull(config.protocol) == 1
+    return config.aggregation == "none" and config.push_format == "float32" and not steps_by_itself(config)
 
 
 def as_pushed(config: Config, gradient: Travels) -> Travels:

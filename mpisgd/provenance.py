@@ -17,6 +17,7 @@ from mpisgd import __version__, compiled, naming, protocols
 from mpisgd.config import Config
 from mpisgd.git import commit_of, commit_of_package
 from mpisgd.parts import Meta
+from mpisgd.records import schema
 from mpisgd.roles import Roles
 
 
@@ -47,6 +48,7 @@ def environment(
         "test_samples": meta.test_samples,
         "gradients_per_update": protocols.make(config.protocol, roles.lambda_).gradients_per_update,
         **more,
+        "rules": schema.RULES,
         "form": compiled.form(),
         "versions": {
             "mpisgd": __version__,

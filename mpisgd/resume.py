@@ -31,7 +31,7 @@ from mpisgd.records.recut import Recut, recut, recut_snapshots
 #: What may be another than in the run's config.toml.
 CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")
 _TOLD = (
-    *("learners", "world_size", "hosts", "threads", "form", "versions", "command_line", "directory", "started", "brought"),
+    *("learners", "world_size", "hosts", "threads", "rules", "form", "versions", "command_line", "directory", "started", "brought"),
     *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
@@ -87,7 +87,8 @@ class Resumption:
         """The table [environment] of config.toml, where `now` is that of this attempt alone."""
         mine = {**_entry(now, config), "attempt": self.attempt}
         mine |= {"continues": self.checkpoint.attempt, "clock": self.checkpoint.clock}
-        return {**now, "attempts": [*self.attempts, mine]}
+        attempts = [*self.attempts, mine]
+        return {**now, "rules": min(each.get("rules", 1) for each in attempts), "attempts": attempts}
 
 
 def configuration(run: Path) -> Config:

@@ -490,6 +490,7 @@ class Shard:
                 f" which received {self.received[learner_id]}"
             )
         self.pushed[learner_id] = self.received[learner_id]
+        self.log.event(Event.GOODBYE, self.clock, self.channel.now_s(), learner_id, goodbye.pushed)
         if goodbye.ending == Ending.INTERRUPTED:
             self._interrupt(0)
             self._cut_short = True

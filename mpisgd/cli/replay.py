@@ -6,13 +6,17 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from mpisgd.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
+    from mpisgd.replay import claims
     from mpisgd.replay.record import Row
 
 _PROGRESS_S = 5.0
@@ -20,10 +24,12 @@ _PROGRESS_S = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """Check the log of a run, compute the run again serially in the recorded order, and compare the last weights.
+    """Check the log of a run, compute the run again serially in the recorded order, and compare evaluations and the last weights.
 
     On the CPU, with the same libraries, they are the same bit for bit. Else the first place where the log cannot be true is named,
-    or the largest difference and where it is. Exit status 0: the same; 1: not; 2: there is no run or log that can be read.
+    or the largest difference and where it is. A virtual run is also simulated again, and all seconds compared. A table says what
+    is proved, what only checked, and what is taken on trust. Exit status 0: the same; 1: not; 2: there is no run or log that can
+    be read.
     """
 
     run: tyro.conf.Positional[Path]
@@ -36,6 +42,8 @@ class Options:
     """Print the gradients of this learner."""
     check: bool = False
     """Print nothing: the exit status says it."""
+    evaluations: Literal["all", "last", "none"] = "all"
+    """Which snapshots to evaluate again."""
     tolerance: float | None = None
     """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
     data_dir: str | None = None
@@ -52,7 +60,7 @@ def main(argv: list[str]) -> int:
     """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd replay")
     from mpisgd.records.reader import Run
-    from mpisgd.replay import replay
+    from mpisgd.replay import claims, replay
 
     run = Run(options.run)
     _require("shard", options.shard, run.shards)
@@ -64,12 +72,27 @@ def main(argv: list[str]) -> int:
         tolerance=options.tolerance,
         data_dir=options.data_dir,
         named={"model": options.model, "data": options.data, "loss": options.loss},
+        evaluations=options.evaluations,
         told=printer.told,
         at_first=options.check,
     )
     if not options.check:
-        print(*proof.lines(), sep="\n")
+        *lines, result = proof.lines()
+        print(*lines, sep="\n")
+        if proof.holds and options.until is None:
+            _print_table(claims.table(proof.extent))
+        print(result)
     return EXIT_OK if proof.holds else EXIT_FAILED
+
+
+def _print_table(rows: claims.Table) -> None:
+    """What the log proves; as wide as the terminal, or 132 characters."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for heading in ("", "proved", "checked", "on trust"):
+        table.add_column(heading, overflow="fold")
+    for where, *columns in rows:
+        table.add_row(where, *(", ".join(names) for names in columns))
+    Console(width=None if sys.stdout.isatty() else 132, highlight=False, markup=False).print(table)
 
 
 def _require(name: str, number: int | None, count: int) -> None:

@@ -38,6 +38,11 @@ __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "E
 
 SCHEMA_VERSION = 4
 
+RULES = 2
+"""Which rules a run follows that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs without
+it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
+recalibrated on the first stored samples, and a run whose test loss did not fall by 1 % had diverged."""
+
 
 class Event(enum.IntEnum):
     """Kinds of `events.kind`."""
@@ -61,6 +66,7 @@ class Event(enum.IntEnum):
     STUCK = 16  # a transfer to or from a learner was given up
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
+    GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
 
 
 #: One row per push that a shard received, in the order in which it took them.

@@ -35,6 +35,13 @@ def check_spool(path: Path, count: int, nbytes: int) -> None:
         raise DataError(f"{path} {what}, and the checkpoint says that it holds {count} snapshots, {count * nbytes} bytes")
 
 
+def due(every_epochs: float, epochs_before: float, epochs: float) -> bool:
+    """Whether a multiple of `every_epochs` was passed; never where that is 0."""
+    if every_epochs <= 0:
+        return False
+    return math.floor(epochs / every_epochs) > math.floor(epochs_before / every_epochs)
+
+
 class Snapshots:
     """The snapshots of one shard.
 
@@ -71,9 +78,7 @@ class Snapshots:
 
     def due(self, epochs_before: float, epochs: float) -> bool:
         """Whether a multiple of `every_epochs` was passed."""
-        if self._every_epochs <= 0:
-            return False
-        return math.floor(epochs / self._every_epochs) > math.floor(epochs_before / self._every_epochs)
+        return due(self._every_epochs, epochs_before, epochs)
 
     def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""

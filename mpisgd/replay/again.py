@@ -1,97 +1,117 @@
-"""How the user's own model, data and loss get into a replay: by name, from the module that the run had them from."""
+"""A virtual job is simulated again, as a whole, and everything that it logs compared: seconds, too, for they are its costs'.
+
+What is computed in float32 is left to the serial computation (`serial.py`), whose order is another: so each shows what the other
+cannot. Where nothing was computed, this is all there is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
-from typing import Any
 
-from mpisgd.config import Config, CustomDataOptions, CustomModelOptions
-from mpisgd.errors import ConfigError
-from mpisgd.naming import PARTS, file_of, sha256_of
-from mpisgd.parts import UNNAMED_LOSS, Brought
-from mpisgd.records.reader import Run
+import numpy as np
+
+from mpisgd.config import Config
+from mpisgd.config_virtual import EmpiricalComputeOptions
+from mpisgd.errors import MpisgdError
+from mpisgd.parts import Brought
+from mpisgd.records import schema
+from mpisgd.records.reader import Run, read_summary, read_table
+from mpisgd.records.schema import Event
+from mpisgd.replay.environment import compare
+from mpisgd.replay.finding import Untrue, refuse
+from mpisgd.replay.proof import Proof
 from mpisgd.replay.record import Record
+from mpisgd.simulate.job import Job
 
-_PLACEHOLDER = "MODULE:NAME"
-
-
-def renamed(record: Record, named: Mapping[str, str]) -> Record:
-    """The same with other names of the user's objects (part -> package.module:attribute), also in the attempts before."""
-    config = _renamed(record.config, {part: name for part, name in named.items() if name})
-    return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
+#: Computed by the serial replay, to the bits of the run or within its tolerance; and whether a run diverged follows from them.
+_COMPUTED = {"pushes": ("loss", "rounded"), "updates": ("mean_loss", "gradient_sq", "sum_sq"), "evaluations": ("loss", "error")}
 
 
-def _renamed(config: Config, named: Mapping[str, str]) -> Config:
-    changes: dict[str, Any] = {"loss": named.get("loss", config.loss)}
-    for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
-        if part in named:
-            changes[part] = kind(factory=named[part], kwargs=getattr(getattr(config, part), "kwargs", {}))
-    return dataclasses.replace(config, **changes)
+def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
+    """What is found is in `proof`, also where the job cannot be simulated.
+
+    `evaluated`: evaluate, too, and compare that.
+    """
+    if (record.run.events["kind"] == Event.INTERRUPTED).any():
+        proof.not_simulated = "a signal interrupted it, which is not in its configuration"
+        return
+    compute = record.config.compute
+    if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
+        proof.not_simulated = f"its compute seconds were drawn from {compute.run}, which is not here"
+        return
+    with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory:
+        again = Path(directory) / "run"
+        log = dataclasses.replace(record.config.log, enabled=True, progress="off")
+        config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log)
+        try:
+            ended = _simulate(config, brought, record, evaluated)
+            _compare_files(record, again, evaluated)
+            if record.done is not None:
+                _compare_end(record, Run(again), ended)
+        except Untrue as untrue:
+            proof.find(untrue.finding)
+    proof.simulated = True
 
 
-@contextmanager
-def saying_how(record: Record, brought: Brought) -> Iterator[None]:
-    """Where the user's objects cannot be had, say how to bring them. Raises ConfigError."""
-    config, entries = record.config, _entries(record.run)
-    unnamed = {
-        "model": isinstance(config.model, CustomModelOptions) and not config.model.factory,
-        "data": isinstance(config.data, CustomDataOptions) and not config.data.factory,
-        "loss": config.loss == UNNAMED_LOSS,
-    }
-    missing = [part for part in PARTS if unnamed[part] and getattr(brought, part) is None]
-    if missing:
-        what = "; ".join(f"its {part} was {entries.get(part, {}).get('qualified_name', 'an object')}" for part in missing)
-        raise ConfigError(
-            f"{record.path}: {what}, which cannot be imported by a name: give what made it a name in a module, and\n"
-            f"{line(record.run)}\n"
-            "or, from Python: from mpisgd.replay import Brought, replay;"
-            f" print(*replay({str(record.path)!r}, Brought({', '.join(f'{part}=...' for part in missing)})).lines(), sep='\\n')"
-        )
+def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
+    """Raises Untrue where the job cannot be as config.toml says. Returns why it failed, ""."""
     try:
-        yield
-    except ConfigError as error:
-        mine = [part for part in PARTS if part in entries and getattr(brought, part) is None]
-        if not mine:
-            raise
-        raise ConfigError(f"{error}\nto bring what the run had:\n{line(record.run)}") from error
+        job = Job(config, brought, evaluated=evaluated or not record.computed)
+    except MpisgdError as error:
+        refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
+    compare(record, job.environment())
+    try:
+        job.run()
+    except MpisgdError as error:
+        return str(error)
+    return ""
 
 
-def line(run: Run) -> str:
-    """A line for the shell that replays a run with the objects that it had, from where it was started."""
-    entries, directory = _entries(run), str(run.environment.get("directory", ""))
-    words = ["mpisgd", "replay", str(run.path.absolute())]
-    for part, entry in entries.items():
-        words += [f"--{part}", entry["object"] or _PLACEHOLDER]
-    roots = dict.fromkeys(_root(entry) for entry in entries.values() if entry["object"] and entry["file"])
-    search = [shlex.quote(root) for root in roots if root != directory and "site-packages" not in root]
-    path = [f"PYTHONPATH={':'.join(search)}${{PYTHONPATH:+:$PYTHONPATH}}"] if search else []
-    return " ".join([*(["cd", shlex.quote(directory), "&&"] if directory else []), *path, shlex.join(words)])
+def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
+    for log in record.shards:
+        name = schema.shard_file(log.shard, record.attempt)
+        for table in ("pushes", "updates", "events"):
+            ours, theirs = (read_table(path / name, table) for path in (again, record.path))
+            skipped = _COMPUTED.get(table, ()) if record.computed else ()
+            _compare(ours, theirs, log.shard, table, skipped, whole=log.finished)
+        if log.finished:
+            summary, recorded = (read_summary(path / name)[0] for path in (again, record.path))
+            for column in schema.SUMMARY.names or ():
+                if column != "diverged" and summary[column] != recorded[column]:
+                    refuse(f"{column} {recorded[column]}, simulated again {summary[column]}", log.shard, "summary")
+    skipped = () if evaluated else _COMPUTED["evaluations"]
+    _compare(Run(again).evaluations, record.run.evaluations, -1, "evaluations", skipped, whole=record.done is not None)
 
 
-def changed(run: Run) -> list[str]:
-    """What to say of modules that are not what they were in the run."""
-    notes = []
-    for part, entry in _entries(run).items():
-        module = entry["object"].partition(":")[0]
-        here = file_of(module) if module else ""
-        if here and entry["sha256"] and sha256_of(Path(here)) != entry["sha256"]:
-            notes.append(f"{part} {entry['object']}: {here} is not the file that the run had: its sha256 was {entry['sha256']}")
-    return notes
+def _compare(ours: np.ndarray, theirs: np.ndarray, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:
+    """Raises Untrue at the first row that differs; of a log that is not whole, the last rows, and answers, may be missing."""
+    both = min(len(ours), len(theirs))
+    first: dict[str, int] = {}
+    for column in ours.dtype.names or ():
+        one, other = ours[column][:both], theirs[column][:both]
+        differs = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+        if column == "answer_s" and not whole:
+            differs &= ~np.isnan(other)
+        if table == "events" and column == "value":  # the loss of a gradient that is not finite
+            differs &= ours["kind"][:both] != Event.NONFINITE
+        if column not in skipped and differs.any():
+            first[column] = int(np.flatnonzero(differs)[0])
+    if first:
+        column = min(first, key=lambda name: first[name])
+        row = first[column]
+        why = f"{column} {theirs[column][row]}, simulated again {ours[column][row]}"
+        clock = int(ours["clock"][row]) if "clock" in (ours.dtype.names or ()) else -1
+        refuse(why, shard, table, row=row, clock=clock)
+    if len(theirs) > len(ours) or (whole and len(theirs) < len(ours)):
+        refuse(f"it has {len(theirs)} rows, simulated again {len(ours)}", shard, table, row=both)
 
 
-def _root(entry: Mapping[str, str]) -> str:
-    """The directory from which a module is imported."""
-    file, module = Path(entry["file"]), entry["object"].partition(":")[0]
-    levels = module.count(".") + (file.stem == "__init__")
-    return str(file.parents[levels])
-
-
-def _entries(run: Run) -> dict[str, dict[str, str]]:
-    """What the run says of them; nothing in runs of versions that did not."""
-    said = run.environment.get("brought", {})
-    fields = ("object", "qualified_name", "file", "sha256")
-    return {part: {name: str(said[part].get(name, "")) for name in fields} for part in PARTS if part in said}
+def _compare_end(record: Record, again: Run, failed: str) -> None:
+    """What DONE says but whether the run diverged."""
+    if again.done is None:
+        refuse(f"simulated again, it does not end: {failed}", -1, schema.DONE)
+    for name in ("clock", "samples", "seconds"):
+        if (record.done or {}).get(name) != again.done[name]:
+            refuse(f"{name} {(record.done or {}).get(name)}, simulated again {again.done[name]}", -1, schema.DONE)

@@ -7,7 +7,9 @@ then no log gives the slices of that clock, and the checkpoint's are taken as th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +24,16 @@ from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Recompute, Told
 from mpisgd.replay.record import Record, ShardRecord
 from mpisgd.replay.serial import Serial
+from mpisgd.replay.snapshots import Kept
 
 Tensors = Mapping[str, np.ndarray]
+
+
+class Last(NamedTuple):
+    """What there is when all is computed; `diverged`: of each shard, whether something was not finite, and the run went on."""
+
+    serial: Serial
+    diverged: list[bool]
 
 
 def through_attempts(
@@ -33,21 +43,27 @@ def through_attempts(
     meta: Meta,
     proof: Proof,
     told: Told,
+    kept: Kept,
     *,
     until: int | None,
     at_first: bool,
-) -> None:
-    """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`."""
+) -> Last:
+    """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`.
+
+    Returns what there is at the end, of the last attempt that was come to.
+    """
+    diverged = [False]
     begun: Sequence[Tensors] = []
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
         serial = Serial(attempt, brought, data, meta, begun)
         seam = None if following is None else following.start_clock
         here = until if until is not None and (seam is None or until < seam) else None
-        recompute = Recompute(attempt, serial, proof, told, seam)
+        recompute = Recompute(attempt, serial, proof, told, kept, seam)
         recompute.run(until=here, at_first=at_first)
+        diverged = _diverged(attempt, serial, diverged, following)
         if following is None or here is not None or (at_first and proof.finding is not None):
-            return
+            break
         begun = [_begun(record, following, shard, recompute.at_seam.get(shard), proof) for shard in range(len(attempt.shards))]
         then = parts.bounds(following.config, serial.model)
         if (attempt.lambda_, serial.bounds) != (following.lambda_, then):
@@ -56,6 +72,18 @@ def through_attempts(
                 f"attempt {following.attempt}: {attempt.lambda_} learners and {len(attempt.shards)} shards before,"
                 f" {following.lambda_} and {len(then)} from here on"
             )
+
+    return Last(serial, diverged)
+
+
+def _diverged(attempt: Record, serial: Serial, before: Sequence[bool], following: Record | None) -> list[bool]:
+    """Of each shard, whether it had something that was not finite, and went on; up to the next attempt's checkpoint."""
+    seam = math.inf if following is None else following.start_clock
+    goes_on = attempt.config.nonfinite == "continue"
+    begun = [any(before)] * len(attempt.shards) if attempt.recut or len(before) != len(attempt.shards) else before
+    return [
+        was or (goes_on and any(clock < seam for clock, _, _ in found)) for was, found in zip(begun, serial.nonfinite, strict=True)
+    ]
 
 
 def check_start(record: Record, shard: ShardRecord) -> None:

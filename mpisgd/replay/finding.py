@@ -11,8 +11,8 @@ from typing import NoReturn
 class Finding:
     """One place in a log; `str()` is one line.
 
-    `row` counts from 0 in `table` of the shard's own file; -1 is the table as a whole. -1 as `clock`, `learner_id` or `seq`: the
-    place is of none in particular.
+    `row` counts from 0 in `table` of the shard's own file; -1 is the table as a whole, and -1 as `shard` the whole run. -1 as
+    `clock`, `learner_id` or `seq`: the place is of none in particular.
     """
 
     why: str
@@ -27,7 +27,8 @@ class Finding:
         named = {"clock": self.clock, "learner": self.learner_id, "mini-batch": self.seq}
         details = ", ".join(f"{name} {number}" for name, number in named.items() if number >= 0)
         row = f", row {self.row}" if self.row >= 0 else ""
-        return f"shard {self.shard}, {self.table}{row}{f' ({details})' if details else ''}: {self.why}"
+        shard = f"shard {self.shard}, " if self.shard >= 0 else ""
+        return f"{shard}{self.table}{row}{f' ({details})' if details else ''}: {self.why}"
 
 
 class Untrue(Exception):

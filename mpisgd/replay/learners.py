@@ -15,7 +15,7 @@ from mpisgd.replay.finding import refuse
 from mpisgd.replay.record import Record, ShardRecord
 
 #: What every shard is told alike.
-TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s", "rounded")
 #: But not where slices are exchanged one by one.
 OWN = ("compute_s", "delay_s")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from mpisgd.replay.claims import Extent
 from mpisgd.replay.difference import Difference
 from mpisgd.replay.finding import Finding
 
@@ -48,7 +49,11 @@ class Proof:
             `nothing_to_compare`.
         waypoints: the weights at the clock that was asked for.
         notes: what may explain a difference.
-        seams: how attempts of the run go on from each other.
+        seams: how attempts of the run go on from each other, and what else is to be said.
+        evaluations: rows that were evaluated again; `which`: of which snapshots.
+        simulated: a virtual run was simulated again; else, of a virtual one, `not_simulated` says why not.
+        computed: gradients were computed, in the run and again.
+        finished: the run has ended and left its weights.
     """
 
     path: Path
@@ -68,6 +73,22 @@ class Proof:
     waypoints: list[Waypoint] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seams: list[str] = field(default_factory=list)
+    evaluations: int = 0
+    which: str = "all"
+    simulated: bool = False
+    not_simulated: str = ""
+    computed: bool = True
+    finished: bool = True
+
+    def find(self, finding: Finding) -> None:
+        """Only the first place is evidence: what comes after it follows from it."""
+        if self.finding is None:
+            self.finding = finding
+
+    @property
+    def extent(self) -> Extent:
+        """How much was done again: what the table of claims depends on."""
+        return Extent(computed=self.computed, simulated=self.simulated, evaluations=self.which, finished=self.finished)
 
     @property
     def holds(self) -> bool:
@@ -86,9 +107,15 @@ class Proof:
         lines = [f"{self.path}: {self.run}"]
         if self.clocks:
             clocks = " and ".join(f"{clock:,}" for clock in self.clocks)
+            evaluated = f", {self.evaluations:,} evaluations" if self.evaluations else ""
             lines.append(
-                f"replayed: {self.gradients:,} gradients, {clocks} updates, {self.seconds:.1f} s with {self.threads} thread(s)"
+                f"replayed: {self.gradients:,} gradients, {clocks} updates{evaluated}, {self.seconds:.1f} s with {self.threads}"
+                " thread(s)"
             )
+        if self.simulated:
+            lines.append("simulated again: the whole virtual job")
+        if self.not_simulated:
+            lines.append(f"the virtual job was not simulated again: {self.not_simulated}")
         lines += self.seams
         lines += [str(waypoint) for waypoint in self.waypoints]
         if self.why_tolerant:

@@ -11,19 +11,26 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from mpisgd.data import DataSet
 from mpisgd.errors import ConfigError
 from mpisgd.finish import headline
-from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.measure import batch_norms
+from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.records.schema import Event
-from mpisgd.replay.again import changed, renamed, saying_how
+from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
+from mpisgd.replay.brought import changed, renamed, saying_how
+from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.finding import Untrue, refuse
+from mpisgd.replay.happened import check_events, check_last_answers
 from mpisgd.replay.learners import compare_shards
 from mpisgd.replay.order import serial_order
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Told
 from mpisgd.replay.record import Record, read
+from mpisgd.replay.seconds import check_seconds
 from mpisgd.replay.serial import as_in_the_run, load_data
+from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
 from mpisgd.replay.walk import walk
 
 FOREIGN_TOLERANCE = 0.05
@@ -38,6 +45,7 @@ def replay(
     tolerance: float | None = None,
     data_dir: str | None = None,
     named: Mapping[str, str] = MappingProxyType({}),
+    evaluations: Which = "all",
     told: Told = lambda number, row, loss: None,
     at_first: bool = False,
 ) -> Proof:
@@ -51,6 +59,7 @@ def replay(
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
         named: the user's own model, data or loss, as package.module:attribute; default: as the run named them.
+        evaluations: which snapshots are evaluated again.
         told: see `Told`.
         at_first: stop at the first disagreement.
 
@@ -61,27 +70,75 @@ def replay(
     record = renamed(read(path), named)
     if data_dir is not None:
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
+    check_rules(record)
     proof = _begin(record, tolerance)
     last = min(log.final_clock for log in record.shards)
     if until is not None and not 0 <= until <= last:
         raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")
+    proof.which = evaluations
     try:
         for attempt in (*record.earlier, record):
             check_log(attempt)
+        with saying_how(record, brought), as_in_the_run(proof.threads):
+            loaded = load_data(record, brought) if record.computed else None
+            proof.notes += changed(record.run)
+        plan = plan_of(record)
+        check_rows(record, plan)
     except Untrue as untrue:
         proof.finding = untrue.finding
         return proof
-    if not record.computed:
-        proof.clocks = tuple(log.final_clock for log in record.shards)
-        proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
-        return proof
+    virtual = record.run.environment.get("virtual", False)
     started_s = time.monotonic()
     with saying_how(record, brought), as_in_the_run(proof.threads):
-        data, meta = load_data(record, brought)
-        proof.notes += changed(record.run)
-        through_attempts(record, brought, data, meta, proof, told, until=until, at_first=at_first)
+        evaluated = False
+        if loaded is not None:
+            evaluated = _compute(record, brought, *loaded, plan, proof, told, until=until, at_first=at_first)
+        else:
+            proof.clocks = tuple(log.final_clock for log in record.shards)
+            proof.computed = False
+            proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
+        if virtual and until is None and not (at_first and not proof.holds):
+            simulate_again(record, brought, proof, evaluated=not evaluated and evaluations == "all")
     proof.seconds = time.monotonic() - started_s
     return proof
+
+
+def _compute(
+    record: Record,
+    brought: Brought,
+    data: DataSet,
+    meta: Meta,
+    plan: Plan,
+    proof: Proof,
+    told: Told,
+    *,
+    until: int | None,
+    at_first: bool,
+) -> bool:
+    """Compute again, evaluate again, and compare all that follows from it; whether it could be evaluated here."""
+    kept = Kept(record, plan)
+    last = through_attempts(record, brought, data, meta, proof, told, kept, until=until, at_first=at_first)
+    if until is not None or (at_first and not proof.holds):
+        return True
+    lasting = has_lasting_buffers(last.serial.model.module, record.config.evaluation.buffers)
+    lost = bool((record.run.events["kind"] == Event.LOST).any())
+    before = record.older and record.config.evaluation.buffers == "recalibrate" and bool(batch_norms(last.serial.model.module))
+    evaluates = not before and (not lasting or not (lost or record.run.environment.get("virtual", False)))
+    try:
+        if not proof.tolerance:
+            check_diverged(record, last.diverged, last.serial.weights())
+        check_environment(record, meta, last.serial)
+    except Untrue as untrue:
+        proof.find(untrue.finding)
+    if evaluates:
+        evaluate_again(record, last.serial, data, plan, kept, proof)
+    elif before:
+        proof.which = "none"
+        proof.seams.append("not evaluated again: an earlier mpisgd recalibrated batch norm on the first stored samples")
+    elif lost:
+        proof.which = "none"
+        proof.seams.append("not evaluated again: the model has buffers of each rank's own, and ranks were lost")
+    return evaluates
 
 
 def check(path: str | Path, brought: Brought = NOTHING_BROUGHT) -> str:
@@ -97,18 +154,23 @@ def check_log(record: Record) -> None:
     for shard in record.shards:
         check_start(record, shard)
         walk(record, shard)
+        check_events(record, shard)
+        check_seconds(record, shard)
     compare_shards(record)
+    check_last_answers(record)
     for _ in serial_order(record):
         """That there is an order is all that is asked here."""
     for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
         if log.final_clock != clock or not log.finished:
             refuse(f"DONE says that it ended at clock {clock}", log.shard, "updates", row=log.final_clock)
+    check_done(record)
 
 
 def _begin(record: Record, tolerance: float | None) -> Proof:
     config = record.config
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
+    proof.finished = record.done is not None
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
     if "cuda" in (config.device, config.shard_device):

@@ -11,12 +11,14 @@ import numpy as np
 from mpisgd.flat import host_view
 from mpisgd.protocols.verdict import Kind
 from mpisgd.records import schema
+from mpisgd.records.schema import Event
 from mpisgd.replay.difference import difference, load_weights
 from mpisgd.replay.finding import Finding, same
 from mpisgd.replay.order import Compute, Take, Update, serial_order
 from mpisgd.replay.proof import Proof, Waypoint
 from mpisgd.replay.record import Record, Row
 from mpisgd.replay.serial import Serial
+from mpisgd.replay.snapshots import Kept
 
 _NORM_TOLERANCE = 1e-3
 """Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
@@ -35,17 +37,20 @@ class Recompute:
     `seam`: the clock at which another attempt goes on; this one is gone through until all shards have come there.
     """
 
-    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told, seam: int | None = None) -> None:
+    def __init__(self, record: Record, serial: Serial, proof: Proof, told: Told, kept: Kept, seam: int | None = None) -> None:
         self.record = record
         self.serial = serial
         self.proof = proof
         self.told = told
+        self.kept = kept
         self.clocks = [shard.start.clock for shard in record.shards]
         self.seam = seam
         self.at_seam: dict[int, dict[str, np.ndarray]] = {}
         """What each shard had when it came to the clock at which the next attempt begins."""
+        kept.begin(record, serial.bounds)
         for shard in range(len(record.shards)):
             self._come_to_seam(shard)
+            self._keep(shard)
         self._losses = [0.0 for _ in record.shards]
         self._gradients = [0 for _ in record.shards]
         proof.parameters = serial.model.size
@@ -63,6 +68,7 @@ class Recompute:
                 if until is None and len(self.at_seam) == len(self.clocks):
                     break
         proof.clocks = tuple(self.clocks)
+        self._check_nonfinite()
         if self.seam is not None and until is None:
             return
         proof.waypoints.sort()
@@ -92,11 +98,14 @@ class Recompute:
         log = self.record.shards[0]
         number = int(log.rows_of[action.learner_id][action.number])
         row = log.row(number)
-        loss, samples = self.serial.compute(action)
+        loss, samples, rounded = self.serial.compute(action)
         self.proof.gradients += row.gradients
         place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
+        said = float(log.pushes["rounded"][number])
+        if not same(said, rounded) and not math.isclose(said, rounded, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance)):
+            self._find(Finding(f"rounded {said!r}, recomputed {rounded!r}", log.shard, "pushes", **place))
         if not same(loss, row.loss):
             self.proof.other_losses += 1
             apart = abs(loss - row.loss)
@@ -113,12 +122,13 @@ class Recompute:
         step = self.serial.update(action)
         self.clocks[shard] = clock
         self._come_to_seam(shard)
+        self._keep(shard)
         row = clock - 1 - self.record.shards[shard].start.clock
         for name, value in step._asdict().items():
             said = recorded[name].item()
             if name.endswith("_sq"):
-                agree = math.isclose(said, value, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance))
-                agree = agree or math.isnan(said) or math.isnan(value)
+                agree = same(said, value) or math.isclose(said, value, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance))
+                agree = agree or (self.proof.tolerance > 0 and (math.isnan(said) or math.isnan(value)))
             else:
                 agree = said == value
             if not agree:
@@ -131,6 +141,10 @@ class Recompute:
         if self.clocks[shard] == self.seam:
             self.at_seam[shard] = {name: host_view(each).copy() for name, each in self.serial.shards[shard].state().items()}
 
+    def _keep(self, shard: int) -> None:
+        start, _ = self.serial.bounds[shard]
+        self.kept.look(self.record, shard, self.clocks[shard], start, self.serial.shards[shard])
+
     def _pass(self, shard: int, until: int | None, mean_loss: float, recorded: float) -> None:
         """Note the weights where a shard passes the clock that was asked for."""
         if self.clocks[shard] == until:
@@ -139,9 +153,21 @@ class Recompute:
             self.proof.waypoints.append(Waypoint(shard, until, zlib.crc32(weights.tobytes()), norm, mean_loss, recorded))
 
     def _find(self, finding: Finding) -> None:
-        """Only the first place is evidence: what comes after it follows from it."""
-        if self.proof.finding is None:
-            self.proof.finding = finding
+        self.proof.find(finding)
+
+    def _check_nonfinite(self) -> None:
+        """The gradients that were not finite are those of which the log says so."""
+        if self.record.config.nonfinite == "stop" or (self.proof.tolerance and self.proof.why_tolerant):
+            return
+        for log, found in zip(self.record.shards, self.serial.nonfinite, strict=True):
+            rows = np.flatnonzero(log.events["kind"] == Event.NONFINITE)
+            said = log.events[rows][["clock", "learner_id", "value"]].tolist()
+            for at, (one, other) in enumerate(zip(said, found, strict=False)):
+                if one[:2] != other[:2] or not same(one[2], other[2]):
+                    why = f"NONFINITE: (clock, learner, loss) = {one}, recomputed {other}"
+                    self._find(Finding(why, log.shard, "events", row=int(rows[at])))
+            if log.finished and len(said) != len(found):
+                self._find(Finding(f"NONFINITE: {len(said)} times, recomputed {len(found)}", log.shard, "events"))
 
     def _compare_weights(self) -> None:
         serial, names = self.serial, ["theta"]

@@ -78,6 +78,7 @@ class Start:
         received: pushes before.
         applied_seq: per learner, the last mini-batch that was applied before; -1 = none.
         next_seq: per learner, the one after the last that this shard has not rejected.
+        since_s: when the last update before was done, or, of slices that were cut anew, the checkpoint was taken.
     """
 
     clock: int
@@ -86,6 +87,7 @@ class Start:
     received: int
     applied_seq: list[int]
     next_seq: list[int]
+    since_s: float = 0.0
 
     @classmethod
     def of_run(cls, lambda_: int) -> Start:
@@ -117,6 +119,8 @@ class ShardRecord:
     """Learners a transfer with which was given up."""
     inserted: frozenset[int] = frozenset()
     """Numbers of rows that the shard never had: of gradients of lost learners that came to other shards alone."""
+    events: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, schema.EVENTS))
+    """dtype `schema.EVENTS`, in the order in which they happened."""
 
     @property
     def finished(self) -> bool:
@@ -126,6 +130,15 @@ class ShardRecord:
     @property
     def final_clock(self) -> int:
         return self.start.clock + len(self.updates)
+
+    @property
+    def final_samples(self) -> int:
+        return int(self.updates["samples"][-1]) if len(self.updates) else self.start.samples
+
+    @property
+    def final_s(self) -> float:
+        """When the last update was done."""
+        return float(self.updates["time_s"][-1]) if len(self.updates) else self.start.time_s
 
     def update(self, clock: int) -> np.void:
         """The row of the update that made this clock."""
@@ -178,6 +191,8 @@ class Record:
     earlier: tuple[Record, ...] = ()
     learners: int = 0
     """Of this attempt; 0 = as many as the run's last."""
+    recut: bool = False
+    """Whether slices, or mini-batches, were cut and dealt anew at its beginning."""
 
     @property
     def path(self) -> Path:
@@ -239,6 +254,11 @@ class Record:
             raise DataError(f"{self.path / schema.CONFIG}: [environment] {name} = {number!r}, expected a number")
         return number
 
+    @property
+    def older(self) -> bool:
+        """Whether the run follows rules that are not today's (`schema.RULES`)."""
+        return bool(self.run.environment.get("rules", 1) != schema.RULES)
+
     def protocol(self) -> Protocol:
         """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
         protocol = make(self.config.protocol, self.lambda_)
@@ -281,7 +301,9 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
     shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
-    return Record(run, config, shards, done, attempt, learners=learners)
+    path = run.path / schema.shard_file(0, attempt)
+    recut = bool(begins(path).before) and not read_continues(path)
+    return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
 
 
 def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_: int) -> ShardRecord:
@@ -293,7 +315,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     start = _start(path, lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
-        pushes = pushes[pushes["clock"] <= start.clock + len(updates)]
+        pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
     columns = ["clock", "time_s", "learner_id"]
     came_or_went = events[np.isin(events["kind"], (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED))]
     departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
@@ -303,7 +325,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     }
     stuck = frozenset(learner_id for (learner_id,) in _of(events, Event.STUCK, "learner_id"))
     timeouts = [TimeOut(*row) for row in _of(events, Event.TIMEOUT, "clock", "time_s")]
-    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck)
+    return ShardRecord(shard, lambda_, pushes, updates, departures, timeouts, summary, start, lost, stuck, events=events)
 
 
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
@@ -359,6 +381,7 @@ def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
         received=len(pushes),
         applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], first),
         next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], first)],
+        since_s=float(updates["time_s"][-1]) if len(updates) else here.time_s,
     )
 
 

@@ -25,11 +25,14 @@ from mpisgd.errors import DataError
 from mpisgd.flat import host_view
 from mpisgd.local_steps import LocalSteps
 from mpisgd.parts import Brought, Meta
-from mpisgd.protocols.verdict import Kind
+from mpisgd.protocols.verdict import Kind, Reason
 from mpisgd.replay.order import Compute, Take, Update
 from mpisgd.replay.record import Record, Row
 from mpisgd.rounding import Rounding
 from mpisgd.update import SliceUpdate, Step
+
+_NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
+"""Why a gradient was dropped before anybody asked whether it was finite."""
 
 
 @dataclass
@@ -74,6 +77,8 @@ class Serial:
             )
             for start, end in self.bounds
         ]
+        self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
+        """Of each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients: dict[int, Travels] = {}
         self._roundings: dict[int, Rounding] = {}
         self._pushes_per_pull = record.protocol().pushes_per_pull
@@ -90,8 +95,8 @@ class Serial:
                 update.restore({name: torch.from_numpy(array) for name, array in begun[shard].items()}, log.start.samples)
             self._keep(shard, log.start.clock)
 
-    def compute(self, action: Compute) -> tuple[float, int]:
-        """A learner's gradient, from the slices of the clocks that its pushes name; returns its loss and samples.
+    def compute(self, action: Compute) -> tuple[float, int, float]:
+        """A learner's gradient, from the slices of the clocks that its pushes name; its loss, samples, and what was rounded off.
 
         Of a team, the sum of its ranks' gradients, in their order.
         """
@@ -112,9 +117,11 @@ class Serial:
             samples += gradient.samples
             summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
         loss = team_loss(losses, host_view(summed) if self.config.nonfinite == "drop" else None)
+        rounded = 0.0
         if self.config.push_format == "bfloat16":
             rounding = self._roundings.setdefault(learner_id, Rounding(self.model.size))
-            if math.isnan(rounding.round(summed)) and self.config.nonfinite == "drop":
+            rounded = rounding.round(summed)
+            if math.isnan(rounded) and self.config.nonfinite == "drop":
                 loss = math.nan
             summed.copy_(rounding.sent)
         if (seq + 1) % self._pushes_per_pull:
@@ -123,18 +130,19 @@ class Serial:
         if isinstance(gradient, LocalSteps):
             self._loaded = [-1 for _ in self.shards]  # it has moved the model's weights
         self._under_way[learner_id, number] = _Gradient(summed, loss, to_take=len(self.shards))
-        return loss, samples
+        return loss, samples, rounded
 
     def take(self, action: Take, row: Row) -> float:
         """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
         key = (action.learner_id, action.number)
-        gradient = self._under_way[key]
-        if row.verdict == Kind.APPLY:
+        gradient, update, looks = self._under_way[key], self.shards[action.shard], self.config.nonfinite != "stop"
+        if row.verdict == Kind.APPLY or (looks and row.reason not in _NOT_LOOKED_AT):
             start, end = self.bounds[action.shard]
-            update = self.shards[action.shard]
             update.scratch[:] = gradient.vector[start:end].numpy()
-            if update.cached or self.config.nonfinite != "stop":
-                update.scratch_is_finite()  # as the shard did: the norm that it found on the way is in the log
+            # As the shard did: the norm that it found on the way is in the log.
+            if (update.cached or looks) and not (update.scratch_is_finite() and math.isfinite(gradient.loss)):
+                self.nonfinite[action.shard].append((row.clock, row.learner_id, gradient.loss))
+        if row.verdict == Kind.APPLY:
             update.accumulate(row.weight, row.samples, row.timestamp, row.gradients)
         gradient.to_take -= 1
         if not gradient.to_take:
@@ -165,6 +173,10 @@ class Serial:
             self._computing = rank
             for buffer, own in zip(self.model.module.buffers(), self._buffers.get(rank, self._buffers[-1]), strict=True):
                 buffer.copy_(own)
+
+    def turn_to_evaluator(self) -> None:
+        """From now on the model is evaluated, as in the run: by a rank that does nothing else, or by learner 0 in the end."""
+        self._take_turn(-1 if self.config.evaluator else self.record.members[0][0])
 
     def _keep(self, shard: int, clock: int) -> None:
         """Keep the slice that a shard has now, if a gradient will be computed from it."""

@@ -51,9 +51,12 @@ def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
 
 
 class Job:
-    """A virtual job: roles, costs, and what its ranks compute."""
+    """A virtual job: roles, costs, and what its ranks compute.
 
-    def __init__(self, config: Config, brought: Brought) -> None:
+    `evaluated`: whether snapshots are evaluated, or only pulled: that takes no virtual time.
+    """
+
+    def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True) -> None:
         for field in ("device", "shard_device"):
             require(getattr(config, field) == "cpu", field, getattr(config, field), "'cpu' on a virtual cluster")
         self.brought = brought
@@ -72,7 +75,7 @@ class Job:
         self.protocol = protocols.make(config.protocol, self.roles.lambda_)
         parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
-        self.work: Sizes | Tensors = Tensors(config, brought, ranks) if options.gradients else Sizes(config, brought)
+        self.work: Sizes | Tensors = Tensors(config, brought, ranks, evaluated) if options.gradients else Sizes(config, brought)
         self.work.check(self.roles)
         self.path = Path(config.out)
         self.accounts = np.stack([account()] * config.shards)
@@ -87,7 +90,7 @@ class Job:
 
     def _run(self) -> Outcome:
         config, logged, ranks = self.config, self.config.log.enabled, len(self.roles.computing_ranks)
-        directory.write_config(self.path, config_file.dumps(config, self._environment()))
+        directory.write_config(self.path, config_file.dumps(config, self.environment()))
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, self.roles.lambda_, ranks, self.work.parameters, self.work.meta.train_samples)},"
@@ -257,7 +260,8 @@ class Job:
         path = self.path / name if log.enabled else None
         return TableFile(path, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
 
-    def _environment(self) -> dict[str, object]:
+    def environment(self) -> dict[str, object]:
+        """The table [environment] of its config.toml."""
         return environment(
             self.config,
             self.roles,

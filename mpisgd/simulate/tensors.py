@@ -17,7 +17,7 @@ from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import EvaluatorChannel
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient
-from mpisgd.measure import batch_norm_policy
+from mpisgd.measure import Unmeasured, batch_norm_policy
 from mpisgd.parts import Brought
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog
@@ -29,10 +29,14 @@ from mpisgd.virtual.wire import VirtualWire
 
 
 class Tensors:
-    """What ranks compute, with one model and one copy of the data for all of them."""
+    """What ranks compute, with one model and one copy of the data for all of them.
 
-    def __init__(self, config: Config, brought: Brought, ranks: int) -> None:
+    `evaluated`: whether snapshots are.
+    """
+
+    def __init__(self, config: Config, brought: Brought, ranks: int, evaluated: bool = True) -> None:
         self.config = config
+        self._evaluated = evaluated
         self.data = parts.load_data(config, brought)
         self.meta = parts.meta_of(self.data)
         self.loss = parts.load_loss(config, brought)
@@ -103,7 +107,7 @@ class Tensors:
             bounds=self.bounds,
             serve_here=serve_here,
         )
-        measure = parts.make_measure(config, self.model, self.loss, self.data)
+        measure = parts.make_measure(config, self.model, self.loss, self.data) if self._evaluated else Unmeasured()
         evaluator = Evaluator(
             channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=self.meta.train_samples
         )

@@ -21,7 +21,7 @@ from mpisgd.errors import ConfigError
 from mpisgd.git import Commit, commit_of, commit_of_package
 from mpisgd.parts import Brought
 from mpisgd.records.reader import Run
-from mpisgd.replay.again import line
+from mpisgd.replay.brought import line
 
 
 def make_model() -> nn.Module:

@@ -1,0 +1,97 @@
+"""How the user's own model, data and loss get into a replay: by name, from the module that the run had them from."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mpisgd.config import Config, CustomDataOptions, CustomModelOptions
+from mpisgd.errors import ConfigError
+from mpisgd.naming import PARTS, file_of, sha256_of
+from mpisgd.parts import UNNAMED_LOSS, Brought
+from mpisgd.records.reader import Run
+from mpisgd.replay.record import Record
+
+_PLACEHOLDER = "MODULE:NAME"
+
+
+def renamed(record: Record, named: Mapping[str, str]) -> Record:
+    """The same with other names of the user's objects (part -> package.module:attribute), also in the attempts before."""
+    config = _renamed(record.config, {part: name for part, name in named.items() if name})
+    return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
+
+
+def _renamed(config: Config, named: Mapping[str, str]) -> Config:
+    changes: dict[str, Any] = {"loss": named.get("loss", config.loss)}
+    for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
+        if part in named:
+            changes[part] = kind(factory=named[part], kwargs=getattr(getattr(config, part), "kwargs", {}))
+    return dataclasses.replace(config, **changes)
+
+
+@contextmanager
+def saying_how(record: Record, brought: Brought) -> Iterator[None]:
+    """Where the user's objects cannot be had, say how to bring them. Raises ConfigError."""
+    config, entries = record.config, _entries(record.run)
+    unnamed = {
+        "model": isinstance(config.model, CustomModelOptions) and not config.model.factory,
+        "data": isinstance(config.data, CustomDataOptions) and not config.data.factory,
+        "loss": config.loss == UNNAMED_LOSS,
+    }
+    missing = [part for part in PARTS if unnamed[part] and getattr(brought, part) is None]
+    if missing:
+        what = "; ".join(f"its {part} was {entries.get(part, {}).get('qualified_name', 'an object')}" for part in missing)
+        raise ConfigError(
+            f"{record.path}: {what}, which cannot be imported by a name: give what made it a name in a module, and\n"
+            f"{line(record.run)}\n"
+            "or, from Python: from mpisgd.replay import Brought, replay;"
+            f" print(*replay({str(record.path)!r}, Brought({', '.join(f'{part}=...' for part in missing)})).lines(), sep='\\n')"
+        )
+    try:
+        yield
+    except ConfigError as error:
+        mine = [part for part in PARTS if part in entries and getattr(brought, part) is None]
+        if not mine:
+            raise
+        raise ConfigError(f"{error}\nto bring what the run had:\n{line(record.run)}") from error
+
+
+def line(run: Run) -> str:
+    """A line for the shell that replays a run with the objects that it had, from where it was started."""
+    entries, directory = _entries(run), str(run.environment.get("directory", ""))
+    words = ["mpisgd", "replay", str(run.path.absolute())]
+    for part, entry in entries.items():
+        words += [f"--{part}", entry["object"] or _PLACEHOLDER]
+    roots = dict.fromkeys(_root(entry) for entry in entries.values() if entry["object"] and entry["file"])
+    search = [shlex.quote(root) for root in roots if root != directory and "site-packages" not in root]
+    path = [f"PYTHONPATH={':'.join(search)}${{PYTHONPATH:+:$PYTHONPATH}}"] if search else []
+    return " ".join([*(["cd", shlex.quote(directory), "&&"] if directory else []), *path, shlex.join(words)])
+
+
+def changed(run: Run) -> list[str]:
+    """What to say of modules that are not what they were in the run."""
+    notes = []
+    for part, entry in _entries(run).items():
+        module = entry["object"].partition(":")[0]
+        here = file_of(module) if module else ""
+        if here and entry["sha256"] and sha256_of(Path(here)) != entry["sha256"]:
+            notes.append(f"{part} {entry['object']}: {here} is not the file that the run had: its sha256 was {entry['sha256']}")
+    return notes
+
+
+def _root(entry: Mapping[str, str]) -> str:
+    """The directory from which a module is imported."""
+    file, module = Path(entry["file"]), entry["object"].partition(":")[0]
+    levels = module.count(".") + (file.stem == "__init__")
+    return str(file.parents[levels])
+
+
+def _entries(run: Run) -> dict[str, dict[str, str]]:
+    """What the run says of them; nothing in runs of versions that did not."""
+    said = run.environment.get("brought", {})
+    fields = ("object", "qualified_name", "file", "sha256")
+    return {part: {name: str(said[part].get(name, "")) for name in fields} for part in PARTS if part in said}

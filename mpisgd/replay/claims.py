@@ -1,0 +1,143 @@
+"""What a replay proves of a log, what it checks, and what it takes on trust: one list, from which `mpisgd replay` makes its table.
+
+    proved     computed again from configuration, seed and data: another value is refused
+    checked    it must agree with other things in the log, and seconds must follow each other: where all of those are changed
+               alike, nobody sees it
+    on trust   nothing can say what it was
+
+A test changes each of these, one at a time, and holds this list to its word.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Standing(enum.Enum):
+    """How sure a value is; see the module's text."""
+
+    PROVED = "proved"
+    CHECKED = "checked"
+    TRUST = "on trust"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is said of some values.
+
+    Attributes:
+        where: the table or file.
+        names: columns, or entries.
+        of: which rows, where it is not all; kinds of events.
+        simulated: of a virtual run that was simulated again they are proved, too.
+        evaluated: they are what evaluating again gives.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    standing: Standing
+    of: tuple[str, ...] = ()
+    simulated: bool = True
+    evaluated: bool = False
+
+
+def _claim(where: str, names: str, standing: Standing, of: str = "", *, simulated: bool = True, evaluated: bool = False) -> Claim:
+    return Claim(where, tuple(names.split()), standing, tuple(of.split()), simulated, evaluated)
+
+
+_P, _C, _T = Standing
+
+#: Every column of `records.schema`, every entry of DONE, and every key of [environment] in config.toml.
+CLAIMS: tuple[Claim, ...] = (
+    _claim(
+        "pushes",
+        "shard clock timestamp staleness learner_id seq samples gradients verdict reason weight learning_rate loss rounded delay_s",
+        _P,
+    ),
+    _claim("pushes", "arrival_s answer_s compute_s push_s wait_s pull_s", _C),
+    _claim("updates", "shard clock gradients samples learning_rate mean_loss gradient_sq sum_sq", _P),
+    _claim("updates", "time_s update_s", _C),
+    _claim("evaluations", "snapshot clock_min clock_max samples epochs averaged train", _P),
+    _claim("evaluations", "loss error", _P, evaluated=True),
+    _claim("evaluations", "taken_s", _C),
+    _claim("evaluations", "evaluate_s", _T),
+    _claim("events", "shard", _P),
+    _claim("events", "kind learner_id value", _P, "STARTED RESUMED STOPPED SNAPSHOT NONFINITE"),
+    _claim("events", "clock time_s", _C),
+    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED PASSED GAVE_UP"),
+    _claim("events", "kind learner_id value", _T, "CHECKPOINT SKIPPED UNSAVED INTERRUPTED STUCK REFUSED DIVERGED"),
+    _claim("summary", "shard final_clock samples received diverged", _P),
+    _claim("summary", "pushed", _C),
+    _claim("DONE", "clock samples diverged books_balanced", _P),
+    _claim("DONE", "seconds", _C),
+    _claim("weights.pt", "theta thetabar buffers", _P, simulated=False),
+    _claim(
+        "[environment]",
+        "parameters parameter_nbytes train_samples test_samples gradients_per_update batch_norm_policy layers",
+        _P,
+    ),
+    _claim("[environment]", "learners teams world_size shard_ranks evaluator_rank attempts", _C),
+    _claim("[environment]", "hosts", _T),
+    _claim(
+        "[environment]",
+        "virtual threads cores_per_node rules form versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"
+        " command_line directory started",
+        _T,
+        simulated=False,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much was done again.
+
+    Attributes:
+        computed: gradients, updates and weights.
+        simulated: the virtual job, as a whole.
+        evaluations: of how many snapshots, "all", "last" or "none".
+        finished: the run has left DONE and weights.
+    """
+
+    computed: bool = True
+    simulated: bool = False
+    evaluations: str = "all"
+    finished: bool = True
+
+
+Table = list[tuple[str, list[str], list[str], list[str]]]
+"""Of each table or file, its name and what is proved, checked, and on trust."""
+
+
+def table(extent: Extent) -> Table:
+    """What a replay of this extent says."""
+    found: dict[str, dict[Standing, list[str]]] = {}
+    for claim in CLAIMS:
+        if claim.where in ("DONE", "weights.pt") and not extent.finished:
+            continue
+        if claim.where in ("weights.pt", "evaluations") and not extent.computed:
+            continue
+        rows = found.setdefault(claim.where, {standing: [] for standing in Standing})
+        if claim.of:
+            rows[_standing(claim, extent)] += [f"{kind}" for kind in claim.of]
+        elif claim.evaluated and extent.evaluations == "last":
+            rows[Standing.PROVED] += [f"{name} of the last" for name in claim.names]
+            rows[Standing.TRUST] += [f"{name} of the others" for name in claim.names]
+        else:
+            rows[_standing(claim, extent)] += claim.names
+    return [(where, rows[_P], rows[_C], rows[_T]) for where, rows in found.items()]
+
+
+def _standing(claim: Claim, extent: Extent) -> Standing:
+    if claim.evaluated and extent.evaluations == "none":
+        return Standing.TRUST
+    return Standing.PROVED if extent.simulated and claim.simulated else claim.standing
+
+
+def markdown(extent: Extent) -> list[str]:
+    """The table as the documentation has it, a line each."""
+    lines = ["| | proved | checked | on trust |", "|---|---|---|---|"]
+    for where, *columns in table(extent):
+        lines.append(f"| {where} | {' | '.join(', '.join(names) for names in columns)} |")
+    return lines

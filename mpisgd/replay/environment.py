@@ -1,0 +1,120 @@
+"""Do DONE, the summaries and [environment] say what follows from configuration, data and log?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from mpisgd import parts
+from mpisgd.config import ConstantOptions
+from mpisgd.divergence import has_diverged
+from mpisgd.errors import DataError, MpisgdError
+from mpisgd.finish import account, applied_losses, outcome_of
+from mpisgd.measure import batch_norm_policy
+from mpisgd.parts import Meta
+from mpisgd.records import schema
+from mpisgd.replay.finding import refuse
+from mpisgd.replay.record import Record
+from mpisgd.replay.serial import Serial
+from mpisgd.roles import of_job
+
+#: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
+FOLLOWS = (
+    "learners", "teams", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples", "gradients_per_update",
+    "parameters", "parameter_nbytes", "batch_norm_policy", "layers",
+)  # fmt: skip
+
+
+def compare(record: Record, expected: Mapping[str, Any]) -> None:
+    """Raises Untrue where [environment] has another value, of those that it has. Hosts of a real run are not expected."""
+    environment = record.run.environment
+    for name in (*FOLLOWS, "hosts"):
+        if name in environment and name in expected and environment[name] != expected[name]:
+            refuse(f"[environment] {name} = {environment[name]!r}, expected {expected[name]!r}", -1, schema.CONFIG)
+    if "layers" in environment and "layers" not in expected and "parameters" in expected:
+        refuse("[environment] layers: slices are not cut between layers", -1, schema.CONFIG)
+
+
+def check_rules(record: Record) -> None:
+    """Raises DataError where the run follows rules that are not today's (`schema.RULES`), and no rate would be what it was."""
+    config = record.config
+    own_rates = parts.steps_by_itself(config) and not isinstance(config.schedule, ConstantOptions)
+    if record.older and (config.schedule.warmup_epochs > 0 or own_rates):
+        raise DataError(
+            f"{record.path}: written by an earlier mpisgd, which began a warm-up with a rate of 0 and let learners' own steps keep"
+            f" alpha0: replay it with that (mpisgd {record.run.environment.get('versions', {}).get('mpisgd', 'of then')})"
+        )
+
+
+def check_environment(record: Record, meta: Meta, serial: Serial) -> None:
+    """Raises Untrue where it cannot be."""
+    environment = record.run.environment
+    expected: dict[str, Any] = {
+        "gradients_per_update": record.protocol().gradients_per_update,
+        "train_samples": meta.train_samples,
+        "test_samples": meta.test_samples,
+        "parameters": serial.model.size,
+        "parameter_nbytes": 4 * serial.model.size,
+        **parts.layer_names(parts.cut(record.config, serial.model)),
+    }
+    if not record.older:
+        expected["batch_norm_policy"] = batch_norm_policy(serial.model.module, record.config.evaluation, meta.train_samples)
+    if hosts := environment.get("hosts"):
+        try:
+            roles = of_job(record.config, hosts)
+        except MpisgdError as error:
+            refuse(f"[environment] hosts: no such job can be: {error}", -1, schema.CONFIG)
+        expected |= {
+            "learners": roles.lambda_,
+            "teams": [list(team) for team in roles.teams] if record.config.in_teams else [],
+            "world_size": len(hosts),
+            "shard_ranks": list(roles.shard_ranks),
+            "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,
+        }
+    compare(record, expected)
+    _check_attempts(record)
+
+
+def _check_attempts(record: Record) -> None:
+    """What is told of each attempt, where there are several."""
+    told = {each["attempt"]: each for each in record.run.environment.get("attempts", []) if "attempt" in each}
+    for before, attempt in zip([None, *record.earlier], [*record.earlier, record], strict=True):
+        entry = told.get(attempt.attempt)
+        if entry is None:
+            continue
+        expected: dict[str, Any] = {"shards": len(attempt.shards), "learners": attempt.lambda_}
+        if before is not None:
+            expected |= {"clock": attempt.start_clock, "continues": before.attempt}
+        for name, value in expected.items():
+            if name in entry and entry[name] != value:
+                refuse(f"[environment] attempt {attempt.attempt}: {name} = {entry[name]!r}, expected {value!r}", -1, schema.CONFIG)
+
+
+def check_done(record: Record) -> None:
+    """Raises Untrue where DONE does not say what the log does; whether the run diverged, only computing tells."""
+    done = record.done
+    if done is None:
+        return
+    accounts = np.stack([account(log.final_clock, log.final_samples, training_s=log.final_s) for log in record.shards])
+    outcome = outcome_of(record.path, accounts)
+    expected = {"clock": list(outcome.clocks), "samples": list(outcome.samples), "books_balanced": True}
+    for name, value in expected.items():
+        if done.get(name) != value:
+            refuse(f"{name} = {done.get(name)!r}, but the log gives {value!r}", -1, schema.DONE)
+    if not math.isclose(float(done.get("seconds", math.nan)), outcome.training_s, rel_tol=0, abs_tol=1e-8):
+        refuse(f"seconds = {done.get('seconds')!r}, but the last update was done at {outcome.training_s!r} s", -1, schema.DONE)
+
+
+def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
+    """Of each shard, whether it found something not finite in any attempt; `weights` are the last ones, (parameters,) float32."""
+    for log, diverged in zip(record.shards, found, strict=True):
+        if log.finished and bool(log.summary["diverged"]) != diverged:
+            refuse(f"diverged {log.summary['diverged']}, recomputed {int(diverged)}", log.shard, "summary")
+    if record.done is not None and not record.older:
+        diverged = any(found) or not bool(weights.isfinite().all()) or has_diverged(applied_losses(record.run))
+        if bool(record.done.get("diverged")) != diverged:
+            refuse(f"diverged = {record.done.get('diverged')!r}, recomputed {diverged}", -1, schema.DONE)

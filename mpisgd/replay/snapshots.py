@@ -1,0 +1,224 @@
+"""The snapshots of a run, taken again while it is computed again, and evaluated as the run did (`evaluator.py`).
+
+A snapshot is a slice of each shard, each of that shard's own clock. Which ones were taken, the updates tell; what was evaluated of
+them must be in `evaluations`, in order, one row for each kind of weights and data.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpisgd import parts
+from mpisgd.data import DataSet
+from mpisgd.errors import DataError
+from mpisgd.flat import host_view
+from mpisgd.measure import batch_norms
+from mpisgd.records import schema
+from mpisgd.records.schema import Event
+from mpisgd.replay.finding import Finding, refuse, same
+from mpisgd.replay.happened import due_snapshots
+from mpisgd.replay.proof import Proof
+from mpisgd.replay.record import Record
+from mpisgd.replay.seconds import seconds_of
+from mpisgd.replay.serial import Serial
+from mpisgd.update import SliceUpdate
+
+Which = Literal["all", "last", "none"]
+
+
+class Taken(NamedTuple):
+    """One slice of a snapshot."""
+
+    clock: int
+    samples: int
+    taken_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which snapshots there were.
+
+    Attributes:
+        taken: per shard of the last attempt, its slices in order.
+        numbers: by attempt and shard, the number of the snapshot that was taken at a clock.
+        kept: by attempt and shard, how many there were when it began.
+    """
+
+    taken: list[list[Taken]]
+    numbers: dict[tuple[int, int], dict[int, int]]
+    kept: dict[tuple[int, int], int]
+
+    @property
+    def count(self) -> int:
+        """Of those that all shards took."""
+        return min(map(len, self.taken))
+
+
+def plan_of(record: Record) -> Plan:
+    """From the updates and events of all attempts; at a seam those are kept that the checkpoint knew of."""
+    taken: list[list[Taken]] = []
+    numbers: dict[tuple[int, int], dict[int, int]] = {}
+    kept: dict[tuple[int, int], int] = {}
+    chain = [*record.earlier, record]
+    for attempt, following in zip(chain, [*chain[1:], None], strict=True):
+        if not taken:
+            taken = [[] for _ in attempt.shards]
+        elif attempt.recut:  # all new shards begin alike (`recut.recut`)
+            taken = [taken[0][: min(map(len, taken))] for _ in attempt.shards]
+        for shard in attempt.shards:
+            events = shard.events[shard.events["kind"] == Event.SNAPSHOT]
+            at_s = dict(zip(events["clock"].tolist(), events["time_s"].tolist(), strict=True))
+            mine = taken[shard.shard]
+            due = due_snapshots(attempt, shard)
+            kept[attempt.attempt, shard.shard] = len(mine)
+            numbers[attempt.attempt, shard.shard] = {clock: len(mine) + at for at, (clock, _) in enumerate(due)}
+            seam = math.inf if following is None else following.start_clock
+            mine += [Taken(clock, samples, at_s.get(clock, math.nan)) for clock, samples in due if clock <= seam]
+    return Plan(taken, numbers, kept)
+
+
+def check_rows(record: Record, plan: Plan) -> None:
+    """Raises Untrue at the first row of `evaluations` that is not the one that the run had to write there.
+
+    The evaluator flushes each row: of a run that was killed, it may have more than the shards' logs lead to.
+    """
+    rows = record.run.evaluations
+    expected = list(_expected(record, plan)) if record.computed else []
+    names = [name for name in schema.EVALUATIONS.names or () if name not in ("taken_s", "loss", "error", "evaluate_s")]
+    for at, (row, (wanted, taken_s, final)) in enumerate(zip(rows, expected, strict=False)):
+        for name, value in zip(names, wanted, strict=True):
+            if row[name] != value:
+                refuse(f"{name} {row[name]}, expected {value}", -1, "evaluations", row=at, clock=int(wanted[1]))
+        said = row["taken_s"].item()
+        if not (said >= taken_s if final else math.isnan(taken_s) or said == taken_s):
+            why = f"taken at {said} s, expected {'not before ' if final else ''}{taken_s} s"
+            refuse(why, -1, "evaluations", row=at, clock=int(wanted[1]))
+        if not row["evaluate_s"] >= 0:
+            refuse(f"evaluate_s {row['evaluate_s']}", -1, "evaluations", row=at, clock=int(wanted[1]))
+    if record.whole and (len(rows) > len(expected) or (record.done and len(rows) < len(expected))):
+        why = f"it has {len(rows)} rows, but {len(expected)} are of this run"
+        refuse(why, -1, "evaluations", row=min(len(rows), len(expected)))
+
+
+def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], float, bool]]:
+    """What each row says but for its seconds; when it was taken; whether it is of the last weights."""
+    train_samples = record.environment("train_samples")
+    vectors, splits = _kinds(record)
+    snapshots = [[mine[number] for mine in plan.taken] for number in range(plan.count)]
+    if record.whole:
+        ends = [Taken(log.final_clock, log.final_samples, log.final_s) for log in record.shards]
+        snapshots.append(ends)
+    for number, slices in enumerate(snapshots):
+        clocks = [each.clock for each in slices]
+        samples, taken_s = slices[0].samples, seconds_of(slices[0].taken_s)
+        for averaged in range(vectors):
+            for train in splits:
+                wanted = (number, min(clocks), max(clocks), samples, samples / train_samples, averaged, int(train))
+                yield wanted, taken_s, number == plan.count
+
+
+def _kinds(record: Record) -> tuple[int, tuple[bool, ...]]:
+    """How many kinds of weights are evaluated, and on which data: training data?"""
+    return (2 if record.config.averaging > 0 else 1), ((False, True) if record.config.evaluation.train else (False,))
+
+
+class Kept:
+    """The slices of snapshots, on disk, until all is computed: so they are evaluated in the run's order, by the run's model."""
+
+    def __init__(self, record: Record, plan: Plan) -> None:
+        self._size = record.environment("parameters")
+        self._vectors, _ = _kinds(record)
+        self._plan = plan
+        self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this object
+        self._there: dict[int, dict[int, int]] = {}
+
+    def begin(self, attempt: Record, bounds: list[tuple[int, int]]) -> None:
+        """An attempt with these slices begins: what there is of later snapshots was lost in the run, and taken again."""
+        for shard, (start, _) in enumerate(bounds):
+            first = self._plan.kept[attempt.attempt, shard]
+            for number, slices in self._there.items():
+                if number >= first:
+                    for each in list(slices) if attempt.recut else [start]:
+                        slices.pop(each, None)
+
+    def look(self, attempt: Record, shard: int, clock: int, start: int, update: SliceUpdate) -> None:
+        """Keep the slice of a shard, which begins at `start` of the vector, where the run took it at this clock."""
+        number = self._plan.numbers[attempt.attempt, shard].get(clock)
+        if number is None:
+            return
+        for vector, slice_ in enumerate((update.weights, update.averaged)[: self._vectors]):
+            assert slice_ is not None
+            self._file.seek(4 * ((number * self._vectors + vector) * self._size + start))
+            self._file.write(host_view(slice_).tobytes())
+        self._there.setdefault(number, {})[start] = len(update.weights)
+
+    def get(self, number: int, vector: int) -> Tensor | None:
+        """(parameters,) float32; None where the log does not lead to all of its slices."""
+        if sum(self._there.get(number, {}).values()) < self._size:
+            return None
+        self._file.seek(4 * (number * self._vectors + vector) * self._size)
+        return torch.from_numpy(np.frombuffer(self._file.read(4 * self._size), np.float32).copy())
+
+
+def has_lasting_buffers(module: nn.Module, buffers: str) -> bool:
+    """Whether what is evaluated depends on more than weights: on buffers that are not measured anew (`measure.recalibrate`)."""
+    anew = {id(each) for layer in batch_norms(module) for each in layer.buffers()} if buffers == "recalibrate" else set()
+    return any(id(each) not in anew for each in module.buffers())
+
+
+def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, kept: Kept, proof: Proof) -> None:
+    """Evaluate snapshots, and the last weights, and compare with the rows that there are; what is found is in `proof`.
+
+    `proof.which` says of which ones.
+    """
+    rows = record.run.evaluations
+    vectors, splits = _kinds(record)
+    snapshots = -(-len(rows) // (vectors * len(splits)))
+    numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
+    serial.turn_to_evaluator()
+    measure = parts.make_measure(record.config, serial.model, serial.loss, data)
+    for number in numbers:
+        final = record.whole and number == plan.count
+        for vector in range(vectors):
+            weights = serial.weights(averaged=vector == 1) if final else kept.get(number, vector)
+            if weights is None:
+                proof.seams.append(f"snapshot {number} cannot be evaluated again: the logs do not lead to all of its slices")
+                break
+            serial.model.weights.copy_(weights)
+            measure.prepare()
+            for split, train in enumerate(splits):
+                at = (number * vectors + vector) * len(splits) + split
+                if at < len(rows):
+                    proof.evaluations += 1
+                    _compare(rows[at], at, measure.of(train=train), proof)
+            if final and record.done is not None:
+                _compare_buffers(record, serial.model.module, ("theta", "thetabar")[vector], proof)
+
+
+def _compare(row: np.void, at: int, found: tuple[float, float], proof: Proof) -> None:
+    for name, value in zip(("loss", "error"), found, strict=True):
+        said = row[name].item()
+        if not same(said, value) and not abs(said - value) <= proof.tolerance * max(1.0, abs(said)):
+            proof.find(Finding(f"{name} {said!r}, evaluated again {value!r}", -1, "evaluations", at, int(row["clock_max"])))
+
+
+def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof) -> None:
+    """What was saved beside the parameters."""
+    path = record.path / schema.WEIGHTS
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")[name]
+        saved = {key: state[key] for key, _ in module.named_buffers() if key in module.state_dict()}
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError) as error:
+        raise DataError(f"{path} cannot be read as the weights of this model: {type(error).__name__}: {error}") from error
+    for key, value in saved.items():
+        ours = module.state_dict()[key]
+        if value.shape != ours.shape or not torch.allclose(value, ours, rtol=proof.tolerance, atol=proof.tolerance, equal_nan=True):
+            proof.find(Finding(f"{name}: the buffer {key} is not that of these weights", -1, schema.WEIGHTS))
