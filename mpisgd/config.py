@@ -538,9 +538,17 @@ class StragglerOptions:
     """Mini-batches from one pause to the next."""
     pause_s: float = 1.0
     """Length of a pause, in seconds."""
+    rest_mean_s: float = 0.0
+    """Mean of one more delay of each mini-batch of every learner, in seconds, which no slowdown multiplies: what `plan` finds that
+    a cycle takes besides computing and messages."""
+    rest_deviation_s: float = 0.0
+    """Its standard deviation, in seconds: log-normal; 0 = constant."""
 
     def __post_init__(self) -> None:
         at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
+        at_least(self, "straggler.", rest_mean_s=0, rest_deviation_s=0)
+        some = self.rest_mean_s > 0 or self.rest_deviation_s == 0
+        require(some, "straggler.rest_deviation_s", self.rest_deviation_s, "0, or straggler.rest_mean_s above 0")
         require(self.delay_probability <= 1, "straggler.delay_probability", self.delay_probability, "at most 1")
         require(
             self.delay != "pareto" or self.delay_spread > 1,
@@ -553,7 +561,7 @@ class StragglerOptions:
 
     @property
     def active(self) -> bool:
-        return bool(self.slowdown) or self.delay != "none" or self.pause_learner >= 0
+        return bool(self.slowdown) or self.delay != "none" or self.pause_learner >= 0 or self.rest_mean_s > 0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Domain(IntEnum):
     PAUSE = 7
     FAILURE = 8
     RECALIBRATION = 9
+    REST = 10
 
 
 class _Key(ISeedSequence):
