@@ -455,7 +455,7 @@ class ConstantOptions:
     """The learning rate stays at alpha0."""
 
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", warmup_epochs=0)
@@ -470,7 +470,7 @@ class StepOptions:
     factor: float = 0.1
     """Multiplier at each of them."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", factor=0, warmup_epochs=0)
@@ -485,7 +485,7 @@ class ExponentialOptions:
     every_epochs: float = 2.0
     """Epochs per decay [Chen16 A.2: 2]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
@@ -500,7 +500,7 @@ class LinearOptions:
     end: float = 0.0
     """Fraction of alpha0 that is left at the end of the run [Chen16 A.1: 0]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", start_epochs=0, end=0, warmup_epochs=0)
