@@ -455,7 +455,7 @@ class ConstantOptions:
     """The learning rate stays at alpha0."""
 
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", warmup_epochs=0)
@@ -470,7 +470,7 @@ class StepOptions:
     factor: float = 0.1
     """Multiplier at each of them."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", factor=0, warmup_epochs=0)
@@ -485,7 +485,7 @@ class ExponentialOptions:
     every_epochs: float = 2.0
     """Epochs per decay [Chen16 A.2: 2]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
@@ -500,7 +500,7 @@ class LinearOptions:
     end: float = 0.0
     """Fraction of alpha0 that is left at the end of the run [Chen16 A.1: 0]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value, from its first step, 1/k of it for k updates; 0 = off."""
+    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", start_epochs=0, end=0, warmup_epochs=0)
@@ -538,9 +538,17 @@ class StragglerOptions:
     """Mini-batches from one pause to the next."""
     pause_s: float = 1.0
     """Length of a pause, in seconds."""
+    rest_mean_s: float = 0.0
+    """Mean of one more delay of each mini-batch of every learner, in seconds, which no slowdown multiplies: what `plan` finds that
+    a cycle takes besides computing and messages."""
+    rest_deviation_s: float = 0.0
+    """Its standard deviation, in seconds: log-normal; 0 = constant."""
 
     def __post_init__(self) -> None:
         at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
+        at_least(self, "straggler.", rest_mean_s=0, rest_deviation_s=0)
+        some = self.rest_mean_s > 0 or self.rest_deviation_s == 0
+        require(some, "straggler.rest_deviation_s", self.rest_deviation_s, "0, or straggler.rest_mean_s above 0")
         require(self.delay_probability <= 1, "straggler.delay_probability", self.delay_probability, "at most 1")
         require(
             self.delay != "pareto" or self.delay_spread > 1,
@@ -553,7 +561,7 @@ class StragglerOptions:
 
     @property
     def active(self) -> bool:
-        return bool(self.slowdown) or self.delay != "none" or self.pause_learner >= 0
+        return bool(self.slowdown) or self.delay != "none" or self.pause_learner >= 0 or self.rest_mean_s > 0
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mpisgd.config import StragglerOptions
 from mpisgd.data.sampling import delay_generator
+from mpisgd.streams import Domain, stream
 
 
 class Delays:
@@ -31,7 +34,18 @@ class Delays:
         delay_s += (self._factor - 1.0) * (compute_s + delay_s)
         if self._learner_id == options.pause_learner and number % options.pause_every == options.pause_every - 1:
             delay_s += options.pause_s
+        if options.rest_mean_s > 0:
+            delay_s += self._rest(number)
         return delay_s
+
+    def _rest(self, number: int) -> float:
+        """What a cycle takes besides, also of a slow learner: log-normal, of the mean and deviation that were asked for."""
+        mean_s, deviation_s = self._options.rest_mean_s, self._options.rest_deviation_s
+        if deviation_s == 0:
+            return mean_s
+        variance = math.log1p((deviation_s / mean_s) ** 2)
+        generator = stream(Domain.REST, self._seed, self._learner_id, number)
+        return mean_s * float(generator.lognormal(-variance / 2.0, math.sqrt(variance)))
 
     def _random(self, number: int) -> float:
         options = self._options

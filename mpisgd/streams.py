@@ -36,6 +36,7 @@ class Domain(IntEnum):
     MODEL = 12
     ALIKE = 13
     RECALIBRATION = 14
+    REST = 15
 
 
 class _Key(ISeedSequence):

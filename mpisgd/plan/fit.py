@@ -7,6 +7,8 @@
   shared cores the wait for one. One virtual run of the same protocol tells how much it is, and it is added to every
   mini-batch as an injected delay (`with_rest`), the one cost of a learner that no shard pays for.
 
+Then one more virtual run is compared with the log: `differences` says how well the fit repeats what it was fitted to.
+
 A virtual run's costs are in its configuration, exactly, and are taken from there unless `from_log`, which treats its log as
 that of real ranks.
 """
@@ -14,7 +16,6 @@ that of real ranks.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -55,6 +56,15 @@ class Fit:
     def throughput_ratio(self) -> float | None:
         """Updates per second, virtual over real."""
         return self.virtual.updates_per_s / self.real.updates_per_s if self.real and self.virtual else None
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """How far the virtual run is from the log, as shares of what the log shows: 0.1 is 10 % more. Without staleness where the
+        log has none; empty where it is too short to be observed."""
+        if self.real is None or self.virtual is None:
+            return {}
+        names = ("seconds_per_update", "gradients_per_s", *(("mean_staleness",) if self.real.mean_staleness > 0 else ()))
+        return {name: getattr(self.virtual, name) / getattr(self.real, name) - 1 for name in names}
 
     @property
     def staleness_distance(self) -> float | None:
@@ -198,23 +208,11 @@ def _with_the_rest(config: Config, real: Observed, pushes: int) -> tuple[Config,
 
 
 def with_rest(straggler: StragglerOptions, rest: Lag) -> StragglerOptions:
-    """The same injected delays, and the rest of a cycle with them: lognormal where nothing else is random.
-
-    Normal delays stay normal, with the mean and variance of both; rare or heavy-tailed ones are scaled, so that only the mean is
-    that of both. A slow learner's factor applies to the rest, too.
-    """
-    if rest.mean_s == 0:
-        return straggler
-    change = functools.partial(dataclasses.replace, straggler)
-    chance, always = straggler.delay_probability, straggler.delay_probability == 1
-    mean_s = 0.0 if straggler.delay == "none" or chance == 0 else straggler.delay_mean_s
-    both_s = mean_s + rest.mean_s
-    if straggler.delay == "normal" and always:
-        deviation_s = math.hypot(straggler.delay_spread * mean_s, rest.deviation_s)
-        return change(delay_mean_s=both_s, delay_spread=deviation_s / both_s)
-    if mean_s and not (straggler.delay == "constant" and always):
-        return change(delay_mean_s=mean_s + rest.mean_s / chance)
-    if rest.deviation_s == 0:
-        return change(delay="constant", delay_mean_s=both_s, delay_probability=1.0)
-    variation = min(rest.deviation_s / both_s, _MOST_VARIATION)
-    return change(delay="lognormal", delay_mean_s=both_s, delay_spread=math.sqrt(math.log1p(variation**2)), delay_probability=1.0)
+    """The same injected delays, and the rest of a cycle beside them, which a slow learner's factor does not multiply: it is slow at
+    computing, and what a cycle takes besides is the same for all."""
+    deviation_s = min(rest.deviation_s, _MOST_VARIATION * rest.mean_s)
+    return dataclasses.replace(
+        straggler,
+        rest_mean_s=straggler.rest_mean_s + rest.mean_s,
+        rest_deviation_s=math.hypot(straggler.rest_deviation_s, deviation_s),
+    )

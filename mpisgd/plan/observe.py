@@ -109,13 +109,14 @@ def observe(run: Run) -> Observed | None:
 def lag(run: Run, start_s: float = 0.0) -> Lag:
     """Of cycles whose first push arrived at `start_s` or later; 0 s where there are none.
 
-    From arrival to arrival on shard 0; where the protocol is synchronous, only from the answer to the arrival, since before that
-    the learner waits for others.
+    From arrival to arrival on shard 0; where the protocol is synchronous, or holds up who is far ahead (ssp), only from the answer
+    to the arrival, since before that the learner waits for others.
     """
     rows = run.pushes[run.pushes["shard"] == 0]
     rows = rows[np.lexsort((rows["seq"], rows["learner_id"]))]
     before, after = rows[:-1], rows[1:]
-    since_s = before["answer_s"] if arrivals.synchronous(run) else before["arrival_s"]
+    waits = arrivals.synchronous(run) or about.protocol_name(run) == "ssp"
+    since_s = before["answer_s"] if waits else before["arrival_s"]
     lags_s = after["arrival_s"] - since_s - after["compute_s"] - after["delay_s"]
     usable = (after["learner_id"] == before["learner_id"]) & (before["arrival_s"] >= start_s) & np.isfinite(lags_s)
     return Lag(float(lags_s[usable].mean()), float(lags_s[usable].std())) if usable.any() else Lag(0.0, 0.0)

@@ -25,6 +25,14 @@ from mpisgd.plan.softsync import Asynchrony
 from mpisgd.plan.target import convergence, make_target
 from mpisgd.records.reader import Run
 
+_CLOSE = 0.05
+"""Where a virtual run with the fitted costs differs from the log by more, the plan says so."""
+_SAID = {
+    "seconds_per_update": "seconds per update",
+    "gradients_per_s": "gradients per second",
+    "mean_staleness": "mean staleness",
+}
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -100,7 +108,8 @@ def plan(
     with console.status("predicting throughput over shards"):
         points = shards.points(config, wishes.learners or 4 * first.lambda_, wishes.pushes)
     assumptions = (*fit.assumptions, *_assumptions(config, choices, wishes))
-    advice = _advice(first, choices, asynchrony, points)
+    misfit = _misfit(fit)
+    advice = (*((misfit,) if misfit else ()), *_advice(first, choices, asynchrony, points))
     tables = (
         _costs_table(fit),
         collect.table(first, collecting),
@@ -192,10 +201,20 @@ def _costs_table(fit: Fit) -> Table:
     if fit.real is not None and fit.virtual is not None:
         for name, one in (("log", fit.real), ("virtual run with these costs", fit.virtual)):
             rows.append((f"{name}: seconds per update", one.seconds_per_update, "s", ""))
+            rows.append((f"{name}: gradients per second", one.gradients_per_s, "1/s", "applied"))
             rows.append((f"{name}: mean staleness", one.mean_staleness, "updates", ""))
+        for name, share in fit.differences.items():
+            rows.append((f"virtual run beside the log: {_SAID[name]}", 100 * share, "%", "how well the fit repeats the log"))
         rows.append(("distance of the two staleness distributions", fit.staleness_distance, "", "Kolmogorov-Smirnov, 0 to 1"))
     columns = (Column("what"), Column("value"), Column("unit"), Column("from"))
-    return Table("costs", "Costs of the log, and a virtual run with them beside it", columns, tuple(rows))
+    note = _misfit(fit) or ("" if fit.differences else "The log is too short to be compared with a virtual run.")
+    return Table("costs", "Costs of the log, and a virtual run with them beside it", columns, tuple(rows), note)
+
+
+def _misfit(fit: Fit) -> str:
+    """What is to be said of a virtual run that is not like the log that its costs come from; "" = nothing."""
+    far = [f"{_SAID[name]} {100 * share:+.0f} %" for name, share in fit.differences.items() if abs(share) > _CLOSE]
+    return f"The fit does not repeat its own log ({', '.join(far)}): what is predicted may be as far off." if far else ""
 
 
 def _draw(run: Run, found: Collecting, choices: Choices, asynchrony: Asynchrony, points: list[Point]) -> tuple[Drawing, ...]:

@@ -28,6 +28,7 @@ EACH: dict[str, dict[str, Any]] = {
         "protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4, "local_alpha": 0.02, "warm_up": 5},
         "optimizer": "adagrad",
         "alpha0": 0.02,
+        "schedule": {"name": "linear", "warmup_epochs": 0.1},
     },
 }
 LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.2}
@@ -41,7 +42,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         for name, special in EACH.items()
         for ranks, shards in SIZES
     },
-    "ssp-5-frequency": (5, {"protocol": {"name": "ssp", "slack": 2, "get_model_frequency": 3}}),
+    "ssp-5-frequency": (5, {"protocol": {"name": "ssp", "slack": 2, "get_model_frequency": 3}, "schedule": "linear", "shards": 2}),
     "async-6-ramp": (6, {"protocol": {"name": "async", "warm_up": 10, "ramp": 50}, "shards": 2}),
     "async-6-compensated": (6, {"protocol": "async", "shards": 2, "compensation": 0.04}),
     "softsync-5-compensated": (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95}),

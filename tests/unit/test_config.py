@@ -78,7 +78,7 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
             (
                 StragglerOptions,
                 "straggler.",
-                {"delay_mean_s": 0, "delay_spread": 0, "delay_probability": 0, "pause_every": 1, "pause_s": 0},
+                {"delay_mean_s": 0, "delay_spread": 0, "delay_probability": 0, "pause_every": 1, "pause_s": 0, "rest_mean_s": 0},
             ),
             (EvaluationOptions, "evaluation.", {"every_epochs": 0, "batch": 1, "recalibrate_batches": 1}),
             (LogOptions, "log.", {"flush_rows": 1, "flush_s": 0, "progress_s": 0}),
@@ -158,6 +158,7 @@ def test_every_bound(cls: type, prefix: str, name: str, value: Any, expected: st
         (SgdOptions, {"nesterov": True, "momentum": 0.0}, r"optimizer\.nesterov = True: expected momentum > 0 beside it"),
         (StragglerOptions, {"delay": "pareto"}, r"straggler\.delay_spread = 1\.0: expected a shape above 1 for pareto"),
         (StragglerOptions, {"slowdown": {0: 2.0, 3: 0.5}}, r"straggler\.slowdown\[3\] = 0\.5: expected a factor >= 1"),
+        (StragglerOptions, {"rest_deviation_s": 0.1}, r"straggler\.rest_deviation_s = 0\.1: expected 0, or straggler\.rest_mean_s"),
         (StragglerOptions, {"slowdown": {1: math.inf}}, r"straggler\.slowdown\[1\] = inf: expected a factor >= 1"),
         (VirtualOptions, {"slow_nodes": {0: 2.0, 3: -0.5}}, r"virtual\.slow_nodes\[3\] = -0\.5: expected a finite number >= 0"),
         (VirtualOptions, {"batched": True, "gradients": False}, r"virtual\.batched = True: expected virtual\.gradients = true"),
@@ -227,7 +228,14 @@ def test_defaults_are_what_the_papers_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "active"), [({}, False), ({"slowdown": {0: 2.0}}, True), ({"delay": "normal"}, True), ({"pause_learner": 0}, True)]
+    ("fields", "active"),
+    [
+        ({}, False),
+        ({"slowdown": {0: 2.0}}, True),
+        ({"delay": "normal"}, True),
+        ({"pause_learner": 0}, True),
+        ({"rest_mean_s": 0.1}, True),
+    ],
 )
 def test_stragglers_are_active_when_anything_is_put_in(fields: dict[str, Any], active: bool) -> None:
     assert StragglerOptions(**fields).active is active

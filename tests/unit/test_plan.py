@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from mpisgd.cli import plan as command
 from mpisgd.config import BackupOptions, Config, HardsyncOptions, SoftsyncOptions, StragglerOptions, replace
 from mpisgd.config_virtual import ConstantComputeOptions, HeavyTailComputeOptions, NetworkOptions, ServiceOptions, VirtualOptions
 from mpisgd.errors import ConfigError, DataError
-from mpisgd.plan import Wishes, backup, collect, fit, plan, shards, softsync
+from mpisgd.plan import Wishes, backup, collect, fit, plan, planner, shards, softsync
 from mpisgd.plan.bounds import bounds, order_statistic
 from mpisgd.plan.observe import observe
 from mpisgd.plan.predict import predict
@@ -217,6 +218,28 @@ def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture
         assert text in page
     assert "noise scale given" in said
     assert "Backup learners: N =" in page
+
+
+@pytest.mark.parametrize(("factor", "said"), [(1.04, False), (1.12, True), (0.9, True)])
+def test_a_plan_says_how_well_its_fit_repeats_the_log(
+    factor: float, said: bool, small: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In per cent, in the table of costs; and in words, before all advice, where it is off by more than 5 %."""
+    exact = planner.fitted(small)
+    assert exact.virtual is not None
+    off = dataclasses.replace(exact, virtual=dataclasses.replace(exact.virtual, intervals=factor * exact.virtual.intervals))
+    monkeypatch.setattr(planner, "fitted", lambda *_, **__: off)
+    made = plan([small.path], tmp_path / "out", Wishes(pushes=400, learners=4), Console(file=io.StringIO()))
+    costs = made.table("costs")
+    found = dict(zip(costs.cells("what"), costs.cells("value"), strict=True))
+    assert found["virtual run beside the log: seconds per update"] == pytest.approx(100 * (factor - 1), abs=0.3)
+    assert found["virtual run beside the log: gradients per second"] == pytest.approx(100 * (1 / factor - 1), abs=0.3)
+    words = f"does not repeat its own log (seconds per update {100 * (factor - 1):+.0f} %"
+    assert (words in made.advice[0]) == (words in costs.note) == said
+    page = (tmp_path / "out" / "plan.md").read_text()
+    assert page.count(words) == 2 * said
+    assert "virtual run beside the log: seconds per update" in page
+    assert "virtual run beside the log" in (tmp_path / "out" / "costs.csv").read_text()
 
 
 def test_another_network_slows_the_plan(small: Run, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def simulated(path: Path, brought: Brought = NOTHING_BROUGHT, *, learners: int =
 
 
 SOFTSYNC = {"name": "softsync", "n": 2}
+FAST = {"name": "exponential", "beta": 0.5, "every_epochs": 0.05, "warmup_epochs": 0.02}
 #: Nothing but a gradient costs time: many things happen at the same virtual instant.
 AT_ONCE: dict[str, Any] = {
     "compute": {"name": "constant", "mean_s": 0.1},
@@ -59,6 +60,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "backup": {"protocol": {"name": "backup", "b": 2}, "shards": 2, "optimizer": {"name": "rmsprop", "eps": 0.1}},
     "clip": {"protocol": SOFTSYNC, "clip_norm": 0.5, "sampling": "replacement", "schedule": "linear", "linear_scaling": True},
     "thetabar": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.99, "averaging_bias_correction": True},
+    "own-steps-downpour": {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "shards": 2, "schedule": FAST},
+    "own-steps-ssp": {"protocol": {"name": "ssp", "get_model_frequency": 3}, "shards": 3, "schedule": FAST},
     "cnn": {"protocol": SOFTSYNC, "model": "small_cnn", "shards": 2, "optimizer": {"name": "sgd", "nesterov": True}},
     "batch-norm": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}},
     "leaving-softsync": {"protocol": SOFTSYNC, "shards": 2, "failures": {"at_s": {"1": 0.35, "2": 0.6}}},
