@@ -55,7 +55,7 @@ class Rough(NamedTuple):
     @classmethod
     def of(cls, values: Tensor) -> Rough:
         sums = torch.zeros(4, dtype=torch.float64, device=values.device)
-        for part in values.detach().reshape(-1).split(_CHUNK):  # small enough for a cache: a large model takes a tenth of the time
+        for part in torch.split(values.detach().reshape(-1), _CHUNK):  # small enough for a cache: ten times as fast
             exact = part.double()
             half = exact[: len(exact) // 2]
             sums += torch.stack([exact.dot(exact), exact.sum(), exact[::2].sum(), half.sum()])
