@@ -30,6 +30,7 @@ SAMPLES = 6
 
 _TOLERANCE = 1e-3
 """Of sums, as a share of the norm: other draws differ by about the norm itself."""
+_CHUNK = 1 << 17
 _OF_A_LOSS = 1e-2
 """GPUs of different kinds may differ in the third digit."""
 
@@ -44,7 +45,7 @@ Facts = Mapping[str, "str | float | Rough"]
 
 
 class Rough(NamedTuple):
-    """What a tensor of floats is like: its norm, and sums of all elements, of every second one, of the first half."""
+    """What a tensor of floats is like: its norm, and sums of all elements, of every second one, of first halves."""
 
     norm: float
     total: float
@@ -53,10 +54,13 @@ class Rough(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor) -> Rough:
-        flat = values.detach().reshape(-1)
-        norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
-        sums = (part.sum(dtype=torch.float64).item() for part in (flat, flat[::2], flat[: len(flat) // 2]))
-        return cls(norm, *sums)
+        sums = torch.zeros(4, dtype=torch.float64, device=values.device)
+        for part in torch.split(values.detach().reshape(-1), _CHUNK):  # small enough for a cache: ten times as fast
+            exact = part.double()
+            half = exact[: len(exact) // 2]
+            sums += torch.stack([exact.dot(exact), exact.sum(), exact[::2].sum(), half.sum()])
+        square, total, even, first = sums.tolist()
+        return cls(math.sqrt(square), total, even, first)
 
     def like(self, other: Rough) -> bool:
         apart = _TOLERANCE * max(self.norm, other.norm)
@@ -141,7 +145,9 @@ def of_loss(loss: float) -> Facts:
 
 
 def _like(values: Tensor) -> str | Rough:
-    """Floats roughly, other types by their bits."""
+    """Floats roughly, other types by their bits; of sparse tensors, how many elements they have."""
+    if values.layout is not torch.strided:
+        return f"{values.layout} of {values._nnz():,} elements"
     if values.is_floating_point():
         return Rough.of(values)
     return f"crc32 {zlib.crc32(values.detach().cpu().contiguous().numpy().tobytes()):08x}"

@@ -31,8 +31,8 @@ def train(
         model: factory of a `torch.nn.Module`; called with `input_shape` and `classes` where its signature has them. Default:
             the configuration's model.
         loss: callable of (output, target) -> scalar tensor. Default: the configuration's loss.
-        data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set.
-            Default: the configuration's data.
+        data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
+            a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.resume`). `config`
             is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
@@ -46,7 +46,9 @@ def train(
         AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
         RunInterrupted (a SystemExit with code 85): on every rank alike, where a signal has interrupted the run, which `resume`
             continues.
-    Any later failure on one rank ends the whole job, loudly (law 9).
+    Any later failure on one rank ends the whole job, loudly (law 9); in a process by itself it is raised.
+
+    What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
     """
     refuse_in_import("mpisgd.train()")
     objects = {"model": model, "data": data, "loss": loss}

@@ -123,3 +123,17 @@ def test_last_bits_are_no_difference() -> None:
 def test_another_loss_is_named() -> None:
     (text,) = told("loss", [None, of_loss(2.3), of_loss(2.5)], root=1)
     assert "rank 2 has another than rank 1: loss of a first mini-batch: 2.5 on rank 2, 2.3 on rank 1" in text
+
+
+class Graph(nn.Module):
+    """Its adjacency is a sparse buffer."""
+
+    def __init__(self, edges: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("adjacency", torch.eye(edges).to_sparse())
+
+
+def test_sparse_buffers_are_looked_at() -> None:
+    facts = [of_model(FlatModel(Graph(edges))) for edges in (5, 5, 6)]
+    assert facts[0]["initial adjacency"] == "torch.sparse_coo of 5 elements" != facts[2]["initial adjacency"]

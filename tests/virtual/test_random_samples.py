@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mpisgd import replay
+from mpisgd import parts, replay
 from mpisgd.parts import Brought
-from tests.virtual.jobs import TENSORS, simulated
+from mpisgd.replay.serial import as_in_the_run
+from tests.virtual.jobs import TENSORS, config, simulated
 
 SIDE = 4
 
@@ -108,11 +109,15 @@ def test_batches_of_learners_draw_as_each_learner_does(tmp_path: Path) -> None:
     assert len(run.pushes) >= 15
 
 
-def test_an_evaluation_is_the_same_again(tmp_path: Path) -> None:
-    """And does not depend on what else was drawn before it."""
-    found = []
-    for number in range(2):
-        run = simulated(tmp_path / f"{number}", TENSORS, BROUGHT, epochs=1, protocol="hardsync", evaluation={"train": True})
-        found.append((run.evaluations["loss"].tolist(), run.evaluations["error"].tolist()))
-        np.random.rand(), random.random(), torch.rand(())  # noqa: NPY002
-    assert found[0] == found[1]
+def test_the_last_weights_are_evaluated_again_to_the_same_bits(tmp_path: Path) -> None:
+    """Whatever was drawn before: what an evaluation draws has names of its own."""
+    run = simulated(tmp_path / "run", TENSORS, BROUGHT, epochs=1, protocol="hardsync", evaluation={"train": True})
+    made = config(tmp_path / "run", TENSORS, epochs=1)
+    data = parts.load_data(made, BROUGHT)
+    model = parts.build_model(made, parts.meta_of(data), BROUGHT)
+    model.module.load_state_dict(torch.load(run.path / "weights.pt", weights_only=True)["theta"])
+    with as_in_the_run(threads=1):
+        measure = parts.make_measure(made, model, nn.functional.cross_entropy, data)
+        again = [measure.of(train=train) for train in (False, True)]
+    last = run.evaluations[-2:]
+    assert again == list(zip(last["loss"].tolist(), last["error"].tolist(), strict=True))
