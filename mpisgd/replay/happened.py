@@ -24,6 +24,7 @@ _WITH_A_VALUE = (
     Event.GOODBYE,
 )  # fmt: skip
 _WITH_NONE = frozenset(Event) - {*_WITH_A_VALUE, Event.DEPARTED, Event.RETURNED}
+_GONE = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP)
 _COMPUTED = (Event.STARTED, Event.RESUMED, Event.SNAPSHOT, Event.STOPPED)
 
 
@@ -122,12 +123,10 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
 
 def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
     """A learner counts what it pushes, and says so in the end; a log of an earlier mpisgd has no such events."""
-    events = shard.events
-    goodbyes = events[events["kind"] == Event.GOODBYE]
-    if not len(goodbyes):
+    if Event.GOODBYE not in shard.events["kind"]:
         return
     for learner_id in range(record.lambda_):
-        mine = events[events["learner_id"] == learner_id]
+        mine = shard.events_of[learner_id]
         said = mine["value"][mine["kind"] == Event.GOODBYE]
         logged = len(shard.rows_of[learner_id]) - sum(shard.pushes["learner_id"][row] == learner_id for row in shard.inserted)
         refused = int(np.count_nonzero(mine["kind"] == Event.REFUSED))
@@ -150,11 +149,7 @@ def check_last_answers(record: Record) -> None:
         last = [rows.rows_of[learner_id][-1:] for rows in record.shards]
         if not all(len(each) for each in last):
             continue
-        gone = any(
-            np.isin((Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP), shard.events["kind"][mine]).any()
-            for shard in record.shards
-            for mine in [shard.events["learner_id"] == learner_id]
-        )
+        gone = any(np.isin(shard.events_of[learner_id]["kind"], _GONE).any() for shard in record.shards)
         answers = [shard.pushes["answer_s"][each[0]] for shard, each in zip(record.shards, last, strict=True)]
         if not gone and not np.isnan(answers).any():
             row = int(last[0][0])

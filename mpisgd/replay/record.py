@@ -162,6 +162,13 @@ class ShardRecord:
         return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
 
     @cached_property
+    def events_of(self) -> list[np.ndarray]:
+        """Per learner its rows of `events`."""
+        order = np.argsort(self.events["learner_id"], kind="stable")
+        ends = np.searchsorted(self.events["learner_id"][order], np.arange(self.lambda_ + 1))
+        return [self.events[order[start:end]] for start, end in zip(ends, ends[1:], strict=False)]
+
+    @cached_property
     def numbers(self) -> np.ndarray:
         """int64 (rows,): the how manyth push of its learner each row is, from 0."""
         numbers = np.empty(len(self.pushes), np.int64)

@@ -27,7 +27,7 @@ def check_seconds(record: Record, shard: ShardRecord) -> None:
     _check_updates(shard)
     _check_floats(record, shard)
     for learner_id, numbers in enumerate(shard.rows_of):
-        rows = np.array([row for row in numbers if row not in shard.inserted], np.int64)
+        rows = numbers[~np.isin(numbers, list(shard.inserted))] if shard.inserted else numbers
         if len(rows):
             _check_spent(shard, rows)
             _check_delays(record, shard, learner_id, rows)
@@ -104,7 +104,8 @@ def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.n
     if config.exchange == "layerwise" or config.in_teams or isinstance(config.protocol, AllreduceOptions):
         numbers: list[int] = seq.tolist()
         return numbers
-    gave_up = shard.events[(shard.events["kind"] == Event.GAVE_UP) & (shard.events["learner_id"] == learner_id)]
+    gave_up = shard.events_of[learner_id]
+    gave_up = gave_up[gave_up["kind"] == Event.GAVE_UP]
     before = np.searchsorted(np.sort(gave_up["value"]), seq, side="right")
     first = record.next_seq[learner_id]
     return [first + at + int(given_up) for at, given_up in enumerate(before)]

@@ -408,10 +408,13 @@ def test_every_row_of_a_short_run(log: Path) -> None:
     ]
     assert np.isnan(updates["sum_sq"]).all()
     events = read_table(log, "events")
-    assert np.isnan(events["value"]).all()
-    assert events[["shard", "clock", "kind", "learner_id", "time_s"]].tolist() == [
-        (0, 0, Event.STARTED, -1, 1.0), (0, 0, Event.SNAPSHOT, -1, 2.0), (0, 2, Event.STOPPED, -1, 9.0)
+    assert np.isnan(events["value"][:3]).all()
+    assert events["value"][3:].tolist() == [1.0, 1.0], "pushes, as learners count them"
+    assert events[["shard", "clock", "kind", "learner_id"]].tolist() == [
+        (0, 0, Event.STARTED, -1), (0, 0, Event.SNAPSHOT, -1), (0, 2, Event.STOPPED, -1), (0, 2, Event.GOODBYE, 0),
+        (0, 2, Event.GOODBYE, 1)
     ]  # fmt: skip
+    assert events["time_s"][:3].tolist() == [1.0, 2.0, 9.0]
     assert read_summary(log).tolist() == [(0, 2, 4, 2, 2, 0)]
 
 
@@ -707,7 +710,7 @@ def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
     rows = read_table(log, "pushes")[["learner_id", "seq", "clock", "verdict", "reason"]].tolist()
     applied, repeated = (Verdict.APPLY, Reason.NONE), (Verdict.DROP, Reason.REPEATED)
     assert rows == [(1, 3, 7, *repeated), (1, 4, 7, *repeated), (1, 5, 7, *applied), (0, 4, 8, *applied)]
-    assert read_table(log, "events")["kind"].tolist() == [Event.RESUMED, Event.STOPPED]
+    assert read_table(log, "events")["kind"].tolist() == [Event.RESUMED, Event.STOPPED, Event.GOODBYE, Event.GOODBYE]
     assert shard.update.weights.tolist() == [-2.0]
     assert tuple(read_summary(log)[0]) == (0, 9, 18, 13, 13, 0), "those before count"
 
