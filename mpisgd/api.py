@@ -49,9 +49,7 @@ def train(
     """
     path = None if resume is None else Path(resume)
     if config is None and path is not None:
-        from mpisgd.resume import configuration
-
-        config = configuration(path)
+        config = config_file.of_run(path)
     elif config is None:
         config = Config()
     elif isinstance(config, Mapping):
