@@ -28,6 +28,8 @@ from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
 _CHUNK_ROWS = 1024
+_CACHE_NBYTES = 4 << 20
+"""What HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -75,6 +77,9 @@ class TableFile:
                 self._inode = path.stat().st_ino
 
     def _begin(self, file: h5py.File, shard: int, attributes: Mapping[str, Any]) -> None:
+        cache = file.id.get_mdc_config()
+        cache.max_size = _CACHE_NBYTES
+        file.id.set_mdc_config(cache)
         file.attrs["schema_version"] = schema.SCHEMA_VERSION
         file.attrs["shard"] = shard
         for name, value in attributes.items():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import io
 import os
 import random
 import signal
@@ -181,7 +182,7 @@ def look(out: Path, found: Found) -> None:
         run = Run(out)
         found.expect(run.done and len(run.pushes) and all(books.balanced for books in run.books()), "the books do not balance")
         torch.load(out / schema.WEIGHTS, weights_only=True)
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(io.StringIO()):
             report(out, None)
         proof = replay.replay(out)
         found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")

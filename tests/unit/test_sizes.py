@@ -57,6 +57,8 @@ def big_run(path: Path) -> None:
         updates = np.zeros(AT_ONCE // 2, schema.UPDATES)
         updates["clock"] = np.arange(start // 2, (start + AT_ONCE) // 2) + 1
         append(file, "updates", updates)
+    assert file._file is not None
+    assert file._file.id.get_mdc_config().max_size <= 4 << 20, "HDF5's own cache is bounded"
     with measured(NBYTES // 4):
         file.close((0, PUSHES // 2, 0, PUSHES, PUSHES, 0))
     TableFile(path / schema.evaluator_file(), shard=-1, flush_rows=9, flush_s=1e9).close()
