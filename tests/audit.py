@@ -37,13 +37,12 @@ def audit(program: str, constraints: Path) -> int:
     if len(looked_up) < wanted:
         status = status or UNKNOWN
         if looked_up:
-            print(
-                f"of {wanted - len(looked_up)} of {wanted} packages nothing is known: {', '.join(missed) or 'they were not looked up'}"
-            )
+            unknown = ", ".join(missed) or "they were not looked up"
+            print(f"of {wanted - len(looked_up)} of {wanted} packages nothing is known: {unknown}")
         else:
             last = (done.stderr.strip().splitlines() or ["no word from pip-audit"])[-1]
             why = packages[0]["skip_reason"] if packages else last
-            print(f"the database of vulnerabilities cannot be reached: nothing is known of any of {wanted} packages ({why})")
+            print(f"the database of vulnerabilities cannot be reached: nothing is known of any of {wanted} packages\n({why})")
     else:
         print(f"{len(looked_up)} packages were looked up: {'see above' if status else 'no known vulnerabilities'}")
     return status
