@@ -42,7 +42,7 @@ def audit(program: str, constraints: Path) -> int:
         else:
             last = (done.stderr.strip().splitlines() or ["no word from pip-audit"])[-1]
             why = packages[0]["skip_reason"] if packages else last
-            print(f"the database of vulnerabilities cannot be reached: nothing is known of any of {wanted} packages\n({why})")
+            print(f"the database of vulnerabilities cannot be reached: nothing is known of any of {wanted} packages ({why})")
     else:
         print(f"{len(looked_up)} packages were looked up: {'see above' if status else 'no known vulnerabilities'}")
     return status
