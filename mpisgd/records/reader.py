@@ -193,20 +193,16 @@ class Run:
         """The account of every shard; of an unfinished run, that of what was logged."""
         summaries = self.summaries
         clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
-        if any(clock < 0 for clock in clocks.values()):
-            clocks |= self._clocks_so_far([shard for shard, clock in clocks.items() if clock < 0])
+        unfinished = [shard for shard, clock in clocks.items() if clock < 0]
+        if unfinished:  # its tables are read whole: whoever writes them may be at it
+            updates, _ = self.updates, self.pushes
+            for shard in unfinished:
+                clocks[shard] = int(updates["clock"][updates["shard"] == shard].max(initial=self.begins.clock))
         counts = {shard: Counter[str]() for shard in clocks}
         for rows in self.chunks("pushes"):
             for shard in set(np.unique(rows["shard"]).tolist()) & set(clocks):
                 _count(counts[shard], rows[rows["shard"] == shard], clocks[shard])
         return [_books(summary, counts[int(summary["shard"])]) for summary in summaries]
-
-    def _clocks_so_far(self, shards: list[int]) -> dict[int, int]:
-        found = dict.fromkeys(shards, self.begins.clock)
-        for rows in self.chunks("updates"):
-            for shard in found:
-                found[shard] = max(found[shard], int(rows["clock"][rows["shard"] == shard].max(initial=0)))
-        return found
 
     def _check_files(self) -> None:
         present = {path.name for path in self._files}

@@ -43,7 +43,8 @@ _SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
 _NOLOGFLUSH = 2
 _SIZE = 256 << 20
 RUN_S = 9.0
-"""Of a run, about; what is cut later than it takes is cut after its end."""
+"""Of a run, about; a third of them are cut up to LATE_S after their end."""
+LATE_S = 3.0
 
 
 class Disk:
@@ -115,23 +116,25 @@ def settings(name: str, out: Path) -> dict[str, Any]:
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
-    name = list(JOBS)[number % len(JOBS)]
+    name = list(JOBS)[generator.randrange(len(JOBS))]
     after_s, written_s = generator.uniform(0, RUN_S), generator.uniform(0, 0.5)
-    written = generator.random() < 0.4
+    written, late_s = generator.random() < 0.4, generator.uniform(0, LATE_S) * (number % 3 == 2)
     found = Found([name])
     disk = Disk(directory)
     try:
-        _one(found, disk, JOBS[name][0], configured(directory, settings(name, disk.path / "run")), after_s, written_s * written)
+        config = configured(directory, settings(name, disk.path / "run"))
+        _one(found, disk, JOBS[name][0], config, after_s, written_s * written, late_s)
     finally:
         disk.close()
     return found
 
 
-def _one(found: Found, disk: Disk, ranks: int, config: str, after_s: float, written_s: float) -> None:
+def _one(found: Found, disk: Disk, ranks: int, config: str, after_s: float, written_s: float, late_s: float) -> None:
     job, out = Job(ranks, [config]), disk.path / "run"
     while not out.exists():
         time.sleep(0.01)
-    ended = _ends_within(job, max(0.0, after_s - written_s))
+    ended = _ends_within(job, LIMIT_S if late_s else max(0.0, after_s - written_s))
+    time.sleep(late_s)
     if written_s:
         disk.write_back()
         ended = _ends_within(job, written_s) or ended
