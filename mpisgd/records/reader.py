@@ -249,11 +249,14 @@ class Rows:
 
     def chunks(self, table: str) -> Iterator[np.ndarray]:
         """The same, some at a time; what is found wrong with a row may be told after it was given."""
-        left = self.length(table)
+        left: int | None = None
         with _open(self.path) as file:
             for rows in _verified(self.path, file, table, was_left_open(self.path)):
+                left = self._count(table, _committed(file, table)) if left is None else left
                 yield rows[:left]
                 left -= min(left, len(rows))
+        if left is None:
+            self._count(table, 0)
 
     def length(self, table: str) -> int:
         """How many."""

@@ -178,8 +178,12 @@ def _ends_within(job: Job, seconds: float) -> bool:
 
 
 def look(out: Path, found: Found) -> None:
-    """Whether a run that says DONE is whole: nothing empty, each row of the log, the weights, the report."""
-    empty = [path.name for path in out.rglob("*") if path.is_file() and path.stat().st_size == 0]
+    """Whether a run that says DONE is whole: nothing empty, each row of the log, the weights, the report.
+
+    But the evaluator's log of an attempt before may be torn: what that had evaluated was evaluated again.
+    """
+    files = set(out.rglob("*")) - set(sorted(out.glob("evaluator.*"))[:-1])
+    empty = [path.name for path in files if path.is_file() and path.stat().st_size == 0]
     found.expect(not empty, f"DONE, and {empty} are empty")
     try:
         run = Run(out)
