@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench gpu-check faults faults-slurm docs-check clean
+.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench gpu-check faults faults-slurm docs-check audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -110,6 +110,8 @@ faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files
 	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
 	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),20)
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
+	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m tests.faults.power --out results/faults --count $(or $(COUNT),30); \
+	  else echo "power: left out: only root mounts file systems"; fi
 	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
 	$(IN_VENV) python -m tests.faults.bad_input
 
@@ -120,8 +122,17 @@ faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root):
 docs-check: $(READY)  ## execute the commands of README.md
 	$(IN_VENV) python -m pytest tests/mpi/test_readme.py $(ARGS)
 
+# pip-audit has an environment of its own: what it needs is none of ours. Exit status 3: its database cannot be reached.
+audit: .venv-audit/.installed  ## constraints.txt against the database of known vulnerabilities (needs the network)
+	.venv-audit/bin/python -m tests.audit .venv-audit/bin/pip-audit constraints.txt
+
+.venv-audit/.installed:
+	$(PYTHON) -m venv --clear .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	@touch $@
+
 clean:  ## remove the virtual environments and caches; results/ stays
-	rm -rf .venv .venv-mpich build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-audit build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpisgd -name '*.so' -delete
 	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -54,9 +54,7 @@ def train(
     objects = {"model": model, "data": data, "loss": loss}
     path = None if resume is None else Path(resume)
     if config is None and path is not None:
-        from mpisgd.resume import configuration
-
-        config = configuration(path)
+        config = config_file.of_run(path)
     elif config is None:
         config = Config()
     elif isinstance(config, Mapping):
@@ -65,10 +63,10 @@ def train(
         config = config_file.read(config)
     if path is not None:
         from mpisgd.naming import PARTS
-        from mpisgd.resume import as_many_shards_as_ranks, check_changes, configuration, finished
+        from mpisgd.resume import as_many_shards_as_ranks, check_changes, finished
 
         config = replace(config, out=str(path), overwrite=False)
-        taken = {name: getattr(configuration(path), name) for name in PARTS if objects[name] is not None}
+        taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
         check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
         outcome = finished(path)
         if outcome is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from mpisgd.config import KINDS, Config, kind_of, make_options
+from mpisgd.config import KINDS, Config, kind_of, make_options, replace
 from mpisgd.errors import ConfigError, nearest
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
@@ -34,6 +34,15 @@ def read(path: str | Path) -> Config:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def of_run(run: Path) -> Config:
+    """That of a run which is to be continued, in the directory where it is now. Raises ConfigError where there is none."""
+    path = run / "config.toml"
+    if not path.is_file():
+        how = "; it was killed before it had written that: begin anew with --overwrite" if (run / "LOCK").is_file() else ""
+        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no {path.name}{how}")
+    return replace(read(path), out=str(run), overwrite=False)
 
 
 def from_mapping(table: Mapping[str, Any]) -> Config:

@@ -27,7 +27,7 @@ def has_diverged(losses: np.ndarray) -> bool:
     What blows up within the first 8 mini-batches, and remains finite, may go unseen: as a rule it does not remain so.
 
     Args:
-        losses: float64, (gradients,): of each mini-batch whose gradient was applied, in the order of the clock.
+        losses: floats, (gradients,): of each mini-batch whose gradient was applied, in the order of the clock.
     """
     if not np.isfinite(losses).all():
         return True

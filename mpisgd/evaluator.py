@@ -5,12 +5,12 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mpisgd import durable
 from mpisgd.channel import Interrupted
 from mpisgd.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.flat import FlatModel
@@ -109,8 +109,8 @@ class Evaluator:
 
 
 def _save(states: dict[str, dict[str, Tensor]], path: Path) -> None:
-    """Whole, or not at all. Raises StorageError where it cannot be written."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Whole, or not at all, and there to stay. Raises StorageError where it cannot be written."""
     with writing(path):
-        torch.save(states, aside)
-        aside.rename(path)
+        with durable.made_aside(path) as aside:
+            torch.save(states, aside)
+        durable.sync_directory(path.parent)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +20,7 @@ from mpisgd import footprint, parts, protocols
 from mpisgd.config import Config, kind_of
 from mpisgd.divergence import has_diverged
 from mpisgd.errors import ProtocolError
-from mpisgd.records import directory
+from mpisgd.records import directory, schema, sums
 from mpisgd.records.reader import Books, Run
 from mpisgd.records.schema import Verdict
 
@@ -118,39 +121,56 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
         directory.join(outcome.path, log.shards, log.attempt)
         check_books(log, outcome)
         outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
-    contents = {
+    contents: dict[str, Any] = {
         "clock": list(outcome.clocks),
         "samples": list(outcome.samples),
         "diverged": outcome.diverged,
         "seconds": outcome.training_s,
         "books_balanced": True,
     }
+    weights = outcome.path / schema.WEIGHTS
+    if weights.is_file():
+        contents["weights"] = sums.of_file(weights)
     directory.mark_done(outcome.path, contents)
     return outcome
 
 
 def applied_losses(log: Run) -> np.ndarray:
-    """Of each gradient that shard 0 has applied, in its order, also before slices were cut anew: float64, (gradients,)."""
-    tables = [*(layout.table("pushes") for layout in log.earlier), log.pushes]
-    return np.concatenate([rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)] for rows in tables])
+    """Of each gradient that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
+
+    The rows are read some at a time, and four bytes of each are kept: there may be 10^8.
+    """
+    before = (rows for layout in log.earlier for part in layout.parts() for rows in part.chunks("pushes"))
+    found = [
+        rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)].astype(np.float32)
+        for rows in chain(before, log.chunks("pushes"))
+    ]
+    return np.concatenate([np.empty(0, np.float32), *found])
 
 
 def check_books(log: Run, outcome: Outcome) -> None:
     """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
+    made = Counter[int]()
+    for rows in log.chunks("updates"):
+        made.update(dict(zip(*(each.tolist() for each in np.unique(rows["shard"], return_counts=True)), strict=True)))
     for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
-        updates = log.updates[log.updates["shard"] == books.shard]
-        if not books.balanced or summary["received"] != books.pushed or len(updates) != clock - log.begins.clock:
+        updates = made[books.shard]
+        if not books.balanced or summary["received"] != books.pushed or updates != clock - log.begins.clock:
             raise ProtocolError(
                 f"the books of shard {books.shard} do not balance: {_sum(books)};"
-                f" received {summary['received']}, {len(updates)} logged updates at clock {clock}"
+                f" received {summary['received']}, {updates} logged updates at clock {clock}"
             )
     for layout in log.earlier:
-        updates = layout.table("updates")
-        for shard in range(layout.shards):
-            clocks = updates["clock"][updates["shard"] == shard]
-            if clocks.tolist() != list(range(layout.first_clock + 1, layout.last_clock + 1)):
+        for shard, attempts in enumerate(layout.rows):
+            clock, found, follow = layout.first_clock, 0, True
+            for rows in (rows for part in attempts for rows in part.chunks("updates")):
+                follow &= bool(
+                    (rows["clock"] == np.arange(clock + 1, clock + 1 + len(rows))).all() and (rows["shard"] == shard).all()
+                )
+                clock, found = clock + len(rows), found + len(rows)
+            if not follow or clock != layout.last_clock:
                 raise ProtocolError(
-                    f"shard {shard} of {layout.shards}, before slices were cut anew at clock {layout.last_clock}, has {len(clocks)}"
+                    f"shard {shard} of {layout.shards}, before slices were cut anew at clock {layout.last_clock}, has {found}"
                     f" logged updates after clock {layout.first_clock}"
                 )
 

@@ -25,7 +25,7 @@ from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Checkpoint
 from mpisgd.records.checkpoints import remove
-from mpisgd.records.reader import Run
+from mpisgd.records.reader import Run, check_rows
 from mpisgd.records.recut import Recut, recut, recut_snapshots
 
 #: What may be another than in the run's config.toml.
@@ -91,14 +91,9 @@ class Resumption:
         return {**now, "rules": min(each.get("rules", 1) for each in attempts), "attempts": attempts}
 
 
-def configuration(run: Path) -> Config:
-    """That of the run, which goes on in the directory where it is now. Raises ConfigError where there is no run."""
-    return replace(config_file.read(run / schema.CONFIG), out=str(run), overwrite=False)
-
-
 def check_changes(run: Path, config: Config) -> None:
     """Raises ConfigError where something differs from the run's own configuration that may not."""
-    before = configuration(run)
+    before = config_file.of_run(run)
     for item in dataclasses.fields(Config):
         old, new = getattr(before, item.name), getattr(config, item.name)
         if old != new and item.name not in CHANGEABLE:
@@ -109,7 +104,7 @@ def check_changes(run: Path, config: Config) -> None:
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
     """Where learners double as shards, those that config.toml says there were are not asked for again."""
-    if isinstance(config.protocol, AllreduceOptions) and config.shards == configuration(run).shards:
+    if isinstance(config.protocol, AllreduceOptions) and config.shards == config_file.of_run(run).shards:
         return replace(config, shards=1)
     return config
 
@@ -126,9 +121,14 @@ def finished(run: Path) -> Outcome | None:
 
 
 def find(run: Path, config: Config) -> Resumption:
-    """Which checkpoint to go on from. Raises CheckpointError where none can be loaded, DataError where there is no run."""
+    """Which checkpoint to go on from.
+
+    Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
+    """
     notes: list[str] = []
     checkpoint = disk.newest(run, notes.append)
+    for part in checkpoint.parts:
+        check_rows(run, part.account.shard, part.account.rows)
     environment = Run(run).environment
     attempts = environment.get("attempts") or [{**_entry(environment, config_file.read(run / schema.CONFIG)), "attempt": 0}]
     number = 1 + max(each["attempt"] for each in attempts)
@@ -142,8 +142,9 @@ def forget_newer(run: Path, clock: int) -> None:
     for path in disk.directories(run):
         if int(path.name.removeprefix("clock-")) > clock:
             remove(path)
-    for path in run.glob(schema.ASIDE):  # somebody was killed while it was made
-        path.unlink()
+    for name in (schema.ASIDE, f".{schema.LOG}.*"):  # somebody was killed while it was made
+        for path in run.glob(name):
+            path.unlink()
 
 
 def lay_out(
@@ -163,7 +164,7 @@ def lay_out(
         return found
     begun = [max(wanted) for wanted in zip(*(part.account.next_seq for part in checkpoint.parts), strict=True)]
     cut_anew = recut(checkpoint, bounds, dealt_on(config.sampling, begun, lambda_))
-    recut_snapshots(checkpoint.path.parent.parent, cut_anew, found.attempt, 2 if averaged else 1)
+    cut_anew = recut_snapshots(checkpoint.path.parent.parent, cut_anew, found.attempt, 2 if averaged else 1)
     were, are = _sizes(checkpoint.learners, len(before)), _sizes(lambda_, len(bounds))
     note = (
         f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits are no longer those of a run without interruption"

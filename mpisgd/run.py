@@ -219,7 +219,7 @@ class Rank:
         shard, checkpoint = self.roles.index(self.rank), self.resumption.checkpoint
         start, end = self.bounds[shard]
         vectors = 2 if self.config.averaging > 0 else 1
-        check_spool(self._spool(shard), len(checkpoint.parts[shard].account.snapshots), 4 * vectors * (end - start))
+        check_spool(self._spool(shard), checkpoint.parts[shard].account.snapshots, 4 * vectors * (end - start))
         return checkpoint.tensors(shard)
 
     def _environment(self) -> dict[str, Any]:
@@ -458,9 +458,8 @@ class Rank:
         if self.resumption is None or not self.config.log.enabled:
             return 0, []
         accounts = [part.account for part in self.resumption.checkpoint.parts]
-        return evaluated(
-            self.path, self.resumption.checkpoint.attempts, min(len(account.snapshots) for account in accounts), rows_each
-        )
+        snapshots = min(len(account.snapshots) for account in accounts)
+        return evaluated(self.path, self.resumption.checkpoint.attempts, snapshots, rows_each, self._warn)
 
     def _gradient(self, direct: bool = False) -> Gradient:
         assert self.data is not None

@@ -16,7 +16,7 @@ from mpisgd.checks import at_least, require
 from mpisgd.config import Config, kind_of, replace
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.submit.layout import Layout, Wishes, fit
-from mpisgd.submit.render import Script, System
+from mpisgd.submit.render import Script, System, one_line
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def _layout(options: Options) -> Layout:
     layouts = []
     for element in options.array:
         require(bool(element.split()), "array", element, "a protocol, and its options")
+        one_line("array", element)
         config, _ = parse([str(options.config), "--protocol", *element.split()], "mpisgd submit --array")
         layouts.append(fit(_with_roles(config, options), wishes))
     most = max(layouts, key=lambda layout: layout.ranks)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mpisgd import config_file
 from mpisgd.cli.options import parse
-from mpisgd.config import Config, replace
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
 from mpisgd.signals import ignore_from_now_on
@@ -17,7 +16,7 @@ from mpisgd.without_gc import importing
 def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
     run, words = taken_out(argv)
-    config, print_config = parse(words, "mpisgd train", None if run is None else of_run(run))
+    config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
     if print_config:
         if launched_rank() == 0:
             print(config_file.dumps(config), end="")
@@ -46,10 +45,3 @@ def taken_out(words: list[str]) -> tuple[Path | None, list[str]]:
                 value, *rest = rest
             return Path(value), [*words[:at], *rest]
     return None, words
-
-
-def of_run(run: Path) -> Config:
-    """The configuration of a run that is to be continued. Raises ConfigError where there is none."""
-    if not (run / "config.toml").is_file():
-        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no config.toml")
-    return replace(config_file.read(run / "config.toml"), out=str(run), overwrite=False)

@@ -10,17 +10,13 @@ loads whole, or is refused.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
-import os
 import re
 import shlex
-import socket
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from mpisgd import durable
 from mpisgd.errors import CheckpointError
 from mpisgd.records import schema
 
@@ -49,7 +46,7 @@ class Account:
         applied_seq: per learner, the last mini-batch that was applied here; -1 = none.
         next_seq: per learner, the mini-batch that this shard wants next.
         rows: the log so far, as in the attribute `continues` of a log file (`schema`).
-        snapshots: of each, its clock, samples, and seconds.
+        snapshots: of each, its clock, samples, seconds and CRC-32.
     """
 
     shard: int
@@ -61,7 +58,7 @@ class Account:
     applied_seq: list[int]
     next_seq: list[int]
     rows: list[list[int]]
-    snapshots: list[tuple[int, int, float]]
+    snapshots: list[tuple[int, int, float, int]]
     diverged: bool = False
 
 
@@ -245,11 +242,11 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Map
         for name, value in attributes.items():
             file.attrs[name] = value
         offsets = {name: _lay_out(file, name, tensor) for name, tensor in tensors.items()}
-    with _written_aside(path) as raw:
-        _write_all(raw, np.frombuffer(layout.getbuffer(), np.uint8))
+    with durable.written_aside(path) as raw:
+        durable.write_all(raw, layout.getbuffer())
         for name, offset in offsets.items():
             raw.seek(offset)
-            _write_all(raw, np.ascontiguousarray(tensors[name], "<f4"))
+            durable.write_all(raw, np.ascontiguousarray(tensors[name], "<f4").reshape(-1).data)
         raw.truncate(layout.size)
         raw.seek(0)
         crc32 = nbytes = 0
@@ -279,51 +276,16 @@ def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
     return offset
 
 
-def _write_all(raw: io.FileIO, array: np.ndarray) -> None:
-    left = array.reshape(-1).data.cast("B")
-    while left:
-        left = left[raw.write(left) :]
-
-
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """Write a table with the CRC-32 of itself aside, sync it and rename it. Raises OSError, and leaves nothing aside."""
     text = _text({**table, _CRC: zlib.crc32(_text(table))})
-    with _written_aside(path) as raw:
-        _write_all(raw, np.frombuffer(text, np.uint8))
-
-
-@contextmanager
-def _written_aside(path: Path) -> Iterator[io.FileIO]:
-    """A file that is synced and gets its name when it is whole; where it cannot be, its room is given back."""
-    aside = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        with aside.open("w+b", buffering=0) as raw:
-            yield raw
-            os.fsync(raw.fileno())
-        aside.rename(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+    with durable.written_aside(path) as raw:
+        durable.write_all(raw, text)
 
 
 def part_table(account: Account, nbytes: int, crc32: int) -> dict[str, Any]:
     """A part as a manifest has it."""
     return {"account": dataclasses.asdict(account), "nbytes": nbytes, _CRC: crc32}
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames in it outlive a crash of the machine."""
-    sync(path)
-
-
-def sync(path: Path) -> None:
-    """Make what has been written to a file outlive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _text(table: Mapping[str, Any]) -> bytes:

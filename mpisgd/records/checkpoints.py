@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpisgd import durable
 from mpisgd.config import CheckpointOptions
 from mpisgd.errors import CheckpointError
 from mpisgd.flat import on_host
@@ -117,7 +118,7 @@ class Checkpoints:
         applied_seq: list[int],
         next_seq: list[int],
         rows: list[int],
-        snapshots: list[tuple[int, int, float]],
+        snapshots: list[tuple[int, int, float, int]],
         diverged: bool,
         last: bool = False,
     ) -> None:
@@ -201,14 +202,15 @@ class Checkpoints:
 
     def _write_part(self, directory: Path, account: Account) -> None:
         for path in self._beside:
-            disk.sync(path)
+            durable.sync(path)
         directory.parent.mkdir(exist_ok=True)  # not the run's own directory: where that is gone, it stays so
         directory.mkdir(exist_ok=True)
+        durable.sync_directory(self._run)  # has the names of all these
         told = {"clock": account.clock, "shard": self._shard, "attempt": self._attempt}
         nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._shard), self._copies, told)
         part = disk.part_table(account, nbytes, crc32)
         disk.write_json(directory / disk.account_file(self._shard), {**self._told, "part": part})
-        disk.sync_directory(directory)
+        durable.sync_directory(directory)
         self._seal(directory, account.clock)
 
     def _seal(self, directory: Path, clock: int) -> None:
@@ -223,8 +225,8 @@ class Checkpoints:
                 return
             parts.append(table["part"])
         disk.write_json(directory / disk.MANIFEST, {**self._told, "clock": clock, "parts": parts})
-        disk.sync_directory(directory)
-        disk.sync_directory(directory.parent)
+        durable.sync_directory(directory)
+        durable.sync_directory(directory.parent)
         self._prune(clock)
 
     def _prune(self, newest: int) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 
+from mpisgd import durable
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.records import schema, sums
 from mpisgd.records.lock import Lock
 from mpisgd.records.reader import Layout, Rows, Run, continued
 from mpisgd.records.storage import cause, create_hdf5, give_up, writing
-from mpisgd.records.superblock import was_left_open
+
+_CHUNK_ROWS = 1024
 
 
 def claim(path: Path, *, overwrite: bool) -> Lock:
@@ -29,14 +31,14 @@ def claim(path: Path, *, overwrite: bool) -> Lock:
             if not overwrite:
                 raise ConfigError(f"out = {str(path)!r} exists: choose another, or say --overwrite to replace it")
             lock = Lock(path) if (path / schema.LOCK).exists() else None  # while its holder empties it, it is no run
-            if not _is_run(path):
+            if not (_is_run(path) or _never_began(path)):
                 if lock is not None:
                     lock.release()
                 raise ConfigError(f"out = {str(path)!r} exists and is no run directory of mpisgd: it is not replaced")
             lock = lock or Lock(path)
             _empty(path)
             return lock
-        path.mkdir(parents=True)
+        durable.make_directory(path)
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be made: {cause(error)}") from error
     return Lock(path)
@@ -60,20 +62,28 @@ def _is_run(path: Path) -> bool:
     return True
 
 
+def _never_began(path: Path) -> bool:
+    """Whether there is nothing in it but what a run makes before its config.toml: somebody was killed then."""
+    begun = (schema.LOCK, f".{schema.LOCK}.", f".{schema.CONFIG}.")
+    return path.is_dir() and all(each.name == begun[0] or each.name.startswith(begun[1:]) for each in path.iterdir())
+
+
 def write_config(path: Path, text: str) -> None:
-    """Write config.toml, whole or not at all. Raises ConfigError where the directory cannot be written."""
-    aside = path / f".{schema.CONFIG}.{os.getpid()}"
+    """Write config.toml, whole or not at all, and there to stay. Raises ConfigError where the directory cannot be written."""
     try:
-        aside.write_text(sums.sealed(text))
-        aside.rename(path / schema.CONFIG)
+        durable.write(path / schema.CONFIG, sums.sealed(text).encode())
     except OSError as error:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {cause(error)}") from error
 
 
 def join(path: Path, shards: int, attempt: int = 0) -> None:
-    """Make `log.h5`: each table one virtual data set over the files of all ranks, and of attempts that are continued.
+    """Make `log.h5`: each table the rows of all ranks, and of attempts that are continued, one after the other.
 
-    Raises DataError where a file is missing: HDF5 itself would show it as empty (TRAPS 8).
+    They are copied, in chunks that have HDF5's own checksums (Fletcher32), and compared with those of whoever wrote them. So
+    whoever opens the file, with whatever, is told of a flipped bit, and needs no other file: virtual data sets over those of the
+    ranks show zeros in the place of a file that is missing (TRAPS 8). It takes the room of the log once more.
+
+    Raises DataError where a file is missing or damaged.
     """
     names = [*(schema.shard_file(shard, attempt) for shard in range(shards)), schema.evaluator_file(attempt)]
     missing = [name for name in names if not (path / name).is_file()]
@@ -81,10 +91,12 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         raise DataError(f"{path} lacks {', '.join(missing)}")
     whole = [each for name in names for each in continued(path / name)]
     earlier = Run(path).earlier
-    with writing(path / schema.LOG):
-        log = create_hdf5(path / schema.LOG)
+    with writing(path / schema.LOG), durable.made_aside(path / schema.LOG) as aside:
+        log = create_hdf5(aside)
         try:
-            _lay_out(log, whole)
+            log.attrs["schema_version"] = schema.SCHEMA_VERSION
+            for table in schema.TABLES:
+                _copy(log, table, whole)
             for number, layout in enumerate(earlier):
                 _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()
@@ -94,47 +106,32 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         log.close()
 
 
-def _lay_out(log: h5py.File, whole: list[Rows]) -> None:
-    log.attrs["schema_version"] = schema.SCHEMA_VERSION
-    for table, dtype in schema.TABLES.items():
-        lengths = [each.length(table) for each in whole]
-        layout = h5py.VirtualLayout(shape=(sum(lengths),), dtype=dtype)
-        start = 0
-        for each, length in zip(whole, lengths, strict=True):
-            if length:
-                layout[start : start + length] = _source(log, each, table, length)
-            start += length
-        log.create_virtual_dataset(table, layout)
-        log[table].attrs["rows"] = sum(lengths)
+def _copy(group: h5py.Group, table: str, parts: Sequence[Rows]) -> None:
+    """One table, from these files."""
+    count = sum(part.length(table) for part in parts)
+    how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
+    data = group.create_dataset(table, (count,), schema.TABLES[table], **how)
+    data.attrs["rows"] = count
+    start = 0
+    for part in parts:
+        for rows in part.chunks(table):
+            data[start : start + len(rows)] = rows
+            start += len(rows)
 
 
 def _add_earlier(group: h5py.Group, layout: Layout) -> None:
-    """The rows that shards of another layout wrote, copied: their numbers mean other slices than those of the tables."""
+    """The rows that shards of another layout wrote: their numbers mean other slices than those of the tables."""
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        group.create_dataset(table, data=layout.table(table))
-
-
-def _source(log: h5py.File, rows: Rows, table: str, length: int) -> h5py.VirtualSource:
-    """Where a virtual data set finds rows of one file.
-
-    What a killed attempt left is copied into the log: HDF5 takes such a file for one that is being written, and a reader would have
-    to know (SWMR).
-    """
-    if was_left_open(rows.path):
-        name = f"attempts/{rows.path.stem}/{table}"
-        log.create_dataset(name, data=rows.rows(table))
-        return h5py.VirtualSource(".", name, shape=(length,), dtype=schema.TABLES[table])
-    return h5py.VirtualSource(rows.path.name, table, shape=(length,), dtype=schema.TABLES[table])
+        _copy(group, table, layout.parts())
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:
-    """Write DONE aside, sync it and rename it: it is there whole, or not at all."""
-    aside = path / f".{schema.DONE}.{os.getpid()}"
+    """Write DONE: it is there whole, or not at all, and what it refers to is there to stay before it is.
+
+    The names of all files are in this directory, which is synced first; the files, whoever wrote them has synced.
+    """
     with writing(path / schema.DONE):
-        with aside.open("w") as file:
-            file.write(sums.sealed_json(contents))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path / schema.DONE)
+        durable.sync_directory(path)
+        durable.write(path / schema.DONE, sums.sealed_json(contents).encode())

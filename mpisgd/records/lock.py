@@ -1,4 +1,14 @@
-"""One job at a time writes into a run's directory: a file that the first makes, and removes when it ends."""
+"""One job at a time writes into a run's directory: a file that the first makes, and removes when it ends.
+
+A job that is killed leaves it behind. It is taken over only where it can be known that its holder is no more:
+
+    the process is gone     seen from the same kernel (boot id) and the same process namespace, in which its number means the same:
+                            a container may have the host's name, or its process numbers, and be another
+    the job began anew      the same batch job, and element of an array, but another start of it: a requeue. What else runs in the
+                            same start, another job step, may well be alive
+
+Otherwise whoever comes is refused, and told what to remove.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +18,40 @@ import errno
 import json
 import os
 import socket
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
+from mpisgd import durable
 from mpisgd.errors import ConfigError
 from mpisgd.records import schema
 from mpisgd.records.storage import cause
 
 #: What file systems without hard links say.
 _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+
+
+class _System(NamedTuple):
+    """The variables in which a batch system tells a job its number, what tells apart the elements of an array that have one number,
+    and the starts of one job; `first`: what the last says at the first start, where it is not set then.
+    """
+
+    job: str
+    more: tuple[str, ...]
+    start: str
+    first: str
+    step: str
+
+
+_SYSTEMS = (
+    _System("SLURM_JOB_ID", ("SLURM_CLUSTER_NAME",), "SLURM_RESTART_COUNT", "0", "SLURM_STEP_ID"),
+    _System("LSB_JOBID", ("LSB_JOBINDEX",), "LS_JOBPID", "", "LSF_PM_TASKID"),
+    _System("PBS_JOBID", ("PBS_ARRAY_INDEX",), "PBS_JOBCOOKIE", "", "PBS_TASKNUM"),
+)
 
 
 class Lock:
-    """The lock of a run's directory; `release` removes it. A job that is killed leaves it behind, see `check`.
+    """The lock of a run's directory; `release` removes it. A job that is killed leaves it behind: see above.
 
     Raises ConfigError where another job holds it.
     """
@@ -37,6 +68,7 @@ class Lock:
         own = self._path.with_name(f".{schema.LOCK}.{socket.gethostname()}.{os.getpid()}")
         try:
             own.write_text(text)
+            durable.sync(own)  # one that is empty after a loss of power would be in everybody's way
             os.link(own, self._path)
         except FileExistsError:
             return False
@@ -53,6 +85,8 @@ class Lock:
         try:
             with self._path.open("x") as file:
                 file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
         except FileExistsError:
             return False
         return True
@@ -76,10 +110,7 @@ class Lock:
 
 
 def check(run: Path) -> None:
-    """Raises ConfigError where a job that may be alive holds the lock, and says how to remove it.
-
-    A lock is left behind by a process of this host that has ended, and by an earlier start of the very same batch job (requeued).
-    """
+    """Raises ConfigError where a job that may be alive holds the lock, and says how to remove it."""
     path = run / schema.LOCK
     who = _held_by(path)
     if who:
@@ -87,40 +118,78 @@ def check(run: Path) -> None:
 
 
 def _held_by(path: Path) -> str:
-    """Who holds it, in words; "" where nobody does."""
+    """Who holds it, or may, in words; "" where nobody does."""
     try:
         holder = json.loads(path.read_text())
-        host, pid, job = str(holder["host"]), int(holder["pid"]), str(holder["job"])
-        begun, since = str(holder["begun"]), str(holder["since"])
+        host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"whose {path.name} cannot be read ({type(error).__name__})"
     mine = _mine()
-    alive = _begun(pid) == begun if host == mine["host"] else not job or job != mine["job"]
-    return f"process {pid} on {host}{f' (batch job {job})' if job else ''}, since {since}" if alive else ""
+
+    def same(*names: str) -> bool:
+        return all(mine[name] and holder.get(name) == mine[name] for name in names)
+
+    if same("boot", "processes"):
+        if _gone(pid, str(holder.get("begun"))):
+            return ""
+    elif same("job") and mine["start"] and holder.get("start") and not same("start"):
+        return ""
+    elsewhere = " in another container" if same("boot") and not same("processes") else ""
+    return f"process {pid} on {host}{elsewhere}{f' (batch job {job})' if job else ''}, since {since}"
 
 
 def _mine() -> dict[str, str | int]:
+    """What is written of this process; "" is what cannot be known."""
+    system = next((each for each in _SYSTEMS if os.environ.get(each.job)), None)
+    job = start = step = ""
+    if system is not None:
+        job = "-".join(os.environ[name] for name in (system.job, *system.more) if os.environ.get(name))
+        start, step = os.environ.get(system.start, "") or system.first, os.environ.get(system.step, "")
     return {
         "host": socket.gethostname(),
+        "boot": _read(Path("/proc/sys/kernel/random/boot_id")),
+        "processes": _link("/proc/self/ns/pid"),
         "pid": os.getpid(),
-        "begun": _begun(os.getpid()),
-        "job": next((os.environ[name] for name in _JOBS if os.environ.get(name)), ""),
+        "begun": _begun("self"),
+        "job": job,
+        "start": start and f"{zlib.crc32(start.encode()):08x}",  # PBS's is a secret
+        "step": step,
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
-def _begun(pid: int) -> str:
-    """When a process of this host began, so that another of the same number is not taken for it; "-" where there is none."""
+def _gone(pid: int, begun: str) -> bool:
+    """Whether a process of this namespace is no more; another may have its number by now."""
+    if _link("/proc/self") == str(os.getpid()):  # else /proc shows the numbers of another namespace
+        found = _begun(str(pid))
+        if found:
+            return found != begun
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        pass
-    try:  # no /proc: all that can be known is whether there is one
         os.kill(pid, 0)
     except ProcessLookupError:
-        return "-"
-    except PermissionError:
+        return True
+    except OSError:  # somebody else's, which /proc may hide
         pass
-    return "+"
+    return False
+
+
+def _begun(process: str) -> str:
+    """When it began, in ticks since the kernel did; "" where that is not told."""
+    fields = _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""

@@ -6,7 +6,8 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,6 +151,16 @@ class Run:
             self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
         return self._tables[name]
 
+    def chunks(self, name: str) -> Iterator[np.ndarray]:
+        """The same rows, some at a time: there may be more than memory holds. Not of a run that is being written."""
+        if name in self._tables:
+            yield self._tables[name]
+            return
+        self._check_files()
+        for path in self._files:
+            for each in continued(path):
+                yield from each.chunks(name)
+
     @property
     def pushes(self) -> np.ndarray:
         return self.table("pushes")
@@ -180,33 +191,45 @@ class Run:
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""
-        return [self._shard_books(summary) for summary in self.summaries]
-
-    def _shard_books(self, summary: np.void) -> Books:
-        shard, finished = int(summary["shard"]), summary["final_clock"] >= 0
-        rows = self.pushes[self.pushes["shard"] == shard]
-        if finished:
-            final_clock = int(summary["final_clock"])
-        else:
-            clocks = self.updates["clock"][self.updates["shard"] == shard]
-            final_clock = int(clocks.max(initial=self.begins.clock))
-        summed = rows["verdict"] == Verdict.APPLY
-        applied = int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
-        late = int(np.count_nonzero(rows["verdict"] == Verdict.LATE))
-        return Books(
-            shard=shard,
-            pushed=int(summary["pushed"]) if finished else len(rows),
-            applied=applied,
-            dropped=int(np.count_nonzero(rows["verdict"] == Verdict.DROP)),
-            rejected=int(np.count_nonzero(rows["verdict"] == Verdict.REJECT)),
-            in_flight=int(np.count_nonzero(summed)) - applied + late,
-        )
+        summaries = self.summaries
+        clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
+        unfinished = [shard for shard, clock in clocks.items() if clock < 0]
+        if unfinished:  # its tables are read whole: whoever writes them may be at it
+            updates, _ = self.updates, self.pushes
+            for shard in unfinished:
+                clocks[shard] = int(updates["clock"][updates["shard"] == shard].max(initial=self.begins.clock))
+        counts = {shard: Counter[str]() for shard in clocks}
+        for rows in self.chunks("pushes"):
+            for shard in set(np.unique(rows["shard"]).tolist()) & set(clocks):
+                _count(counts[shard], rows[rows["shard"] == shard], clocks[shard])
+        return [_books(summary, counts[int(summary["shard"])]) for summary in summaries]
 
     def _check_files(self) -> None:
         present = {path.name for path in self._files}
         expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
         if expected - present:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+
+
+def _count(counts: Counter[str], rows: np.ndarray, final_clock: int) -> None:
+    """Add rows of `pushes` of one shard to what is known of it."""
+    summed = rows["verdict"] == Verdict.APPLY
+    counts["rows"] += len(rows)
+    counts["summed"] += int(np.count_nonzero(summed))
+    counts["applied"] += int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
+    for verdict in (Verdict.LATE, Verdict.DROP, Verdict.REJECT):
+        counts[verdict.name] += int(np.count_nonzero(rows["verdict"] == verdict))
+
+
+def _books(summary: np.void, counts: Counter[str]) -> Books:
+    return Books(
+        shard=int(summary["shard"]),
+        pushed=int(summary["pushed"]) if summary["final_clock"] >= 0 else counts["rows"],
+        applied=counts["applied"],
+        dropped=counts["DROP"],
+        rejected=counts["REJECT"],
+        in_flight=counts["summed"] - counts["applied"] + counts["LATE"],
+    )
 
 
 @dataclass(frozen=True)
@@ -222,12 +245,28 @@ class Rows:
     def rows(self, table: str) -> np.ndarray:
         """Raises DataError where they cannot be read, or there are fewer."""
         rows = read_table(self.path, table)
-        if self.first is not None and len(rows) < self.first[table]:
-            raise DataError(f"{self.path}: table {table} has {len(rows)} rows: another attempt continues after {self.first[table]}")
-        return rows if self.first is None else rows[: self.first[table]]
+        return rows[: self._count(table, len(rows))]
+
+    def chunks(self, table: str) -> Iterator[np.ndarray]:
+        """The same, some at a time; what is found wrong with a row may be told after it was given."""
+        left: int | None = None
+        with _open(self.path) as file:
+            for rows in _verified(self.path, file, table, was_left_open(self.path)):
+                left = self._count(table, _committed(file, table)) if left is None else left
+                yield rows[:left]
+                left -= min(left, len(rows))
+        if left is None:
+            self._count(table, 0)
 
     def length(self, table: str) -> int:
-        return len(self.rows(table))
+        """How many."""
+        return self._count(table, _read(self.path, f"table {table}", lambda file, _: _committed(file, table)))
+
+    def _count(self, table: str, committed: int) -> int:
+        count = committed if self.first is None else self.first[table]
+        if committed < count:
+            raise DataError(f"{self.path}: table {table} has {committed} rows: another attempt continues after {count}")
+        return count
 
 
 class Begins(NamedTuple):
@@ -274,6 +313,10 @@ class Layout:
         parts = [rows.rows(name) for shard in self.rows for rows in shard]
         return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
 
+    def parts(self) -> list[Rows]:
+        """The same, file by file."""
+        return [rows for shard in self.rows for rows in shard]
+
 
 def begins(path: Path) -> Begins:
     """Where the layout begins that a shard's file belongs to. Raises DataError where the file does not say so as it must."""
@@ -318,27 +361,50 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
-def evaluated(run: Path, attempts: list[int], snapshots: int, rows_each: int) -> tuple[int, list[list[int]]]:
+def evaluated(
+    run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
+) -> tuple[int, list[list[int]]]:
     """What the evaluator of a run that is continued need not do again.
+
+    No checkpoint waits for the evaluator: after a loss of power its log may be torn. Then that of the attempt before counts, and
+    the rest is evaluated again.
 
     Args:
         attempts: those that the run continues, in their order.
         snapshots: how many had been taken at the checkpoint.
         rows_each: of one snapshot.
+        complain: is told of a log that is passed over.
 
     Returns the first snapshot to evaluate, and which rows come before (`schema`, `continues`).
     """
-    files = [run / schema.evaluator_file(attempt) for attempt in reversed(attempts)]
-    path = next((path for path in files if path.is_file()), None)
-    if path is None:
-        return 0, []
-    parts = [(int(_attempt_of(each.path)), each.rows("evaluations")) for each in continued(path)]
+    parts: list[tuple[int, np.ndarray]] = []
+    for attempt in reversed(attempts):
+        path = run / schema.evaluator_file(attempt)
+        if path.is_file():
+            try:
+                parts = [(int(_attempt_of(each.path)), each.rows("evaluations")) for each in continued(path)]
+                break
+            except DataError as error:
+                complain(f"{error}; what was evaluated then is evaluated again")
     done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
     left, before = done * rows_each, []
     for attempt, rows in parts:
         before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])
         left -= min(left, len(rows))
     return done, before
+
+
+def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
+    """Whether the rows are there that a checkpoint says come before it (`schema`, `continues`), and are those that were written.
+
+    Raises DataError where not: the run could not be finished.
+    """
+    for attempt, *counts in rows:
+        if any(counts):  # else there was no log
+            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))
+            for table in schema.TABLES:
+                for _ in part.chunks(table):
+                    pass
 
 
 def _attempt_of(path: Path) -> str:
@@ -393,16 +459,37 @@ def read_table(path: Path, name: str) -> np.ndarray:
     """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
 
     def read(file: h5py.File, open_: bool) -> np.ndarray:
-        committed = int(file["committed"][list(schema.TABLES).index(name)])
+        table = np.empty(_committed(file, name), schema.TABLES[name])
+        at = 0
+        for rows in _verified(path, file, name, open_):
+            table[at : at + len(rows)] = rows[: len(table) - at]
+            at += len(rows)
+        return table
+
+    return _read(path, f"table {name}", read)
+
+
+def _committed(file: h5py.File, name: str) -> int:
+    return int(file["committed"][list(schema.TABLES).index(name)])
+
+
+def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
+    """The rows of one table, some at a time, and more than are committed where more have a checksum.
+
+    Raises DataError, at the latest after the last of them, where they are not those that were written.
+    """
+    try:
         data = file[name]
         if data.dtype != schema.TABLES[name]:
             raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
-        if len(data) < committed or committed < 0:
-            raise DataError(f"{path}: table {name} has {len(data)} rows, but {committed} were committed")
-        sums.check_table(f"{path}: table {name}", file, name, committed, open_)
-        return np.asarray(data[:committed])
-
-    return _read(path, f"table {name}", read)
+        summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
+        for start in range(0, summing.count, schema.STEP):
+            rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
+            summing.add(rows)
+            yield rows
+        summing.check()
+    except _BROKEN as error:
+        raise DataError(f"{path}: table {name} cannot be read: {error}") from error
 
 
 def read_summary(path: Path) -> np.ndarray:

@@ -10,12 +10,14 @@ and another had not, the other's half is lost, as is what was under way at any k
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mpisgd import durable
 from mpisgd.errors import CheckpointError
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account, Checkpoint, Part
@@ -96,11 +98,12 @@ def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> 
     return found
 
 
-def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> None:
+def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> Recut:
     """Write the snapshots that were taken for evaluation as the shards of the new slices would have, beside the old files.
 
-    Those stay until the run is done: until there is a checkpoint of the new shards, another attempt would need them again.
-    `vectors`: of one snapshot, see `Snapshots`. Raises DataError where an old file is not there, or too short.
+    Returns the checkpoint with their checksums. The old files stay until the run is done: until there is a checkpoint of the new
+    shards, another attempt would need them again. `vectors`: of one snapshot, see `Snapshots`. Raises DataError where an old file
+    is not there, or damaged.
     """
     before = cut_anew.before.parts
     old = []
@@ -108,14 +111,21 @@ def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> N
         path = run / schema.spool_file(part.account.shard, part.account.rows[0][0])
         start, end = part.account.bounds
         shape = (len(part.account.snapshots), vectors, end - start)
-        check_spool(path, shape[0], 4 * vectors * (end - start))
+        check_spool(path, part.account.snapshots, 4 * vectors * (end - start))
         old.append(np.memmap(path, np.float32, "r", shape=shape))
-    count = len(cut_anew.parts[0].account.snapshots)
+    parts = []
     for part in cut_anew.parts:
         start, end = part.account.bounds
-        with (run / schema.spool_file(part.account.shard, attempt)).open("wb") as file:
-            for number in range(count):
+        taken = []
+        with durable.written_aside(run / schema.spool_file(part.account.shard, attempt)) as file:
+            for number, (clock, samples, taken_s, *_) in enumerate(part.account.snapshots):
+                crc32 = 0
                 for vector in range(vectors):
                     for slices, each in zip(old, before, strict=True):
                         first = each.account.bounds[0]
-                        file.write(slices[number, vector, max(start - first, 0) : max(end - first, 0)].tobytes())
+                        piece = slices[number, vector, max(start - first, 0) : max(end - first, 0)].tobytes()
+                        crc32 = zlib.crc32(piece, crc32)
+                        durable.write_all(file, piece)
+                taken.append((clock, samples, taken_s, crc32))
+        parts.append(dataclasses.replace(part, account=dataclasses.replace(part.account, snapshots=taken)))
+    return dataclasses.replace(cut_anew, parts=tuple(parts))

@@ -1,7 +1,7 @@
 """What a run's files hold: the fixed dtype of every table, and the names of the files (DESIGN 6).
 
 Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator one, `evaluator.attempt-0.h5`; `log.h5`
-lays virtual data sets over them. A file holds the tables below as one-dimensional compound data sets, the data set
+has the tables of all of them. A file holds the tables below as one-dimensional compound data sets, the data set
 `committed` (int64, one entry per table in the order of `TABLES`: rows that are safely there; later rows may be torn), and the
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
@@ -12,8 +12,7 @@ NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of th
 A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
 continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
 of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
-checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number. `log.h5` has a
-copy of the rows of attempts that were killed, in the group `attempts`.
+checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number.
 
 Where an attempt goes on with another number of learners or shards, a new *layout* begins: rows of slices that are cut otherwise
 are not put behind each other. The tables of the run are then those of the last layout, but for `evaluations`, which have all;
@@ -155,6 +154,9 @@ SUMMARY = np.dtype(
         ("diverged", np.uint8),
     ]
 )
+
+STEP = 1 << 16
+"""Rows that are read at a time, where there may be more than memory holds."""
 
 LOG = "log.h5"
 CONFIG = "config.toml"

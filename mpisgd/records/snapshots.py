@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,31 @@ class Taken:
     taken_s: float
 
 
-def check_spool(path: Path, count: int, nbytes: int) -> None:
-    """Raises DataError where a scratch file does not hold so many snapshots, of so many bytes each."""
-    found = path.stat().st_size if path.is_file() else -1
+def check_spool(path: Path, taken: Sequence[Sequence[float]], nbytes: int) -> None:
+    """Raises DataError where a scratch file does not hold these snapshots (`Snapshots`, `resumed`), of so many bytes each."""
+    found, count = path.stat().st_size if path.is_file() else -1, len(taken)
     if found < count * nbytes:
         what = "is not there" if found < 0 else f"has {found} bytes"
         raise DataError(f"{path} {what}, and the checkpoint says that it holds {count} snapshots, {count * nbytes} bytes")
+    if count == 0:
+        return
+    with path.open("rb") as file:
+        for number, (*_, told) in enumerate(map(_with_sum, taken)):
+            crc32, left = 0, nbytes
+            while left and (piece := file.read(min(left, 1 << 20))):
+                crc32, left = zlib.crc32(piece, crc32), left - len(piece)
+            _compare(path, number, crc32, told)
+
+
+def _with_sum(taken: Sequence[float]) -> tuple[int, int, float, int]:
+    """What is known of a snapshot; those that an earlier mpisgd has taken have no checksum, -1."""
+    clock, samples, taken_s, *crc32 = taken
+    return int(clock), int(samples), taken_s, int(crc32[0]) if crc32 else -1
+
+
+def _compare(path: Path, number: int, crc32: int, told: int) -> None:
+    if told >= 0 and crc32 != told:
+        raise DataError(f"{path} is damaged: snapshot {number} does not have the checksum that it was written with")
 
 
 def due(every_epochs: float, epochs_before: float, epochs: float) -> bool:
@@ -47,20 +67,20 @@ class Snapshots:
 
     Args:
         path: scratch file, made here; removed by `close`.
-        resumed: clock, samples and seconds of the snapshots that the file holds already, of the run that is continued.
+        resumed: clock, samples, seconds and CRC-32 of the snapshots that the file holds already, of the run that is continued.
         every_epochs: epochs from one snapshot to the next; 0 = only initial and last weights.
         vectors: 1, or 2 where weights are averaged.
         size: elements of the slice.
     """
 
     def __init__(
-        self, path: Path, *, every_epochs: float, vectors: int, size: int, resumed: Sequence[tuple[int, int, float]] = ()
+        self, path: Path, *, every_epochs: float, vectors: int, size: int, resumed: Sequence[Sequence[float]] = ()
     ) -> None:
         self._path = path
         self._every_epochs = every_epochs
         self._vectors = vectors
         self._size = size
-        self._taken: list[tuple[int, int, float]] = [*resumed]
+        self._taken: list[tuple[int, int, float, int]] = [_with_sum(each) for each in resumed]
         with writing(path):
             self._file: BinaryIO = path.open("r+b" if resumed else "w+b")
             self._file.truncate(self.count * vectors * size * 4)
@@ -70,8 +90,8 @@ class Snapshots:
         return len(self._taken)
 
     @property
-    def taken(self) -> list[tuple[int, int, float]]:
-        """Of each, its clock, samples and seconds; what it holds has been handed to the kernel."""
+    def taken(self) -> list[tuple[int, int, float, int]]:
+        """Of each, its clock, samples, seconds and CRC-32; what it holds has been handed to the kernel."""
         with writing(self._path):
             self._file.flush()
         return list(self._taken)
@@ -82,18 +102,25 @@ class Snapshots:
 
     def take(self, update: Updates, clock: int, now_s: float) -> None:
         """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
+        crc32 = 0
         with writing(self._path):
             self._file.seek(self.count * self._vectors * self._size * 4)
             for vector in (update.weights, update.averaged):
                 if vector is not None:
-                    self._file.write(on_host(vector).data)
-        self._taken.append((clock, update.samples, now_s))
+                    copied = on_host(vector).data
+                    crc32 = zlib.crc32(copied, crc32)
+                    self._file.write(copied)
+        self._taken.append((clock, update.samples, now_s, crc32))
 
     def get(self, index: int) -> Taken:
+        """Raises DataError where it is not the one that was taken."""
+        nbytes = self._vectors * self._size * 4
         with writing(self._path):
-            self._file.seek(index * self._vectors * self._size * 4)  # what is still in its buffer is written first
-        vectors = [np.frombuffer(self._file.read(self._size * 4), np.float32) for _ in range(self._vectors)]
-        clock, samples, taken_s = self._taken[index]
+            self._file.seek(index * nbytes)  # what is still in its buffer is written first
+        content = self._file.read(nbytes)
+        clock, samples, taken_s, crc32 = self._taken[index]
+        _compare(self._path, index, zlib.crc32(content), crc32)
+        vectors = list(np.frombuffer(content, np.float32).reshape(self._vectors, self._size))
         return Taken(vectors, clock, samples, taken_s)
 
     def nothing(self) -> list[np.ndarray]:
@@ -116,7 +143,7 @@ class Nowhere(Snapshots):
         self._vectors = 1
 
     @property
-    def taken(self) -> list[tuple[int, int, float]]:
+    def taken(self) -> list[tuple[int, int, float, int]]:
         return []
 
     def due(self, epochs_before: float, epochs: float) -> bool:

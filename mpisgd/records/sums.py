@@ -1,9 +1,10 @@
 """Checksums of a log: so that a flipped bit is reported, and not read as a number (TRAPS 9).
 
-HDF5's own, the filter fletcher32, is not for files that are read while they are written, or after a kill: a chunk whose writing was
-cut short cannot be read any more, with all its rows (measured, of a writer that did nothing but write: 2 of 120 kills, 28 of 1200
-live readings). Here the sum goes over rows that have been flushed before, which nobody writes again, but for the fields that are
-amended; of those the sum is written when the file is closed. HDF5's metadata have sums of their own.
+HDF5's own, the filter fletcher32, is in `log.h5`, which is written once, at the end. It is not for files that are read while they
+are written, or after a kill: a chunk whose writing was cut short cannot be read any more, with all its rows (measured, of a writer
+that did nothing but write: 2 of 120 kills, 28 of 1200 live readings). Here the sum goes over rows that have been flushed before,
+which nobody writes again, but for the field that is amended; of that the sum is written when the file is closed. HDF5's metadata
+have sums of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,8 @@ import numpy as np
 from mpisgd.errors import DataError
 from mpisgd.records import schema
 
-#: Fields that are set after their row was flushed.
-AMENDED = {"pushes": ("answer_s",)}
+#: The field of a table that is set after its row was flushed.
+AMENDED = {"pushes": "answer_s"}
 
 _BEGINS = "# crc32"
 _LINE = re.compile(_BEGINS + r" of what follows: ([0-9a-f]{8})\n")
@@ -28,48 +30,75 @@ _LINE = re.compile(_BEGINS + r" of what follows: ([0-9a-f]{8})\n")
 
 def add(crc32: int, table: str, rows: np.ndarray) -> int:
     """The sum of the rows before and these; what may be amended does not count."""
-    for name in AMENDED.get(table, ()):
+    if table in AMENDED:
         rows = rows.copy()
-        rows[name] = np.nan
-    return zlib.crc32(np.ascontiguousarray(rows).tobytes(), crc32)
+        rows[AMENDED[table]] = np.nan
+    return zlib.crc32(np.ascontiguousarray(rows).view(np.uint8).data, crc32)
 
 
-def closing(rows: dict[str, np.ndarray], summary: np.ndarray) -> list[int]:
-    """What is written when a file is closed: that it was, and the sums of what could still be amended, and of the summary.
+class Summing:
+    """The check of one table of a file, while its rows are read some at a time.
 
-    `rows`: of each table in `AMENDED`, at least these columns.
+    Args:
+        what: the file and the table, for messages.
+        file: open; one of an earlier mpisgd has no checksums.
+        committed: rows that the file says are there.
+        left_open: it may be being written.
+
+    Attributes:
+        count: rows that are to be read, from the first on: at least those committed.
+
+    Raises DataError where that cannot be.
     """
-    crc32 = 0
-    for table, names in AMENDED.items():
-        for name in names:
-            crc32 = zlib.crc32(np.ascontiguousarray(rows[table][name]).tobytes(), crc32)
-    return [1, crc32, zlib.crc32(np.ascontiguousarray(summary).tobytes())]
+
+    def __init__(self, what: str, file: Any, table: str, committed: int, left_open: bool) -> None:
+        self._what, self._file, self._table = what, file, table
+        self._crc32 = self._answers = 0
+        self.count, self._told = committed, -1
+        if "sums" in file:
+            self.count, self._told = (int(each) for each in file["sums"][list(schema.TABLES).index(table)])
+        if not 0 <= committed <= len(file[table]):
+            raise DataError(f"{what} has {len(file[table])} rows, but {committed} were committed")
+        if not (committed <= self.count <= len(file[table]) if left_open else committed == self.count):
+            raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
+
+    def add(self, rows: np.ndarray) -> None:
+        """Those that come next."""
+        if self._told >= 0:
+            self._crc32 = add(self._crc32, self._table, rows)
+            self._answers = add_amended(self._answers, self._table, rows)
+
+    def check(self) -> None:
+        """All have been added. Raises DataError where they are not those that were written."""
+        if self._told < 0:
+            return
+        if self._crc32 != self._told:
+            raise DataError(f"{self._what}: the rows do not have the checksum that they were written with: the file is damaged")
+        closed, answers, _ = _closing(self._what, self._file)
+        if closed and self._table in AMENDED and answers != self._answers:
+            raise DataError(
+                f"{self._what}: {AMENDED[self._table]} does not have the checksum it was written with: the file is damaged"
+            )
 
 
-def check_table(what: str, file: Any, table: str, committed: int, left_open: bool) -> None:
-    """Raises DataError where the rows of a table are not those that were written; `left_open`: the file may be being written."""
-    if "sums" not in file:  # a log of an earlier mpisgd
-        return
-    count, crc32 = (int(each) for each in file["sums"][list(schema.TABLES).index(table)])
-    if not (committed <= count if left_open else committed == count):
-        raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {count}: the file is damaged")
-    data = file[table]
-    if not 0 <= count <= len(data) or add(0, table, data[:count]) != crc32:
-        raise DataError(f"{what}: the rows do not have the checksum that they were written with: the file is damaged")
-    closed, answers, _ = _closing(what, file)
-    if closed and table in AMENDED and answers != closing(_amended(file), file["summary"][:])[1]:
-        raise DataError(f"{what}: {', '.join(AMENDED[table])} does not have the checksum it was written with: the file is damaged")
+def add_amended(crc32: int, table: str, rows: np.ndarray) -> int:
+    """The sum of the field that is amended, of the rows before and these."""
+    return zlib.crc32(np.ascontiguousarray(rows[AMENDED[table]]).data, crc32) if table in AMENDED else crc32
+
+
+def closing(answers: int, summary: np.ndarray) -> list[int]:
+    """What is written when a file is closed: that it was, the sum of what could be amended until then, and that of the summary."""
+    return [1, answers, zlib.crc32(np.ascontiguousarray(summary).tobytes())]
 
 
 def check_summary(what: str, file: Any) -> None:
-    """The same of the summary."""
+    """Raises DataError where the summary is not the one that was written."""
     if "sums" not in file:
         return
-    summary = file["summary"][:]
     closed, _, crc32 = _closing(what, file)
     if not closed:  # its writer was killed, failed, or is about to close it
         return
-    if crc32 != closing(_amended(file), summary)[2]:
+    if crc32 != closing(0, file["summary"][:])[2]:
         raise DataError(f"{what}: it does not have the checksum that it was written with: the file is damaged")
 
 
@@ -80,10 +109,23 @@ def _closing(what: str, file: Any) -> list[int]:
     return found
 
 
-def _amended(file: Any) -> dict[str, np.ndarray]:
-    """Those rows that were there when the file was closed."""
-    counts = file["sums"][:, 0].tolist()
-    return {table: file[table][: counts[list(schema.TABLES).index(table)]] for table in AMENDED}
+def of_file(path: Path) -> dict[str, int]:
+    """How long a file is, and its CRC-32. Raises OSError."""
+    nbytes = crc32 = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            nbytes, crc32 = nbytes + len(piece), zlib.crc32(piece, crc32)
+    return {"nbytes": nbytes, "crc32": crc32}
+
+
+def check_file(path: Path, told: Mapping[str, int]) -> None:
+    """Raises DataError where a file is not the one of which `of_file` told this; OSError where it cannot be read."""
+    found = of_file(path)
+    if found != told:
+        raise DataError(
+            f"{path} is damaged: {found['nbytes']} bytes with CRC-32 {found['crc32']:08x}, written were {told['nbytes']} with"
+            f" {told['crc32']:08x}"
+        )
 
 
 def sealed(text: str) -> str:

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from mpisgd import durable
 from mpisgd.errors import StorageError
 from mpisgd.messages import Push
 from mpisgd.protocols import Verdict
@@ -27,6 +28,8 @@ from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
 _CHUNK_ROWS = 1024
+_CACHE_NBYTES = 4 << 20
+"""What HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -74,6 +77,9 @@ class TableFile:
                 self._inode = path.stat().st_ino
 
     def _begin(self, file: h5py.File, shard: int, attributes: Mapping[str, Any]) -> None:
+        cache = file.id.get_mdc_config()
+        cache.max_size = _CACHE_NBYTES
+        file.id.set_mdc_config(cache)
         file.attrs["schema_version"] = schema.SCHEMA_VERSION
         file.attrs["shard"] = shard
         for name, value in attributes.items():
@@ -171,19 +177,29 @@ class TableFile:
             self._data[name].write(start, rows)
 
     def close(self, summary: tuple[float, ...] | None = None) -> None:
-        """Flush, write the summary of a shard, close."""
+        """Flush, write the summary of a shard, close; it is there to stay."""
         if self._file is None:
             return
         self.flush()
         with self._writing():
             if summary is not None:
                 self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
-            amended = {name: self._file[name].fields(list(fields))[:] for name, fields in sums.AMENDED.items()}
-            self._file["closing"][:] = sums.closing(amended, self._file["summary"][:])
+            self._file["closing"][:] = sums.closing(self._sum_of_amended(), self._file["summary"][:])
             self._file.flush()  # what fails here has not begun to close
             self._data.clear()
             self._file.close()
-        self._file = None
+            self._file = None
+            durable.sync(self._path)  # what says later that the run is DONE, or that it goes on, refers to it
+            durable.sync_directory(self._path.parent)
+
+    def _sum_of_amended(self) -> int:
+        """Read again, some rows at a time: there may be more than memory holds."""
+        crc32 = 0
+        for name in sums.AMENDED:
+            for start in range(0, self._committed[name], schema.STEP):
+                rows = self._data[name].read(start, min(start + schema.STEP, self._committed[name]))
+                crc32 = sums.add_amended(crc32, name, rows)
+        return crc32
 
 
 class ShardLog:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpisgd.errors import DataError
 from mpisgd.flat import FlatModel, host_view
+from mpisgd.records.sums import check_file
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,16 @@ def _parameter_at(model: FlatModel, place: int) -> str:
     raise IndexError(place)
 
 
-def load_weights(path: Path, names: list[str], model: FlatModel) -> dict[str, Tensor]:
+def load_weights(path: Path, names: list[str], model: FlatModel, told: dict[str, int] | None = None) -> dict[str, Tensor]:
     """The recorded weights as flat vectors, (parameters,) float32, in the order that `model` has; its weights are overwritten.
 
-    Raises DataError where there is no such file, or it holds other parameters.
+    `told`: the file's length and CRC-32, where DONE says them (`sums.of_file`).
+
+    Raises DataError where there is no such file, it is another than was written, or it holds other parameters.
     """
     try:
+        if told is not None:
+            check_file(path, told)
         states = torch.load(path, weights_only=True, map_location="cpu")
         return {name: _flat(states[name], model) for name in names}
     except FileNotFoundError as error:

@@ -173,7 +173,8 @@ class Recompute:
         serial, names = self.serial, ["theta"]
         if self.record.config.averaging > 0:
             names.append("thetabar")
-        recorded = load_weights(self.record.path / schema.WEIGHTS, names, serial.model)
+        told = (self.record.done or {}).get("weights")
+        recorded = load_weights(self.record.path / schema.WEIGHTS, names, serial.model, told)
         for name in names:
             recomputed = serial.weights(averaged=name == "thetabar")
             each = difference(name, recomputed, recorded[name], serial.initial, serial.model, serial.bounds)

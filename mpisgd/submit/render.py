@@ -53,6 +53,10 @@ class Script:
         for what in ("queue", "account"):
             value = getattr(self, what)
             require(bool(re.fullmatch(r"[^\s'\"$`\\]*", value)), what, value, "one word without quotes")
+        for what in ("config", "command", "modules", "venv", "mpi", "protocols"):
+            value = getattr(self, what)
+            for each in [value] if isinstance(value, str) else value:
+                one_line(what, each)
         object.__setattr__(self, "seconds", _seconds(self.time))
         least = WARNING_S + 60
         require(
@@ -105,6 +109,11 @@ class Script:
     def _purpose(self) -> str:
         chain = ", a chain of jobs until the run is done" * bool(self.links)
         return f"{', an array: one run for each protocol' * bool(self.protocols)}{chain}"
+
+
+def one_line(what: str, text: str) -> None:
+    """Raises ConfigError where a text would end a comment or a directive of the script: what follows would be run."""
+    require(not re.search(r"[\x00-\x1f\x7f]", text), what, text, "one line without control characters")
 
 
 def _seconds(time: str) -> int:

@@ -6,6 +6,7 @@ tried. An outcome is
 
     reported    a ConfigError, DataError or CheckpointError that names the file; or replay finds it
     passed over the newest checkpoint is damaged, it is named, and the one before is taken
+    refused by HDF5    log.h5, opened by h5py without mpisgd: HDF5 raises its own error
     harmless    everything that was read is what is read of the whole files
     answers     the log of a killed run has other seconds in `answer_s`, but nothing else: those are set after their rows are
                 flushed, and have a checksum only when the file is closed
@@ -27,25 +28,30 @@ import signal
 import sys
 import tempfile
 import time
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
 
-from mpisgd import config_file
+from mpisgd import config_file, models
+from mpisgd.computing import Updates
 from mpisgd.config import CheckpointOptions
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import ConfigError, DataError, MpisgdError
+from mpisgd.flat import FlatModel, host_view
 from mpisgd.records import checkpoint as disk
 from mpisgd.records import schema
 from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.reader import Run, read_table
+from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import TableFile
+from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate
 from mpisgd.update import SliceUpdate
 from tests.faults.where import machine
@@ -91,11 +97,22 @@ def make(directory: Path) -> None:
     simulate(config)
     shutil.copytree(directory / "done", directory / "killed")
     (directory / "killed" / schema.DONE).unlink()
+    spool(directory / "killed" / SPOOL).close(keep=True)
     for shard in range(2):
         leave_open(directory / "killed" / schema.shard_file(shard))
     for clock in (8, 16, 24):
         for shard in range(2):
             checkpoint(directory / "killed", shard, clock)
+
+
+def spool(path: Path, resumed: Any = ()) -> Snapshots:
+    """Three snapshots that wait for evaluation, of 300 elements and their average."""
+    snapshots = Snapshots(path, every_epochs=1.0, vectors=2, size=300, resumed=resumed)
+    for clock in range(3 if not resumed else 0):
+        update = SimpleNamespace(weights=torch.arange(300.0) + clock, averaged=torch.arange(300.0) - clock, samples=8 * clock)
+        snapshots.take(typing.cast(Updates, update), clock, 0.5)
+    path.with_name("taken.json").write_text(json.dumps(snapshots.taken))
+    return snapshots
 
 
 def leave_open(path: Path) -> None:
@@ -128,6 +145,7 @@ def checkpoint(run: Path, shard: int, clock: int) -> None:
         shards=2,
         learners=3,
         model="600 (abc)",
+        beside=[path for path in [run / schema.shard_file(shard)] if path.is_file()],
     )
     update.accumulate(1.0, 4)
     update.step()
@@ -157,6 +175,41 @@ def digest_of_run(path: Path, answers: bool = True) -> str:
     return found.hexdigest()
 
 
+def digest_of_weights(run: Path) -> str:
+    """Of the last weights, as replay loads them."""
+    done = Run(run).done or {}
+    model = FlatModel(models.make(from_mapping({"model": "softmax"}).model, input_shape=(1, 8, 8), classes=10, seed=1))
+    return hashlib.sha256(host_view(load_weights(run / schema.WEIGHTS, ["theta"], model, done["weights"])["theta"])).hexdigest()
+
+
+def digest_of_spool(path: Path) -> str:
+    """Of snapshots, as whoever goes on with a run, and then the evaluator, gets them: the second, without the first's check."""
+    taken = json.loads(path.with_name("taken.json").read_text())
+    found = []
+    for check in (lambda: check_spool(path, taken, 2 * 4 * 300), lambda: None):
+        check()
+        snapshots = Snapshots(path, every_epochs=1.0, vectors=2, size=300, resumed=taken)
+        found.append([hashlib.sha256(np.concatenate(snapshots.get(number).vectors)).hexdigest() for number in range(3)])
+        snapshots.close(keep=True)
+    return repr(found)
+
+
+def digest_of_log(path: Path) -> str:
+    """Of the whole file, as any program reads it."""
+    found = hashlib.sha256()
+    with h5py.File(path) as file:
+        for table in schema.TABLES:
+            found.update(file[table][:].tobytes())
+    return found.hexdigest()
+
+
+SPOOL = schema.SPOOL + "000"
+#: What is read by itself.
+ALONE = {schema.WEIGHTS: lambda path: digest_of_weights(path.parent), schema.LOG: digest_of_log, SPOOL: digest_of_spool}
+READING = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+"""What h5py raises."""
+
+
 def digest_of_checkpoint(path: Path, complaints: list[str]) -> str:
     """Of the checkpoint that a run would go on from."""
     found = disk.newest(path, complaints.append)
@@ -181,6 +234,8 @@ def outcome(directory: Path, spoilt: Path, whole: dict[str, str]) -> str:
                     assert spoilt.name in complaints[0] or schema.MANIFEST in complaints[0], complaints[0]
                     return "passed over" if found == whole["checkpoint before"] else "FAILED: another checkpoint was taken"
                 return "harmless" if found == whole["checkpoint"] else "FAILED: other data, without a word"
+            if spoilt.name in ALONE:
+                return "harmless" if ALONE[spoilt.name](spoilt) == whole[spoilt.name] else "FAILED: other data, without a word"
             found = digest_of_run(run)
     except (ConfigError, DataError) as error:
         return "reported" if spoilt.name in str(error) else f"FAILED: does not name the file: {error}"
@@ -189,6 +244,8 @@ def outcome(directory: Path, spoilt: Path, whole: dict[str, str]) -> str:
     except MpisgdError as error:
         return f"FAILED: {type(error).__name__}: {error}"
     except Exception as error:  # what a user would see as a traceback
+        if spoilt.name == schema.LOG and isinstance(error, READING):
+            return "refused by HDF5"
         return f"FAILED: {type(error).__name__}: {error}"
     if found == whole[run.name]:
         return "harmless"
@@ -216,6 +273,8 @@ def campaign(count: int, seed: int, directory: Path) -> dict[str, Any]:
         "without answers": digest_of_run(directory / "killed", answers=False),
         "checkpoint": digest_of_checkpoint(directory / "killed", []),
     }
+    whole |= {path.name: ALONE[path.name](path) for path in (directory / "done").iterdir() if path.name in ALONE}
+    whole[SPOOL] = digest_of_spool(directory / "killed" / SPOOL)
     aside = directory / "aside"
     newest.rename(aside)
     whole["checkpoint before"] = digest_of_checkpoint(directory / "killed", [])
@@ -226,6 +285,9 @@ def campaign(count: int, seed: int, directory: Path) -> dict[str, Any]:
         "log of a killed run": [directory / "killed" / name for name in log],
         "config.toml, DONE": [directory / "done" / schema.CONFIG, directory / "done" / schema.DONE],
         "parts of a checkpoint": [newest / disk.part_file(0), newest / disk.part_file(1)],
+        "weights.pt": [directory / "done" / schema.WEIGHTS],
+        "snapshots": [directory / "killed" / SPOOL],
+        "log.h5, by h5py alone": [directory / "done" / schema.LOG],
         "accounts, manifest": [newest / disk.account_file(0), newest / disk.MANIFEST, newest / disk.MANIFEST],
     }
     generator = random.Random(seed)

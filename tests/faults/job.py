@@ -67,6 +67,11 @@ class Job:
         return "\n".join(line for _, line in self.lines)
 
     @property
+    def over(self) -> bool:
+        """Whether the launcher has ended."""
+        return self._process.poll() is not None
+
+    @property
     def pids(self) -> dict[int, int]:
         """The process of each rank that was ever seen."""
         if len(self._pids) < self.ranks:

@@ -32,14 +32,13 @@ with importing():
 import numpy as np
 import torch
 
-from mpisgd import models, optimizer, parts
+from mpisgd import config_file, models, optimizer, parts
 from mpisgd.config import replace
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import EXIT_INTERRUPTED, RunInterrupted
 from mpisgd.gradient import Gradient
 from mpisgd.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.mpi import MPI
-from mpisgd.resume import configuration
 from mpisgd.roles import of_job
 
 
@@ -104,7 +103,7 @@ def held(most):
 
 
 def resume(job: dict, comm: MPI.Intracomm) -> None:
-    config = configuration(Path(job["resume"]))
+    config = config_file.of_run(Path(job["resume"]))
     mpisgd.train(config=replace(config, shards=job.get("shards", config.shards)), comm=comm, resume=job["resume"])
 
 

@@ -274,7 +274,7 @@ def test_what_cannot_be_written_is_told_and_tried_again(tmp_path: Path, monkeypa
     take(writer, 10)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patched:
-        patched.setattr(disk.os, "fsync", Mock(side_effect=[None, full, full]))
+        patched.setattr("mpisgd.durable.os.fsync", Mock(side_effect=[None, None, full, full]))
         for clock in (20, 30):  # after the tensors have been written, and before
             take(writer, clock)
             assert not writer.busy()
@@ -356,6 +356,10 @@ def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\), since 20"):
         Lock(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\)"):
+        Lock(tmp_path)
+    path.write_text(json.dumps({**holder, "host": "elsewhere", "boot": "another", "job": "77", "start": "f4dbdf21"}))
     lock = Lock(tmp_path)  # the same job, requeued on another host
 
     path.write_text(json.dumps({**holder, "begun": "1"}))

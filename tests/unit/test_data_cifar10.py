@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mpisgd.config import Cifar10Options
 from mpisgd.data import cache, cifar10, load
@@ -89,7 +90,7 @@ def test_the_archive_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
     assert len(reads) == 1
     kept = list((tmp_path / "cache").glob("*.bin"))
-    assert [path.stat().st_size for path in kept] == [6 * RECORDS * 3073]
+    assert [path.stat().st_size for path in kept] == [6 * RECORDS * 3073 + 4]
     lock = kept[0].with_suffix(".lock")
     lock.unlink()
     load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
@@ -105,6 +106,30 @@ def test_the_archive_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix not in (".bin", ".lock")]
 
 
+@pytest.mark.parametrize("place", [0, 3 * RECORDS * 3073, -1])
+def test_a_damaged_cache_is_made_anew(place: int, tmp_path: Path) -> None:
+    write_archive(tmp_path / "cifar-10-binary.tar.gz")
+    before = load(Cifar10Options(), data_dir=str(tmp_path), seed=1).train.batch(np.arange(9))[0]
+    kept = next((tmp_path / "cache").glob("*.bin"))
+    content = bytearray(kept.read_bytes())
+    whole, content[place] = bytes(content), content[place] ^ 64
+    kept.write_bytes(content)
+    after = load(Cifar10Options(), data_dir=str(tmp_path), seed=1).train.batch(np.arange(9))[0]
+    assert torch.equal(before, after)
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.parametrize("umask", [0o027, 0o002])
+def test_a_cache_has_the_users_mode(umask: int, tmp_path: Path) -> None:
+    write_archive(tmp_path / "cifar-10-binary.tar.gz")
+    before = os.umask(umask)
+    try:
+        load(Cifar10Options(), data_dir=str(tmp_path), seed=1)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()} == {0o666 & ~umask}
+
+
 def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
     """Real processes, since ranks are: each must see the whole file, whichever of them makes it."""
     program = (
@@ -113,7 +138,7 @@ def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
         "def build():\n"
         "    log.open('a').write('built\\n')\n"
         "    return [np.full(3_000_000, 7, np.uint8), np.full(5, 8, np.uint8)]\n"
-        "content = cached(source, 'x', 3_000_005, build).read_bytes()\n"
+        "content = cached(source, 'x', 3_000_005, build).read_bytes()[:-4]\n"
         "sys.exit(content != b'\\x07' * 3_000_000 + b'\\x08' * 5)\n"
     )
     source, log = tmp_path / "source", tmp_path / "log"

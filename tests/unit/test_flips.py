@@ -18,11 +18,14 @@ from tests.faults import flips
 
 
 def test_a_hundred(tmp_path: Path) -> None:
-    found = flips.campaign(100, 2, tmp_path)
+    found = flips.campaign(160, 2, tmp_path)
     assert found["failures"] == []
     assert found["outcomes"]["log of a finished run"]["reported"] > 5
     assert found["outcomes"]["log of a killed run"]["reported"] > 5
     assert found["outcomes"]["parts of a checkpoint"] == {"passed over": 20}
+    assert found["outcomes"]["weights.pt"] == {"reported": 20}
+    assert found["outcomes"]["snapshots"] == {"reported": 20}
+    assert found["outcomes"]["log.h5, by h5py alone"]["refused by HDF5"] > 5
 
 
 EVENT = (0, 3, 4, -1, 0.5, 1.5)

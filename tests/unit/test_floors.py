@@ -21,7 +21,7 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks errors config_file without_gc __version__",
+            "config config_virtual checks durable errors config_file without_gc __version__",
             "flat chunks crossing roles models data draws schedule streams imports compiled",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",

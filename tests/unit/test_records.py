@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd import resume
+from mpisgd import config_file, resume
 from mpisgd.errors import ConfigError, DataError, StorageError
 from mpisgd.records import directory, reader, schema
 from mpisgd.records.lock import Lock
@@ -287,6 +287,63 @@ def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) ->
     assert run.summaries["shard"].tolist() == [0, 1, 2]
 
 
+def test_the_joined_log_needs_no_other_file(tmp_path: Path) -> None:
+    """Virtual data sets would show zeros in the place of what is missing."""
+    tables = run_of(tmp_path / "run")
+    directory.join(tmp_path / "run", 3)
+    (tmp_path / "run" / schema.shard_file(1)).unlink()
+    with h5py.File(tmp_path / "run" / schema.LOG) as log:
+        for table, parts in tables.items():
+            np.testing.assert_array_equal(log[table][:], np.concatenate(parts))
+            assert log[table].fletcher32 or not len(log[table])
+
+
+def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Path) -> None:
+    """No checkpoint waits for it: what it said is evaluated again, or what came after the attempt before."""
+    for attempt in range(2):
+        attributes = {"attempt": attempt, "continues": np.array([[0, 0, 0, 4, 0]] if attempt else [], np.int64).reshape(-1, 5)}
+        path = tmp_path / schema.evaluator_file(attempt)
+        file = TableFile(path, shard=-1, flush_rows=9, flush_s=1e9, attributes=attributes)
+        for number in range(2):
+            row = random_rows("evaluations", 2)
+            row["snapshot"] = 2 * attempt + number
+            for each in row:
+                file.append("evaluations", tuple(each.tolist()))
+        file.close()
+    said: list[str] = []
+    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (4, [[0, 0, 0, 4, 0], [1, 0, 0, 4, 0]])
+    path.write_bytes(bytes(path.stat().st_size))
+    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (2, [[0, 0, 0, 4, 0]])
+    (tmp_path / schema.evaluator_file(0)).write_bytes(b"")
+    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
+    assert len(said) == 3
+    assert all("evaluator.attempt-" in each and each.endswith("what was evaluated then is evaluated again") for each in said)
+
+
+def test_a_damaged_log_is_not_joined(tmp_path: Path) -> None:
+    run_of(tmp_path / "run")
+    path = tmp_path / "run" / schema.shard_file(1)
+    with h5py.File(path, "r+") as file:
+        row = file["updates"][3]
+        row["time_s"] += 1
+        file["updates"][3] = row
+    with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5: table updates: the rows do not have the checksum"):
+        directory.join(tmp_path / "run", 3)
+    assert not list((tmp_path / "run").glob("*log.h5*"))
+
+
+@pytest.mark.parametrize("step", [1, 7, 10, 30])
+def test_rows_are_read_some_at_a_time(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = run_of(tmp_path / "run")
+    monkeypatch.setattr(schema, "STEP", step)
+    run = Run(tmp_path / "run")
+    for table in ("pushes", "updates", "events"):
+        chunks = list(run.chunks(table))
+        assert max(map(len, chunks)) <= step
+        np.testing.assert_array_equal(np.concatenate(chunks), np.concatenate(tables[table]))
+        np.testing.assert_array_equal(run.table(table), np.concatenate(tables[table]))
+
+
 def test_a_missing_file_is_missed(tmp_path: Path) -> None:
     """HDF5 itself would show it as no rows."""
     run_of(tmp_path / "run")
@@ -386,7 +443,7 @@ def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.context() as patched,
         pytest.raises(StorageError, match="DONE cannot be written: No space left on device: make room"),
     ):
-        patched.setattr("mpisgd.records.directory.os.fsync", full)
+        patched.setattr("mpisgd.durable.os.fsync", full)
         directory.mark_done(run.path, {"clock": [30]})
     assert run.done is None
     directory.mark_done(run.path, {"clock": [30], "diverged": False})
@@ -415,6 +472,29 @@ def test_only_a_run_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run" / schema.LOCK).unlink()
     directory.claim(tmp_path / "run", overwrite=True)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [schema.LOCK]
+
+
+def test_a_run_that_was_killed_before_its_config_toml(tmp_path: Path) -> None:
+    """At any moment between mkdir and then; what resumes it is told to begin anew."""
+    run = tmp_path / "run"
+    for left in ([], [".LOCK.host.7"], [schema.LOCK, ".LOCK.host.7", ".config.toml.host.7"]):
+        run.mkdir()
+        for name in left:
+            (run / name).write_text("")
+        if schema.LOCK in left:  # of a process that is no more
+            pid = os.fork()
+            if pid == 0:
+                (run / schema.LOCK).unlink()
+                Lock(run)
+                os._exit(0)
+            os.waitpid(pid, 0)
+            with pytest.raises(ConfigError, match="it was killed before it had written that: begin anew with --overwrite"):
+                config_file.of_run(run)
+        with pytest.raises(ConfigError, match="say --overwrite to replace it"):
+            directory.claim(run, overwrite=False)
+        directory.claim(run, overwrite=True).release()
+        assert not list(run.iterdir())
+        run.rmdir()
 
 
 @pytest.mark.parametrize("config", [None, "", "mu = 4\nshards = 2\n", "not TOML"])

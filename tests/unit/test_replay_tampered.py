@@ -20,7 +20,8 @@ import torch
 
 from mpisgd import replay
 from mpisgd.errors import DataError
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
+from mpisgd.records.reader import Run
 from mpisgd.records.schema import Reason, Verdict
 from mpisgd.replay.finding import Untrue
 from mpisgd.replay.learners import compare_shards
@@ -377,7 +378,7 @@ def test_what_done_says(run: Path) -> None:
     done = json.loads((run / "DONE").read_text())
     done["clock"][0] += 1
     del done["crc32"]
-    (run / "DONE").write_text(json.dumps(done))
+    (run / "DONE").write_text(sums.sealed_json(done))
     assert re.match(r"shard 0, updates, row \d+: DONE says that it ended at clock \d+", replay.check(run))
 
 
@@ -386,6 +387,10 @@ def test_a_bit_of_the_weights(name: str, run: Path) -> None:
     states = torch.load(run / "weights.pt", weights_only=True)
     states[name][next(iter(states[name]))].view(-1).view(torch.int32)[70] ^= 1
     torch.save(states, run / "weights.pt")
+    with pytest.raises(DataError, match=r"weights\.pt is damaged: \d+ bytes with CRC-32 [0-9a-f]{8}, written were "):
+        replay.check(run)
+    done = {**(Run(run).done or {}), "weights": sums.of_file(run / "weights.pt")}
+    (run / "DONE").write_text(sums.sealed_json(done))
     found = replay.check(run)
     assert found.startswith(f"{name}: 1 parameters differ, by ")
     assert found.endswith("place 70 of the flat vector, in the slice 0 to 909 of shard 0")

@@ -583,7 +583,7 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
         before = pushes[: each["rows"][0]]
         assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
         assert each["next_seq"] == [1 + before["seq"][before["learner_id"] == who].max(initial=-1) for who in EVERYBODY]
-        assert [clock for clock, _, _ in each["snapshots"]] == [*range(0, each["clock"] + 1, 2)]
+        assert [clock for clock, *_ in each["snapshots"]] == [*range(0, each["clock"] + 1, 2)]
 
 
 # ----------------------------------------------------------------------------------------------------------- interruptions
@@ -624,7 +624,7 @@ def test_an_interrupted_shard_drains_and_saves_what_its_last_update_left(log: Pa
     assert (saved["clock"], saved["received"], saved["last"]) == (1, 3, True)
     assert (saved["applied_seq"], saved["next_seq"]) == ([1, 0, -1], [2, 1, 0]), "the two gradients after it are computed again"
     assert saved["rows"][:2] == [3, 1]
-    assert [clock for clock, _, _ in saved["snapshots"]] == [0]
+    assert [clock for clock, *_ in saved["snapshots"]] == [0]
 
 
 def test_updates_are_made_in_the_drain(log: Path) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisgd.config import SgdOptions
-from mpisgd.records.snapshots import Snapshots
+from mpisgd.errors import DataError
+from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.update import SliceUpdate
 
 SIZE = 1000
@@ -43,6 +44,34 @@ def test_what_was_taken_is_given_in_any_order(averaging: float, tmp_path: Path) 
     assert [len(vector) for vector in snapshots.nothing()] == [0] * vectors
     snapshots.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", [0, 4 * SIZE + 3, 12 * SIZE - 1])
+def test_a_bit_of_a_spool(place: int, tmp_path: Path) -> None:
+    """Whoever goes on with the run is told, and else the evaluator: not another number in its place."""
+    update = SliceUpdate(torch.zeros(SIZE), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=8)
+    path, number = tmp_path / "spool", place // (4 * SIZE)
+    snapshots = Snapshots(path, every_epochs=1.0, vectors=1, size=SIZE)
+    for clock in range(3):
+        update.weights.add_(torch.arange(SIZE))
+        snapshots.take(update, clock, 0.5)
+    taken = snapshots.taken
+    check_spool(path, taken, 4 * SIZE)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 2
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"spool is damaged: snapshot {number} does not have the checksum"):
+        check_spool(path, taken, 4 * SIZE)
+    again = Snapshots(path, every_epochs=1.0, vectors=1, size=SIZE, resumed=taken)
+    for index in range(3):
+        if index != number:
+            assert again.get(index).vectors[0][1] == index + 1
+    with pytest.raises(DataError, match=f"spool is damaged: snapshot {number} does not have the checksum"):
+        again.get(number)
+    again.close(keep=True)
+    old = [each[:3] for each in taken]  # of an earlier mpisgd
+    check_spool(path, old, 4 * SIZE)
+    Snapshots(path, every_epochs=1.0, vectors=1, size=SIZE, resumed=old).get(number)
 
 
 @given(every=st.sampled_from([0.25, 1.0, 2.5]), steps=st.lists(st.integers(1, 40), max_size=30))

@@ -188,6 +188,49 @@ def test_what_cannot_be_submitted_is_refused_by_name(
     assert capsys.readouterr().out == ""
 
 
+LINES = {
+    "--queue": "long\ntouch ran",
+    "--account": "mine\n touch ran",
+    "--name": "a\ntouch ran",
+    "--time": "1:00\ntouch ran",
+    "--modules": "gcc\ntouch ran\n",
+    "--venv": "/a\ntouch ran",
+    "--array": "hardsync\ntouch ran",
+    "--modules=": "gcc\rtouch ran",
+}
+
+
+@pytest.mark.parametrize("option", LINES)
+@pytest.mark.parametrize("system", ["slurm", "lsf"])
+def test_a_second_line_in_an_argument_is_never_run(job: Path, capsys: pytest.CaptureFixture[str], option: str, system: str) -> None:
+    """Also not that of the command in the head of the script, a comment."""
+    words = [f"{option}{LINES[option]}"] if option.endswith("=") else [option, LINES[option]]
+    with pytest.raises(ConfigError, match=r" = .*: expected "):
+        submit.main(["job.toml", "--system", system, "--learners", "4", *words, "--dry-run"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_second_line_in_the_path_of_the_configuration(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = job / "a\ntouch ran\n.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"config = .*: expected one line without control characters"):
+        submit.main([str(path), "--learners", "4", "--dry-run"])
+
+
+def test_whatever_else_is_said_is_kept_from_the_shell(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the settings too: the script, up to its first command, sets variables, and nothing else."""
+    nasty = """a $(touch ran) `touch ran` "; touch ran; ' # x"""
+    (job / "job $(touch ran).toml").write_text("")
+    argv = ["job $(touch ran).toml", "--learners", "4", "--modules", nasty, "--venv", nasty, "--dry-run"]
+    assert submit.main(argv) == 0
+    head, _ = capsys.readouterr().out.split("# ======== nothing below")
+    done = subprocess.run(
+        ["bash", "-c", f'{head}\nprintf "%s\\n" "$MODULES" "$VENV" "$CONFIG"'], cwd=job, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [nasty, nasty, argv[0]]
+    assert not (job / "ran").exists()
+
+
 def test_an_array_with_allreduce_asks_for_the_ranks_of_the_others(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "job.toml").write_text("")
     text = printed(capsys, "--learners", "4", "--nodes", "1", "--shards", "2", "--array", "hardsync", "allreduce")

@@ -20,6 +20,7 @@ from torch import nn
 from mpisgd import data, guard, models
 from mpisgd.__main__ import main
 from mpisgd.config import DigitsOptions, MlpOptions
+from mpisgd.config_file import from_mapping
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.parts import Brought
@@ -79,6 +80,19 @@ def test_the_shell_gets_the_directory_of_a_run(tmp_path: Path) -> None:
     with h5py.File(run.path / schema.LOG) as log:
         assert log["pushes"][:].tobytes() == run.pushes.tobytes()
     assert set(torch.load(run.path / schema.WEIGHTS, weights_only=True)) == {"theta", "thetabar"}
+
+
+@pytest.mark.parametrize("umask", [0o027, 0o002])
+def test_files_have_the_users_mode_and_not_his_environment(umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "xyzzy-17")
+    before = os.umask(umask)
+    try:
+        simulate(from_mapping({"model": "softmax", "epochs": 1, "out": str(tmp_path / "run"), "log": {"progress": "off"}}))
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").iterdir() if path.is_file()]
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {path.name: 0o666 & ~umask for path in files}
+    assert not [path.name for path in files if b"SECRET_TOKEN" in path.read_bytes() or b"xyzzy-17" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])

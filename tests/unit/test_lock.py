@@ -1,0 +1,171 @@
+"""Who holds a run's directory, and when it can be known that he is no more (`records/lock.py`); more: `test_checkpoint.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisgd.errors import ConfigError
+from mpisgd.records import lock as module
+from mpisgd.records import schema
+from mpisgd.records.lock import Lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from mpisgd.errors import ConfigError
+from mpisgd.records.lock import Lock
+try:
+    Lock(Path(sys.argv[1]))
+except ConfigError as error:
+    print(error, flush=True)
+else:
+    print("held", flush=True)
+sys.stdin.read()
+"""
+SPACES = {"a process space of its own": ["--fork", "--pid"], "with its own /proc": ["--fork", "--pid", "--mount-proc"]}
+
+
+@contextmanager
+def holder(run: Path, *before: str) -> Iterator[str]:
+    """Another process that takes the lock, and what it says; it is there until the end."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", HOLD, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.stdin.close()
+        process.wait(20)
+
+
+def unshared(space: str) -> list[str]:
+    words = ["unshare", *SPACES[space]]
+    try:
+        done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(str(error))
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+    return words
+
+
+def test_who_is_alive_and_who_is_not(tmp_path: Path) -> None:
+    with holder(tmp_path) as said:
+        assert said == "held"
+        with pytest.raises(ConfigError, match="is being written by another job, process"):
+            Lock(tmp_path)
+    Lock(tmp_path).release()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_container_with_the_same_host_name(space: str, tmp_path: Path) -> None:
+    """Its process numbers mean others here, and these others there."""
+    words = unshared(space)
+    with holder(tmp_path, *words) as said:
+        assert said == "held"
+        with pytest.raises(ConfigError, match=r"process \d+ on .* in another container, since .*remove .*LOCK"):
+            Lock(tmp_path)
+    with pytest.raises(ConfigError, match="if that job has ended, remove"):
+        Lock(tmp_path)
+    (tmp_path / schema.LOCK).unlink()
+    mine = Lock(tmp_path)
+    with holder(tmp_path, *words) as said:
+        assert "in another container" in said
+    mine.release()
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_within_a_container(space: str, tmp_path: Path) -> None:
+    """Also where /proc shows the processes outside of it: who is gone is gone, who is there is there."""
+    script = f"""
+import os, pathlib, sys, subprocess
+from mpisgd.errors import ConfigError
+from mpisgd.records.lock import Lock
+run = pathlib.Path(sys.argv[1])
+subprocess.run([sys.executable, "-c", {HOLD!r}, sys.argv[1]], stdin=subprocess.DEVNULL)
+Lock(run)
+try:
+    Lock(run)
+except ConfigError as error:
+    print("refused")
+"""
+    words = [*unshared(space), sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.splitlines() == ["held", "refused"], done.stderr
+
+
+def left_by(run: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], **other: Any) -> None:
+    """The lock of a process with these variables, on another host."""
+    with monkeypatch.context() as patched:
+        for name, value in env.items():
+            patched.setenv(name, value)
+        told = module._mine()
+    (run / schema.LOCK).write_text(json.dumps({**told, "host": "elsewhere", "boot": "another", **other}))
+
+
+SLURM, LSF, PBS = {"SLURM_JOB_ID": "7"}, {"LSB_JOBID": "7", "LSB_JOBINDEX": "1"}, {"PBS_JOBID": "7.server"}
+
+
+@pytest.mark.parametrize(
+    ("left", "mine", "taken"),
+    [
+        (SLURM, SLURM | {"SLURM_RESTART_COUNT": "1"}, True),
+        (SLURM | {"SLURM_RESTART_COUNT": "1"}, SLURM | {"SLURM_RESTART_COUNT": "2"}, True),
+        (SLURM | {"SLURM_STEP_ID": "0"}, SLURM | {"SLURM_STEP_ID": "1"}, False),
+        (SLURM, SLURM, False),
+        (SLURM | {"SLURM_CLUSTER_NAME": "a"}, SLURM | {"SLURM_CLUSTER_NAME": "b", "SLURM_RESTART_COUNT": "1"}, False),
+        (SLURM, {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1"}, False),
+        (LSF | {"LS_JOBPID": "50"}, LSF | {"LS_JOBPID": "70"}, True),
+        (LSF | {"LS_JOBPID": "50"}, LSF | {"LS_JOBPID": "50"}, False),
+        (LSF | {"LS_JOBPID": "50"}, LSF | {"LSB_JOBINDEX": "2", "LS_JOBPID": "70"}, False),
+        (LSF, LSF, False),
+        (PBS | {"PBS_JOBCOOKIE": "secret"}, PBS | {"PBS_JOBCOOKIE": "another"}, True),
+        (PBS | {"PBS_JOBCOOKIE": "secret"}, PBS | {"PBS_JOBCOOKIE": "secret"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_batch_job_that_began_anew(
+    left: dict[str, str], mine: dict[str, str], taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another element of its array, nor another step of the same start."""
+    left_by(tmp_path, monkeypatch, left)
+    assert "secret" not in (tmp_path / schema.LOCK).read_text()
+    for name, value in mine.items():
+        monkeypatch.setenv(name, value)
+    if taken:
+        Lock(tmp_path).release()
+    else:
+        with pytest.raises(ConfigError, match=r"process \d+ on elsewhere.*; if that job has ended, remove"):
+            Lock(tmp_path)
+
+
+@pytest.mark.parametrize("other", [{"boot": "another"}, {"boot": ""}, {"processes": "pid:[1]"}, {"processes": None}])
+def test_another_kernel_or_process_space_is_not_asked(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of this host's name, and no such process here: which says nothing."""
+    told = {**module._mine(), "begun": "1", "pid": os.getpid()}
+    (tmp_path / schema.LOCK).write_text(json.dumps({**told, **other}))
+    with pytest.raises(ConfigError, match="if that job has ended, remove"):
+        Lock(tmp_path)
+    (tmp_path / schema.LOCK).write_text(json.dumps(told))
+    Lock(tmp_path).release()
+
+
+def test_a_lock_of_an_earlier_mpisgd(tmp_path: Path) -> None:
+    old = {"host": "elsewhere", "pid": 7, "begun": "7", "job": "", "since": "2026-01-01T00:00:00+00:00"}
+    (tmp_path / schema.LOCK).write_text(json.dumps(old))
+    with pytest.raises(ConfigError, match="process 7 on elsewhere, since 2026-01-01"):
+        Lock(tmp_path)
