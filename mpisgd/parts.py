@@ -16,21 +16,10 @@ from torch import Tensor, nn
 from mpisgd import data as datasets
 from mpisgd import layerwise, models, schedule
 from mpisgd.channel import LearnerChannel
-from mpisgd.checks import require
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels, Updates
-from mpisgd.config import (
-    AllreduceOptions,
-    BackupOptions,
-    Config,
-    DownpourOptions,
-    ProtocolOptions,
-    SspOptions,
-    TimeoutOptions,
-    VersionedOptions,
-    kind_of,
-)
+from mpisgd.config import Config, DownpourOptions, ProtocolOptions, SspOptions, TimeoutOptions
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.device_update import DeviceUpdate, StagedUpdate
@@ -307,65 +296,3 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     for name, buffer in model.module.named_buffers():
         buffer.copy_(state[name])
-
-
-def check_failures(config: Config) -> None:
-    """Raises ConfigError where virtual learners are to leave, and the others could not go on."""
-    failures = config.failures
-    if failures.then != "leave" or not (failures.at_s or failures.mean_s > 0):
-        return
-    if isinstance(config.protocol, AllreduceOptions):
-        raise ConfigError(
-            "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
-        )
-    expected = "'stop': with aggregation, nobody can leave a team alone, for its part of the sum would be missing"
-    require(config.aggregation == "none", "failures.then", failures.then, expected)
-
-
-def check_exchange(config: Config) -> None:
-    """Raises ConfigError where slices that are exchanged one by one make no sense."""
-    if config.exchange == "whole":
-        return
-    name, protocol, beside = kind_of(config.protocol), config.protocol, "beside exchange = 'layerwise'"
-    before = "needs the whole gradient before the first slice is pushed"
-    if isinstance(protocol, AllreduceOptions | VersionedOptions):
-        why = "its collectives move whole vectors" if name == "allreduce" else "what is computed again is a whole gradient"
-        require(False, "exchange", config.exchange, f"'whole' for {name}: {why}")
-    if isinstance(protocol, BackupOptions):
-        require(not protocol.abort, "protocol.abort", protocol.abort, f"False {beside}: what has been pushed cannot be given up")
-    own_steps = ("n_push", "n_fetch") if isinstance(protocol, DownpourOptions) else ()
-    for field in ("get_model_frequency",) if isinstance(protocol, SspOptions) else own_steps:
-        number = getattr(protocol, field)
-        require(number in (None, 1), f"protocol.{field}", number, f"1 {beside}: no steps of the learner's own")
-    require(config.clip_norm == 0, "clip_norm", config.clip_norm, f"0 {beside}: the norm {before}")
-    require(
-        config.nonfinite != "drop", "nonfinite", config.nonfinite, f"'stop' or 'continue' {beside}: to drop on all shards {before}"
-    )
-    require(config.device == "cpu", "device", config.device, f"'cpu' {beside}")
-    require(config.aggregation == "none", "aggregation", config.aggregation, f"'none' {beside}: a team's sum {before}")
-
-
-def check_push_format(config: Config) -> None:
-    """Raises ConfigError where gradients that are rounded make no sense."""
-    if config.push_format == "float32":
-        return
-    field, value = "push_format", config.push_format
-    require(not isinstance(config.protocol, AllreduceOptions), field, value, "'float32' for allreduce: nothing is pushed")
-    expected = "'float32' beside exchange = 'layerwise': what is rounded is the whole gradient"
-    require(config.exchange == "whole", field, value, expected)
-
-
-def check_compensation(config: Config, protocol: Protocol) -> None:
-    """Raises ConfigError where there are no stale gradients to compensate."""
-    name = kind_of(config.protocol)
-    expected = f"0: {name} applies no stale gradients; or another protocol"
-    require(config.compensation == 0 or not protocol.fresh, "compensation", config.compensation, expected)
-
-
-def check_stragglers(config: Config, ranks: int) -> None:
-    """Raises ConfigError where a straggler is none of so many ranks that compute: learners, or in teams."""
-    straggler = config.straggler
-    named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
-    for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
-        if learner_id >= ranks:
-            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {ranks - 1}")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from mpisgd.checks import require
-from mpisgd.config import AllreduceOptions, BackupOptions, Config, HardsyncOptions, TimeoutOptions, kind_of
+from mpisgd.config import AllreduceOptions, Config
 from mpisgd.errors import ConfigError
 
 
@@ -102,9 +101,8 @@ def world_size(config: Config, learners: int) -> int:
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     """The roles of the ranks of a job; `hosts` are their host names.
 
-    Raises ConfigError: too few ranks; shards asked for where learners double as shards; teams where there can be none.
+    Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
     """
-    _check_aggregation(config)
     if not isinstance(config.protocol, AllreduceOptions):
         roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
@@ -115,22 +113,6 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
         raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
     return roles
-
-
-def _check_aggregation(config: Config) -> None:
-    """A sum must be of gradients of one clock that all are taken or dropped together, of mini-batches that none does anew.
-
-    versioned is none of these: it deals each learner mini-batches of its own, of which ranks of one team have different numbers.
-    """
-    if not config.in_teams:
-        expected = "0, or aggregation = 'node' beside it, and learners that are no shards"
-        require(config.team_size == 0, "team_size", config.team_size, expected)
-        return
-    match config.protocol:
-        case HardsyncOptions() | TimeoutOptions() | BackupOptions(late="drop", abort=False):
-            return
-    name, others = kind_of(config.protocol), "hardsync, allreduce, timeout, or backup with late = 'drop' and without abort"
-    require(False, "aggregation", config.aggregation, f"'none' beside protocol {name} as it is configured; it goes with {others}")
 
 
 def double(world_size: int, *, evaluator: bool) -> Roles:

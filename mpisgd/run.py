@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, protocols, resume, tolerance, ulfm, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, parts, placement, resume, tolerance, ulfm, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
@@ -31,6 +31,7 @@ from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
 from mpisgd.mpi import MPI, takes_gpu_memory
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
+from mpisgd.protocols import Protocol
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.checkpoint import way_on
@@ -41,7 +42,7 @@ from mpisgd.records.reader import evaluated
 from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
-from mpisgd.roles import Role, Roles, of_job
+from mpisgd.roles import Role, Roles
 from mpisgd.shard import Shard
 from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
@@ -86,7 +87,7 @@ class Rank:
         self.signals = signals
         self.brought = brought
         self.world: World = look_around(comm)
-        self.roles: Roles = agree(comm, lambda: self._roles(config))
+        self.roles, self.protocol = agree(comm, lambda: self._placed(config))
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
@@ -98,7 +99,6 @@ class Rank:
         self.loss: Loss = agree(comm, lambda: parts.load_loss(config, brought))
         self.model: FlatModel = agree(comm, self._build_model)
         self.bounds = agree(comm, lambda: parts.bounds(config, self.model))
-        self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
         agree(comm, self._check)
         self.fingerprint = self.model.fingerprint
@@ -122,12 +122,11 @@ class Rank:
 
     # ----------------------------------------------------------------------------------------------- before the start
 
-    def _roles(self, config: Config) -> Roles:
+    def _placed(self, config: Config) -> tuple[Roles, Protocol]:
         refuse_singletons(self.world)
-        parts.check_exchange(config)
-        parts.check_push_format(config)
+        placed = placement.on_ranks(config, self.world.hosts)
         self.tolerant = tolerance.of(config)
-        return of_job(config, self.world.hosts)
+        return placed
 
     def _load_data(self) -> DataSet | None:
         return parts.load_data(self.config, self.brought) if self.computes else None
@@ -155,8 +154,6 @@ class Rank:
         return f"cuda:{gpu}"
 
     def _check(self) -> None:
-        parts.check_stragglers(self.config, len(self.roles.computing_ranks))
-        parts.check_compensation(self.config, self.protocol)
         if self.learns:
             parts.check_first_batch(self.config, self.meta, self.model, self._gradient())
 

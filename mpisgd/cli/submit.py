@@ -133,6 +133,9 @@ def _layout(options: Options) -> Layout:
 
 
 def _with_roles(config: Config, options: Options) -> Config:
+    """The configuration with which the script will start its ranks."""
+    expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
+    require(options.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
     if options.shards is not None and not (options.array and kind_of(config.protocol) == "allreduce"):  # which is given none there
         config = replace(config, shards=options.shards)
     return replace(config, evaluator=config.evaluator or options.evaluator)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import parts, protocols
-from mpisgd.checks import require
+from mpisgd import parts
 from mpisgd.computing import Travels
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
@@ -48,13 +47,10 @@ class Tensors:
     def batch_norm_policy(self) -> str:
         return batch_norm_policy(self.model.module, self.config.evaluation.buffers)
 
-    def check(self, roles: Roles) -> None:
+    def check(self) -> None:
         """The first mini-batch must fit the model. Raises ConfigError."""
         parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
         if self._batch is not None:
-            require(self.config.exchange == "whole", "virtual.batched", True, "False beside exchange = 'layerwise'")
-            batched = not protocols.make(self.config.protocol, roles.lambda_).aborts
-            require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
 
     def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> SliceUpdate:

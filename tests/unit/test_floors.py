@@ -21,15 +21,15 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks errors config_file without_gc __version__",
+            "config config_virtual checks errors config_file compatibility without_gc __version__",
             "flat chunks crossing roles models data schedule streams imports compiled",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
             " tolerant ulfm mpi world survey launch guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
-            "run tolerance parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
-            " demo submit",
+            "run tolerance parts placement simulate replay plan finish resume interruption watchdog provenance api cli __main__"
+            " doctor bench demo submit",
         ]
     )
     for name in names.split()
