@@ -30,6 +30,7 @@ from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
+from mpisgd.records.progress import Evaluations
 from mpisgd.roles import Roles
 from mpisgd.rounding import Rounded
 from mpisgd.shared_team import SharedTeam
@@ -277,6 +278,15 @@ def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) ->
         buffers=options.buffers,
         recalibrate_batches=options.recalibrate_batches,
     )
+
+
+def make_told(config: Config, data: DataSet) -> Evaluations:
+    """Tells how far the evaluations are: of the initial weights, of those after every so many epochs, and of the last."""
+    options, log = config.evaluation, config.log
+    every = config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0
+    splits = (len(data.test), len(data.train) if options.train else 0)
+    batches = (2 if config.averaging > 0 else 1) * sum(math.ceil(samples / options.batch) for samples in splits)
+    return Evaluations(log.progress, 2 + math.floor(every), batches, log.progress_s)
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from mpisgd.config import AllreduceOptions, Config
 from mpisgd.errors import ConfigError
+from mpisgd.launch import words
 
 
 class Role(enum.Enum):
@@ -122,7 +123,7 @@ def double(world_size: int, *, evaluator: bool) -> Roles:
     """
     if world_size < 1 + int(evaluator):
         raise ConfigError(
-            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: mpirun -n 2 ..."
+            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: {words(2)} ..."
         )
     ranks = tuple(range(world_size - int(evaluator)))
     return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
@@ -148,7 +149,7 @@ def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal[
     if world_size < needed:
         raise ConfigError(
             f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s) + 1 learner"
-            f"{' + 1 evaluator' if evaluator else ''}; start with: mpirun -n {needed} ..."
+            f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
         )
     shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]

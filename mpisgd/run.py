@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, parts, placement, resume, tolerance, ulfm, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, launch, parts, placement, resume, tolerance, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
@@ -72,7 +72,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         return ranks[0].describe if ranks else "starting"
 
     def how() -> str:
-        return way_on(Path(config.out), ranks[0].newest_clock(), ulfm.launcher(comm.Get_size())) if ranks else ""
+        return way_on(Path(config.out), ranks[0].newest_clock(), launch.words(comm.Get_size())) if ranks else ""
 
     with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals:
         ranks.append(Rank(config, comm, brought, resumed, signals))
@@ -190,8 +190,9 @@ class Rank:
         return found
 
     def _unlock(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
 
     def _load(self) -> dict[str, np.ndarray]:
         """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
@@ -223,6 +224,8 @@ class Rank:
         """The loop of this rank's role, then the common end."""
         wire = self._wire()
         self.signals.listen(wire.hear)
+        if self.rank == 0:
+            self.signals.listen(self._tell_the_terminal)
         self._watch(wire, lambda: wire.describe(self._name))
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
@@ -428,7 +431,16 @@ class Rank:
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         first, before = self._evaluated(len(pulled) * (2 if options.train else 1))
         log = EvaluatorLog(self._table_file("evaluator", -1, before))
-        evaluator = Evaluator(channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples)
+        evaluator = Evaluator(
+            channel,
+            self.model,
+            pulled,
+            measure,
+            log,
+            train=options.train,
+            train_samples=self.meta.train_samples,
+            told=parts.make_told(config, self.data),
+        )
         evaluator.evaluate_all(self.path / schema.WEIGHTS, first)
         log.close()
 
@@ -493,11 +505,19 @@ class Rank:
             try:
                 text = interruption.farewell(self.path, signal, outcome.clocks, self.world.size)
                 print(text, file=sys.stderr, flush=True)
+                if self.signals.hurried:
+                    interruption.tell_terminal(text)
             except CheckpointError as error:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self._unlock()
         status = int(wire.gather(np.array([status]))[0, 0])
         return AgreedError(text, status) if status else RunInterrupted(text)
+
+    def _tell_the_terminal(self, signal: int) -> None:
+        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more."""
+        if self.signals.hurried:
+            interruption.tell_terminal(interruption.last_words(self.path, signal, self.world.size))
+            self._unlock()
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)

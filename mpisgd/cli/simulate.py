@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from mpisgd import config_file
 from mpisgd.cli.options import parse
 from mpisgd.errors import EXIT_OK, ConfigError
@@ -23,5 +25,9 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     from mpisgd.simulate import simulate
 
-    simulate(config)
+    try:
+        simulate(config)
+    except KeyboardInterrupt:
+        print(f"\nmpisgd: {config.out} has what there was until then; to do it again: --overwrite", file=sys.stderr)
+        raise
     return EXIT_OK

@@ -18,6 +18,7 @@ from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient
 from mpisgd.measure import batch_norm_policy
 from mpisgd.parts import Brought
+from mpisgd.records.progress import Evaluations
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog
 from mpisgd.roles import Roles
@@ -100,8 +101,9 @@ class Tensors:
             serve_here=serve_here,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data)
+        nobody, samples = Evaluations("off", 0, 0, 0.0), self.meta.train_samples
         evaluator = Evaluator(
-            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=self.meta.train_samples
+            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=samples, told=nobody
         )
         evaluator.evaluate_all(weights_file)
 

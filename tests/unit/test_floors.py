@@ -22,11 +22,11 @@ FLOORS = {
     for floor, names in enumerate(
         [
             "config config_virtual checks errors config_file compatibility without_gc __version__",
-            "flat chunks crossing roles models data schedule streams imports compiled",
+            "flat chunks crossing roles models data schedule streams imports compiled launch",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
-            " tolerant ulfm mpi world survey launch guard signals records virtual",
+            " tolerant ulfm mpi world survey guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
             "run tolerance parts placement simulate replay plan finish resume interruption watchdog provenance api cli __main__"
             " doctor bench demo submit",
