@@ -14,6 +14,7 @@ import tomli_w
 
 from mpisgd.config import KINDS, Config, kind_of, make_options
 from mpisgd.errors import ConfigError, nearest
+from mpisgd.hints import option
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
 ENVIRONMENT = "environment"
@@ -60,7 +61,8 @@ def _structure(cls: type, table: Mapping[str, Any], prefix: str) -> Any:
     known = {item.name for item in dataclasses.fields(cls)}
     for key in table:
         if key not in known:
-            raise ConfigError(f"unknown key {prefix + key!r}{nearest(key, known)}")
+            hint = option(prefix + key, file=True)
+            raise ConfigError(f"unknown key {prefix + key!r}{f': {hint}' if hint else nearest(key, known)}")
     return cls(**{key: _value(hints[key], value, prefix + key) for key, value in table.items()})
 
 

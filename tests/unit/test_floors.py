@@ -21,7 +21,7 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks errors config_file compatibility without_gc __version__",
+            "config config_virtual checks errors config_file compatibility hints without_gc __version__",
             "flat chunks crossing roles models data schedule streams imports compiled launch",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
