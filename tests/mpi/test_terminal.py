@@ -54,7 +54,7 @@ def test_ctrl_c_ends_one_process_with_one_line(words: str, ready: str, tmp_path:
     env = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1"}
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         env.pop(name, None)
-    program = f"import sys; print('begun', flush=True); from mpisgd.__main__ import main; sys.exit(main({words.split()!r}))"
+    program = f"import sys; from mpisgd.__main__ import main; print('begun', flush=True); sys.exit(main({words.split()!r}))"
     status, screen = at_a_terminal([sys.executable, "-c", program], lambda told: (ready or "begun") in told, env, tmp_path)
     assert status == EXIT_STOPPED, screen
     assert f"mpisgd {words.split(maxsplit=1)[0]}: stopped by Ctrl-C" in screen
