@@ -9,7 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
-from mpisgd import ulfm
+from mpisgd import hints, ulfm
 from mpisgd.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
 from mpisgd.guard import abort, launched_rank, launched_size
 
@@ -81,7 +81,7 @@ def run(command: str = "", *rest: str) -> int:
         return EXIT_OK
     if command not in COMMANDS:
         if first:
-            print(f"mpisgd: unknown command {command!r}{nearest(command, COMMANDS)}", file=sys.stderr)
+            print(f"mpisgd: unknown command {command!r}{hints.command(command) or nearest(command, COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
     return status

@@ -32,7 +32,8 @@ def read(path: str | Path) -> Config:
     try:
         return from_mapping(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        script = f"; a script of yours is started by mpirun -n RANKS python {path}" if Path(path).suffix == ".py" else ""
+        raise ConfigError(f"{path} is not TOML: {error}{script}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 

@@ -97,6 +97,16 @@ _SUBMIT: Mapping[str, str] = {
 #: The same for `mpisgd submit`.
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
 
+_COMMANDS: Mapping[str, str] = {
+    "mpirun -n RANKS mpisgd train job.toml": "run fit start launch learn exec",
+    "mpirun -n RANKS mpisgd train --resume RUN": "resume continue restart",
+    "mpisgd report RUN": "eval evaluate plot show visualize tensorboard log logs status figures",
+    "mpisgd submit job.toml": "sbatch bsub srun slurm lsf queue",
+    "mpisgd doctor": "check env info test diagnose",
+    "mpisgd simulate job.toml": "sim virtual",
+    "mpisgd bench": "benchmark speed time",
+}
+
 _BRING_MODEL = "bring your own: package.module:factory, e.g. torchvision.models:resnet18"
 _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the data set hdf5"
 
@@ -117,11 +127,13 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
     "model": {
         "(resnet|vgg|vit|lenet|gpt|bert|mobilenet|densenet|efficientnet|inception|unet|googlenet)[a-z0-9_-]*": _BRING_MODEL,
         "(transformer|lstm|rnn|cnn)[a-z0-9_-]*": _BRING_MODEL,
+        r".*\.(py|pt|pth|onnx)": _BRING_MODEL,
     },
     "data": {
         "(cifar100|cifar_100|imagenet|svhn|coco|stl10|emnist|kmnist|qmnist|wikitext|imagefolder)[a-z0-9_-]*": _BRING_DATA,
         r".*\.(csv|npz|npy|pt|pth|parquet|json|pkl)": _BRING_DATA,
         r".*\.(h5|hdf5)": "an HDF5 file is the data set hdf5, with data.path",
+        r".*\.py": _BRING_DATA,
     },
     "schedule": {"(cosine|onecycle|one_cycle|plateau|poly|polynomial|cyclic|inverse_sqrt|warmup)[a-z_]*": "it is not here"},
 }
@@ -159,4 +171,18 @@ def kind(component: str, name: str, kinds: Collection[str]) -> str:
     for pattern, text in _OTHERS.get(component, {}).items():
         if re.fullmatch(pattern, plain):
             return f": {text}; expected one of: {', '.join(sorted(kinds))}"
-    return nearest(name, kinds)
+    return nearest(name, kinds) + (", or your own, package.module:factory" if "custom" in kinds else "")
+
+
+def command(name: str) -> str:
+    """What to say of an unknown first word; "" where it is nobody's."""
+    if name.endswith(".toml"):
+        return f"; did you mean: mpisgd train {name}"
+    return next((f"; that is: {text}" for text, names in _COMMANDS.items() if name.lstrip("-") in names.split()), "")
+
+
+def loss(name: str) -> str:
+    """What the class of torch.nn is called as a function, `mse_loss` for `MSELoss`."""
+    words = re.findall(r"[A-Z0-9]+(?![a-z])|[A-Z][a-z0-9]*", name)
+    snake = "_".join(words).lower()
+    return snake.removesuffix("_loss") if snake in ("cross_entropy_loss", "bce_loss", "bce_with_logits_loss") else snake

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import data as datasets
-from mpisgd import layerwise, models, schedule
+from mpisgd import hints, layerwise, models, schedule
 from mpisgd.channel import LearnerChannel
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
@@ -87,7 +87,10 @@ def load_loss(config: Config, brought: Brought) -> Loss:
     try:
         builtin: Loss = getattr(torch.nn.functional, name)
     except AttributeError as error:
-        raise ConfigError(f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable") from error
+        snake = hints.loss(name)
+        mean = f"; did you mean {snake!r}?" if hasattr(torch.nn.functional, snake) and snake else ""
+        expected = f"expected a function of torch.nn.functional, or package.module:callable{mean}"
+        raise ConfigError(f"loss = {name!r}: {expected}") from error
     return builtin
 
 

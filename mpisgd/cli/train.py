@@ -56,5 +56,7 @@ def taken_out(words: list[str]) -> tuple[Path | None, list[str]]:
 def of_run(run: Path) -> Config:
     """The configuration of a run that is to be continued. Raises ConfigError where there is none."""
     if not (run / "config.toml").is_file():
-        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no config.toml")
+        above = next((path for path in [*run.parents][:2] if path != Path() and (path / "config.toml").is_file()), None)
+        mean = f"; did you mean --resume {above}?" if above else ""
+        raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no config.toml{mean}")
     return replace(config_file.read(run / "config.toml"), out=str(run), overwrite=False)
