@@ -37,10 +37,10 @@ def with_failures() -> bool:
 def words(ranks: int) -> str:
     """`mpirun -n ranks` as a user can copy it here: with Open MPI's leave for more ranks than cores where they are more.
 
-    Among ranks, for another start of as many on the same nodes; elsewhere, for a start on this machine.
+    Among ranks, on as many nodes as these are on; elsewhere, on this machine.
     """
-    local = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")) or ranks
-    crowded = local > cores() and not any(name in os.environ for name in _BATCH_JOBS)
+    here, all_nodes = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("LOCAL_SIZE", "SIZE"))
+    crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
     leave = " --oversubscribe" if crowded and _is_open_mpi() else ""
     return f"mpirun{' --with-ft ulfm' if with_failures() else ''}{leave} -n {ranks}"
 

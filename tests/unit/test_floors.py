@@ -22,7 +22,7 @@ FLOORS = {
     for floor, names in enumerate(
         [
             "config config_virtual checks errors config_file compatibility hints without_gc __version__",
-            "flat chunks crossing roles models data schedule streams imports compiled launch",
+            "flat chunks crossing roles models data schedule streams imports compiled installed launch",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"

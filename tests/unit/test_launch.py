@@ -47,6 +47,7 @@ def test_a_cluster_counts_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.words(16) == "mpirun -n 16", "two on each node"
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "8")
     assert launch.words(16) == "mpirun --oversubscribe -n 16"
+    assert launch.words(4) == "mpirun -n 4", "fewer than now, on the same two nodes"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert launch.words(16) == "mpirun -n 16"
 
