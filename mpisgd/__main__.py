@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import sys
 import time
+from typing import NoReturn
 
-from mpisgd import ulfm
-from mpisgd.errors import EXIT_OK, EXIT_USAGE, MpisgdError, nearest
+from mpisgd import hints, ulfm
+from mpisgd.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
 from mpisgd.guard import abort, launched_rank, launched_size
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
@@ -47,10 +49,21 @@ def main(argv: list[str] | None = None) -> int:
         reason, status = f"{kind}{error}", error.exit_status
         if launched_rank() == 0:
             print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        stop_at_once(words)
     if status != EXIT_OK and launched_size() > 1:
         status = leave_together(status, reason)
     ulfm.leave(status)
     return status
+
+
+def stop_at_once(words: list[str]) -> NoReturn:
+    """Ctrl-C where nothing can be saved: one line, and the status that shells give it. All ranks are sent it: none waits."""
+    if launched_rank() == 0:
+        print(f"\nmpisgd {words[0]}: stopped by Ctrl-C", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_STOPPED)
 
 
 def run(command: str = "", *rest: str) -> int:
@@ -68,7 +81,7 @@ def run(command: str = "", *rest: str) -> int:
         return EXIT_OK
     if command not in COMMANDS:
         if first:
-            print(f"mpisgd: unknown command {command!r}{nearest(command, COMMANDS)}", file=sys.stderr)
+            print(f"mpisgd: unknown command {command!r}{hints.command(command) or nearest(command, COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
     status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
     return status

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mpisgd import hints
 from mpisgd.checks import at_least, require
 from mpisgd.config_virtual import (
     COMPUTE,
@@ -793,7 +794,7 @@ def make_options(component: str, name: str, **fields: Any) -> Any:
     if ":" in name and "custom" in kinds:
         return kinds["custom"](factory=name, **fields)
     if name not in kinds:
-        raise ConfigError(f"{component} = {name!r} is unknown{nearest(name, kinds)}")
+        raise ConfigError(f"{component} = {name!r} is unknown{hints.kind(component, name, kinds)}")
     return kinds[name](**fields)
 
 

@@ -14,6 +14,7 @@ import tomli_w
 
 from mpisgd.config import KINDS, Config, kind_of, make_options, replace
 from mpisgd.errors import ConfigError, nearest
+from mpisgd.hints import option
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
 ENVIRONMENT = "environment"
@@ -31,7 +32,8 @@ def read(path: str | Path) -> Config:
     try:
         return from_mapping(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        script = f"; a script of yours is started by mpirun -n RANKS python {path}" if Path(path).suffix == ".py" else ""
+        raise ConfigError(f"{path} is not TOML: {error}{script}") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -40,7 +42,10 @@ def of_run(run: Path) -> Config:
     """That of a run which is to be continued, in the directory where it is now. Raises ConfigError where there is none."""
     path = run / "config.toml"
     if not path.is_file():
-        how = "; it was killed before it had written that: begin anew with --overwrite" if (run / "LOCK").is_file() else ""
+        above = next((each for each in [*run.parents][:2] if each != Path() and (each / path.name).is_file()), None)
+        how = f"; did you mean --resume {above}?" if above else ""
+        if (run / "LOCK").is_file():
+            how = "; it was killed before it had written that: begin anew with --overwrite"
         raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no {path.name}{how}")
     return replace(read(path), out=str(run), overwrite=False)
 
@@ -69,7 +74,8 @@ def _structure(cls: type, table: Mapping[str, Any], prefix: str) -> Any:
     known = {item.name for item in dataclasses.fields(cls)}
     for key in table:
         if key not in known:
-            raise ConfigError(f"unknown key {prefix + key!r}{nearest(key, known)}")
+            hint = option(prefix + key, file=True)
+            raise ConfigError(f"unknown key {prefix + key!r}{f': {hint}' if hint else nearest(key, known)}")
     return cls(**{key: _value(hints[key], value, prefix + key) for key, value in table.items()})
 
 

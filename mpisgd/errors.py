@@ -15,6 +15,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 85
 """Interrupted by a signal, with a checkpoint from which the run can go on (the number that LSF's users give to `bsub -Q`)."""
+EXIT_STOPPED = 130
+"""Ctrl-C where there is nothing to go on from: 128 + SIGINT, as shells say."""
 
 
 class MpisgdError(Exception):

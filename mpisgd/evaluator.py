@@ -16,6 +16,7 @@ from mpisgd.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.flat import FlatModel
 from mpisgd.measure import Measure, Unmeasured
 from mpisgd.messages import FINAL
+from mpisgd.records.progress import Evaluations
 from mpisgd.records.storage import writing
 from mpisgd.records.writer import EvaluatorLog
 
@@ -28,6 +29,7 @@ class Evaluator:
         pulled: (parameters,) float32 host tensors that `channel` receives theta (and thetabar) into.
         train: whether to measure on the training data as well.
         train_samples: samples of one epoch.
+        told: is told of each snapshot and batch, for people.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Evaluator:
         *,
         train: bool,
         train_samples: int,
+        told: Evaluations,
     ) -> None:
         self._channel = channel
         self._model = model
@@ -48,6 +51,7 @@ class Evaluator:
         self._log = log
         self._splits = (False, True) if train else (False,)
         self._train_samples = train_samples
+        self._told = told
 
     def evaluate_all(self, weights_file: Path, first: int = 0) -> None:
         """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
@@ -60,7 +64,7 @@ class Evaluator:
         number = first
         checked = True
         while (snapshot := self._channel.pull(number)) is not None:
-            self._measure.interrupt_by(self._channel.check if checked else None)
+            self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
             try:
                 self._evaluate(snapshot)
             except (
@@ -69,15 +73,20 @@ class Evaluator:
                 checked = False
                 continue
             number += 1
-        self._measure.interrupt_by(None)
+        self._measure.interrupt_by(self._told.batch)
         final = self._channel.pull(FINAL)
         if final is not None:
             states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
             _save(states, weights_file)
         self._channel.goodbye()
 
+    def _before_batch(self) -> None:
+        self._told.batch()
+        self._channel.check()
+
     def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
         states, rows = {}, []
+        self._told.begin(snapshot.number)
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
             self._model.weights.copy_(vector)
             self._measure.prepare()

@@ -86,7 +86,9 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"{field}: its parameters are {signature}, but {error}") from error
+        raise ConfigError(
+            f"{field}: its parameters are {signature}, but {error}; a file gives them in its table of kwargs"
+        ) from error
     return factory(**arguments)
 
 

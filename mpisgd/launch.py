@@ -1,4 +1,4 @@
-"""How to start ranks from Python: the launcher that belongs to this Python's MPI."""
+"""How to start ranks: the launcher that belongs to this Python's MPI, and the words that a user can copy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 from mpisgd.errors import ConfigError
+
+#: Open MPI's launcher sets it for its ranks.
+_ULFM = "OMPI_MCA_mpi_ft_enable"
+#: Set in batch jobs, whose launcher counts slots and not cores.
+_BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 
 
 def mpirun(ranks: int) -> list[str]:
@@ -23,6 +29,38 @@ def mpirun(ranks: int) -> list[str]:
     return [found, *more, "-n", str(ranks)]
 
 
+def with_failures() -> bool:
+    """Whether Open MPI's launcher started this rank so that failures are told of (`ulfm`)."""
+    return os.environ.get(_ULFM, "0").lower() in ("1", "true")
+
+
+def words(ranks: int) -> str:
+    """`mpirun -n ranks` as a user can copy it here: with Open MPI's leave for more ranks than cores where they are more.
+
+    Among ranks, on as many nodes as these are on; elsewhere, on this machine.
+    """
+    here, all_nodes = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("LOCAL_SIZE", "SIZE"))
+    crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
+    leave = " --oversubscribe" if crowded and _is_open_mpi() else ""
+    return f"mpirun{' --with-ft ulfm' if with_failures() else ''}{leave} -n {ranks}"
+
+
+def cores() -> int:
+    """Cores of this machine as Open MPI counts its slots: not hardware threads, and all that the launcher of this rank may use."""
+    try:
+        allowed = os.sched_getaffinity(os.getppid() if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else 0)
+        return len({Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in allowed})
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def _is_open_mpi() -> bool:
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return True
+    return not any(name in os.environ for name in ("PMI_SIZE", "MV2_COMM_WORLD_SIZE")) and "Open MPI" in version()
+
+
+@cache
 def version() -> str:
     """What that launcher says it is, in one line; empty where there is none."""
     found = _found()

@@ -14,23 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd import data as datasets
-from mpisgd import layerwise, models, schedule
+from mpisgd import hints, layerwise, models, schedule
 from mpisgd.channel import LearnerChannel
-from mpisgd.checks import require
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels, Updates
-from mpisgd.config import (
-    AllreduceOptions,
-    BackupOptions,
-    Config,
-    DownpourOptions,
-    ProtocolOptions,
-    SspOptions,
-    TimeoutOptions,
-    VersionedOptions,
-    kind_of,
-)
+from mpisgd.config import Config, DownpourOptions, ProtocolOptions, SspOptions, TimeoutOptions
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.device_update import DeviceUpdate, StagedUpdate
@@ -42,6 +31,7 @@ from mpisgd.imports import load_attribute
 from mpisgd.local_steps import LocalSteps
 from mpisgd.measure import Measure
 from mpisgd.protocols import Protocol
+from mpisgd.records.progress import Evaluations
 from mpisgd.roles import Roles
 from mpisgd.rounding import Rounded
 from mpisgd.schedule import Schedule
@@ -104,7 +94,10 @@ def load_loss(config: Config, brought: Brought) -> Loss:
     try:
         builtin: Loss = getattr(torch.nn.functional, name)
     except AttributeError as error:
-        raise ConfigError(f"loss = {name!r}: expected a function of torch.nn.functional, or package.module:callable") from error
+        snake = hints.loss(name)
+        mean = f"; did you mean {snake!r}?" if hasattr(torch.nn.functional, snake) and snake else ""
+        expected = f"expected a function of torch.nn.functional, or package.module:callable{mean}"
+        raise ConfigError(f"loss = {name!r}: {expected}") from error
     return builtin
 
 
@@ -318,6 +311,15 @@ def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) ->
     )
 
 
+def make_told(config: Config, data: DataSet) -> Evaluations:
+    """Tells how far the evaluations are: of the initial weights, of those after every so many epochs, and of the last."""
+    options, log = config.evaluation, config.log
+    every = config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0
+    splits = (len(data.test), len(data.train) if options.train else 0)
+    batches = (2 if config.averaging > 0 else 1) * sum(math.ceil(samples / options.batch) for samples in splits)
+    return Evaluations(log.progress, 2 + math.floor(every), batches, log.progress_s)
+
+
 _WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 """What torch raises for shapes and types that do not fit."""
 
@@ -360,65 +362,3 @@ def _described(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
     return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"
-
-
-def check_failures(config: Config) -> None:
-    """Raises ConfigError where virtual learners are to leave, and the others could not go on."""
-    failures = config.failures
-    if failures.then != "leave" or not (failures.at_s or failures.mean_s > 0):
-        return
-    if isinstance(config.protocol, AllreduceOptions):
-        raise ConfigError(
-            "failures.then = 'leave': nobody can leave an allreduce alone, for its slice would be missing; expected 'stop'"
-        )
-    expected = "'stop': with aggregation, nobody can leave a team alone, for its part of the sum would be missing"
-    require(config.aggregation == "none", "failures.then", failures.then, expected)
-
-
-def check_exchange(config: Config) -> None:
-    """Raises ConfigError where slices that are exchanged one by one make no sense."""
-    if config.exchange == "whole":
-        return
-    name, protocol, beside = kind_of(config.protocol), config.protocol, "beside exchange = 'layerwise'"
-    before = "needs the whole gradient before the first slice is pushed"
-    if isinstance(protocol, AllreduceOptions | VersionedOptions):
-        why = "its collectives move whole vectors" if name == "allreduce" else "what is computed again is a whole gradient"
-        require(False, "exchange", config.exchange, f"'whole' for {name}: {why}")
-    if isinstance(protocol, BackupOptions):
-        require(not protocol.abort, "protocol.abort", protocol.abort, f"False {beside}: what has been pushed cannot be given up")
-    own_steps = ("n_push", "n_fetch") if isinstance(protocol, DownpourOptions) else ()
-    for field in ("get_model_frequency",) if isinstance(protocol, SspOptions) else own_steps:
-        number = getattr(protocol, field)
-        require(number in (None, 1), f"protocol.{field}", number, f"1 {beside}: no steps of the learner's own")
-    require(config.clip_norm == 0, "clip_norm", config.clip_norm, f"0 {beside}: the norm {before}")
-    require(
-        config.nonfinite != "drop", "nonfinite", config.nonfinite, f"'stop' or 'continue' {beside}: to drop on all shards {before}"
-    )
-    require(config.device == "cpu", "device", config.device, f"'cpu' {beside}")
-    require(config.aggregation == "none", "aggregation", config.aggregation, f"'none' {beside}: a team's sum {before}")
-
-
-def check_push_format(config: Config) -> None:
-    """Raises ConfigError where gradients that are rounded make no sense."""
-    if config.push_format == "float32":
-        return
-    field, value = "push_format", config.push_format
-    require(not isinstance(config.protocol, AllreduceOptions), field, value, "'float32' for allreduce: nothing is pushed")
-    expected = "'float32' beside exchange = 'layerwise': what is rounded is the whole gradient"
-    require(config.exchange == "whole", field, value, expected)
-
-
-def check_compensation(config: Config, protocol: Protocol) -> None:
-    """Raises ConfigError where there are no stale gradients to compensate."""
-    name = kind_of(config.protocol)
-    expected = f"0: {name} applies no stale gradients; or another protocol"
-    require(config.compensation == 0 or not protocol.fresh, "compensation", config.compensation, expected)
-
-
-def check_stragglers(config: Config, ranks: int) -> None:
-    """Raises ConfigError where a straggler is none of so many ranks that compute: learners, or in teams."""
-    straggler = config.straggler
-    named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
-    for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
-        if learner_id >= ranks:
-            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {ranks - 1}")

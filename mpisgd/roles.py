@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from mpisgd.checks import require
-from mpisgd.config import AllreduceOptions, BackupOptions, Config, HardsyncOptions, TimeoutOptions, kind_of
+from mpisgd.config import AllreduceOptions, Config
 from mpisgd.errors import ConfigError
+from mpisgd.launch import words
 
 
 class Role(enum.Enum):
@@ -102,9 +102,8 @@ def world_size(config: Config, learners: int) -> int:
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     """The roles of the ranks of a job; `hosts` are their host names.
 
-    Raises ConfigError: too few ranks; shards asked for where learners double as shards; teams where there can be none.
+    Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
     """
-    _check_aggregation(config)
     if not isinstance(config.protocol, AllreduceOptions):
         roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
@@ -117,22 +116,6 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     return roles
 
 
-def _check_aggregation(config: Config) -> None:
-    """A sum must be of gradients of one clock that all are taken or dropped together, of mini-batches that none does anew.
-
-    versioned is none of these: it deals each learner mini-batches of its own, of which ranks of one team have different numbers.
-    """
-    if not config.in_teams:
-        expected = "0, or aggregation = 'node' beside it, and learners that are no shards"
-        require(config.team_size == 0, "team_size", config.team_size, expected)
-        return
-    match config.protocol:
-        case HardsyncOptions() | TimeoutOptions() | BackupOptions(late="drop", abort=False):
-            return
-    name, others = kind_of(config.protocol), "hardsync, allreduce, timeout, or backup with late = 'drop' and without abort"
-    require(False, "aggregation", config.aggregation, f"'none' beside protocol {name} as it is configured; it goes with {others}")
-
-
 def double(world_size: int, *, evaluator: bool) -> Roles:
     """Every rank is a learner and a shard; the last is the evaluator, where one is given to it.
 
@@ -140,7 +123,7 @@ def double(world_size: int, *, evaluator: bool) -> Roles:
     """
     if world_size < 1 + int(evaluator):
         raise ConfigError(
-            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: mpirun -n 2 ..."
+            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: {words(2)} ..."
         )
     ranks = tuple(range(world_size - int(evaluator)))
     return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
@@ -166,7 +149,7 @@ def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal[
     if world_size < needed:
         raise ConfigError(
             f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s) + 1 learner"
-            f"{' + 1 evaluator' if evaluator else ''}; start with: mpirun -n {needed} ..."
+            f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
         )
     shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]

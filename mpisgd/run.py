@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, naming, parts, protocols, resume, tolerance, ulfm, watchdog
+from mpisgd import __version__, allreduce, config_file, interruption, launch, naming, parts, placement, resume, tolerance, watchdog
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.channel import ShardChannel
@@ -33,6 +33,7 @@ from mpisgd.learner import learn
 from mpisgd.measure import batch_norm_policy
 from mpisgd.mpi import MPI, takes_gpu_memory
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
+from mpisgd.protocols import Protocol
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.checkpoint import way_on
@@ -43,7 +44,7 @@ from mpisgd.records.reader import evaluated
 from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
-from mpisgd.roles import Role, Roles, of_job
+from mpisgd.roles import Role, Roles
 from mpisgd.shard import Shard
 from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
@@ -73,7 +74,7 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         return ranks[0].describe if ranks else "starting"
 
     def how() -> str:
-        return way_on(Path(config.out), ranks[0].newest_clock(), ulfm.launcher(comm.Get_size())) if ranks else ""
+        return way_on(Path(config.out), ranks[0].newest_clock(), launch.words(comm.Get_size())) if ranks else ""
 
     with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals, kept():
         ranks.append(Rank(config, comm, brought, resumed, signals))
@@ -93,7 +94,7 @@ class Rank:
         self.brought = brought
         self.world: World = look_around(comm)
         config = naming.as_brought(config, brought)
-        self.roles: Roles = agree(comm, lambda: self._roles(config))
+        self.roles, self.protocol = agree(comm, lambda: self._placed(config))
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
@@ -107,7 +108,6 @@ class Rank:
         self.model: FlatModel = agree(comm, self._build_model)
         require_alike(comm, "model", of_model(self.model), root=0)
         self.bounds = agree(comm, lambda: parts.bounds(config, self.model))
-        self.protocol = agree(comm, lambda: protocols.make(config.protocol, self.roles.lambda_))
         self.sampling = parts.make_sampling(config, self.meta, len(self.roles.computing_ranks))
         require_alike(comm, "loss", agree(comm, self._check), root=self.roles.learner_ranks[0])
         self.fingerprint = self.model.fingerprint
@@ -131,12 +131,11 @@ class Rank:
 
     # ----------------------------------------------------------------------------------------------- before the start
 
-    def _roles(self, config: Config) -> Roles:
+    def _placed(self, config: Config) -> tuple[Roles, Protocol]:
         refuse_singletons(self.world)
-        parts.check_exchange(config)
-        parts.check_push_format(config)
+        placed = placement.on_ranks(config, self.world.hosts)
         self.tolerant = tolerance.of(config)
-        return of_job(config, self.world.hosts)
+        return placed
 
     def _load_data(self) -> DataSet | None:
         return parts.load_data(self.config, self.brought) if self.computes else None
@@ -168,8 +167,6 @@ class Rank:
 
     def _check(self) -> Facts | None:
         """All that learn look at the same mini-batch."""
-        parts.check_stragglers(self.config, len(self.roles.computing_ranks))
-        parts.check_compensation(self.config, self.protocol)
         if not self.learns or self.data is None:
             return None
         gradient = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id=0)
@@ -208,9 +205,9 @@ class Rank:
         return found
 
     def unlock(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
-            self.lock = None
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
 
     def _load(self) -> dict[str, np.ndarray]:
         """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
@@ -243,6 +240,8 @@ class Rank:
         """The loop of this rank's role, then the common end."""
         wire = self._wire()
         self.signals.listen(wire.hear)
+        if self.rank == 0:
+            self.signals.listen(self._tell_the_terminal)
         self._watch(wire, lambda: wire.describe(self._name))
         if self.rank == 0:
             self._say(f"mpisgd {__version__}: {self._headline()}")
@@ -449,7 +448,16 @@ class Rank:
         measure = parts.make_measure(config, self.model, self.loss, self.data)
         first, before = self._evaluated(len(pulled) * (2 if options.train else 1))
         log = EvaluatorLog(self._table_file("evaluator", -1, before))
-        evaluator = Evaluator(channel, self.model, pulled, measure, log, train=options.train, train_samples=self.meta.train_samples)
+        evaluator = Evaluator(
+            channel,
+            self.model,
+            pulled,
+            measure,
+            log,
+            train=options.train,
+            train_samples=self.meta.train_samples,
+            told=parts.make_told(config, self.data),
+        )
         evaluator.evaluate_all(self.path / schema.WEIGHTS, first)
         log.close()
 
@@ -513,11 +521,19 @@ class Rank:
             try:
                 text = interruption.farewell(self.path, signal, outcome.clocks, self.world.size)
                 print(text, file=sys.stderr, flush=True)
+                if self.signals.hurried:
+                    interruption.tell_terminal(text)
             except CheckpointError as error:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self.unlock()
         status = int(wire.gather(np.array([status]))[0, 0])
         return AgreedError(text, status) if status else RunInterrupted(text)
+
+    def _tell_the_terminal(self, signal: int) -> None:
+        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more."""
+        if self.signals.hurried:
+            interruption.tell_terminal(interruption.last_words(self.path, signal, self.world.size))
+            self.unlock()
 
     def _headline(self) -> str:
         learners, ranks = self.roles.lambda_, len(self.roles.computing_ranks)

@@ -23,13 +23,22 @@ from typing import Any
 
 from mpisgd.errors import RunInterrupted
 
-#: TERM is what everybody sends; USR1 and USR2 are what SLURM and LSF can be told to warn with, and what mpirun passes on.
-HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+#: TERM is what everybody sends; USR1 and USR2 are what SLURM and LSF can be told to warn with, and what mpirun passes on; INT is
+#: Ctrl-C, as MPICH's launcher passes it on.
+HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 AGAIN_S = 1.0
 """Seconds after which another signal is a second one."""
 
 TICK_S = 1.0
+
+HURRY_S = 2.0
+"""Open MPI's launcher ends its ranks by CONT, TERM a quarter of a second later, and KILL after as long again: TERM so soon after
+CONT leaves next to no time."""
+
+
+#: What would end the process: Python's own for Ctrl-C raises KeyboardInterrupt.
+_DEADLY = (signal.SIG_DFL, signal.default_int_handler)
 
 
 def name_of(number: int) -> str:
@@ -52,7 +61,10 @@ class Signals:
         self.received = 0
         """The number of the first signal; 0 = none has come."""
         self.every_second: Callable[[], None] | None = None
+        self.hurried = False
+        """Whether the first signal was that of a launcher which is about to kill its ranks (`HURRY_S`)."""
         self._received_s = 0.0
+        self._continued_s = -HURRY_S
         self._listeners: list[Callable[[int], None]] = []
         self._before: dict[int, Any] = {}
         self._wakeup_before = -1
@@ -71,7 +83,7 @@ class Signals:
         os.set_blocking(self._reads, False)
         if threading.current_thread() is threading.main_thread():
             self._wakeup_before = signal.set_wakeup_fd(self._writes, warn_on_full_buffer=False)
-            for number in HEARD:
+            for number in (*HEARD, signal.SIGCONT):
                 self._before[number] = signal.signal(number, _nothing)
                 signal.siginterrupt(number, False)  # what is reading a file or waiting for a lock goes on
         self._thread = threading.Thread(target=self._serve, name="signals", daemon=True)
@@ -81,7 +93,7 @@ class Signals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._before:
             for number, before in self._before.items():
-                if not (isinstance(error, RunInterrupted) and before is signal.SIG_DFL):
+                if not (isinstance(error, RunInterrupted) and before in _DEADLY):
                     signal.signal(number, signal.SIG_DFL if before is None else before)
             signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._writes)  # which ends the thread
@@ -100,7 +112,9 @@ class Signals:
                     if not numbers:
                         return
                 for number in numbers:
-                    if number in HEARD:
+                    if number == signal.SIGCONT:
+                        self._continued_s = time.monotonic()
+                    elif number in HEARD:
                         self._hear(number)
             elif self.every_second is not None:
                 self.every_second()
@@ -108,6 +122,7 @@ class Signals:
     def _hear(self, number: int) -> None:
         now_s = time.monotonic()
         if not self.received:
+            self.hurried = number == signal.SIGTERM and now_s - self._continued_s < HURRY_S
             self.received, self._received_s = number, now_s
             for listener in self._listeners:
                 listener(number)
@@ -120,7 +135,7 @@ class Signals:
 def ignore_from_now_on() -> None:
     """The run is complete, and the process about to end: a warning that comes now is not to spoil its status."""
     for number in HEARD:
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in _DEADLY:
             signal.signal(number, _nothing)
 
 

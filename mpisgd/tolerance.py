@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from mpisgd import ulfm
+from mpisgd import compatibility, ulfm
 from mpisgd.checks import require
-from mpisgd.config import AllreduceOptions, Config
+from mpisgd.config import Config, FaultOptions, replace
 
 
 def of(config: Config) -> bool:
     """Whether the others are to go on when a learner dies.
 
-    Raises ConfigError where that is asked for, and cannot be.
+    Raises ConfigError where that is asked for, and the launcher does not tell of failures.
     """
     mode = config.faults.mode
-    possible = not isinstance(config.protocol, AllreduceOptions) and config.aggregation == "none"
     if mode == "tolerant":
-        needs = "'auto' or 'fail-fast': tolerant needs"
-        require(possible, "faults.mode", mode, f"{needs} learners that are neither shards (allreduce) nor in teams (aggregation)")
-        require(
-            ulfm.enabled(), "faults.mode", mode, f"{needs} an MPI that tells of failures; Open MPI 5: mpirun --with-ft ulfm ..."
-        )
+        needs = "'auto' or 'fail-fast': tolerant needs an MPI that tells of failures; Open MPI 5: mpirun --with-ft ulfm ..."
+        require(ulfm.enabled(), "faults.mode", mode, needs)
+    wanted = replace(config, faults=FaultOptions(mode="tolerant"))
+    possible = not any("tolerant" in pair for pair in compatibility.refused(wanted))
     return mode != "fail-fast" and possible and ulfm.enabled()
 
 

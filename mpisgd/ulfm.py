@@ -13,23 +13,18 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from mpisgd.launch import with_failures
+
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
 
-_SWITCH = "OMPI_MCA_mpi_ft_enable"
-"""Open MPI's launcher sets it for its ranks."""
 _SPREAD_S = 0.3
 """Seconds for the others to learn that the communicator was revoked, before a rank that goes could look like one that failed."""
 
 
 def enabled() -> bool:
     """Whether this rank was started with it; told by the environment, without MPI."""
-    return os.environ.get(_SWITCH, "0").lower() in ("1", "true")
-
-
-def launcher(ranks: int) -> str:
-    """The words that start as many ranks in the same way."""
-    return f"mpirun{' --with-ft ulfm' if enabled() else ''} -n {ranks}"
+    return with_failures()
 
 
 def prepare() -> None:

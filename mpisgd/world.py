@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mpisgd.errors import ConfigError
 from mpisgd.guard import SIZE_VARIABLES
+from mpisgd.launch import words
 
 if TYPE_CHECKING:
     from mpisgd.mpi import MPI
@@ -81,6 +82,11 @@ def refuse_singletons(world: World) -> None:
 
     Raises ConfigError.
     """
+    if world.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
+            f" that MPI knows nothing of; start them by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
+        )
     for name in SIZE_VARIABLES:
         launched = os.environ.get(name, "")
         if world.size == 1 and launched.isdigit() and int(launched) > 1:

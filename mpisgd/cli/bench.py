@@ -15,7 +15,7 @@ from mpisgd.checks import require
 from mpisgd.config import OPTIMIZERS
 from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
 from mpisgd.guard import failing_fast, launched_rank, launched_size
-from mpisgd.launch import version
+from mpisgd.launch import version, words
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def _check(field: str, names: Sequence[str], known: Collection[str]) -> None:
 
 
 def usage() -> str:
-    launch = {name: f"mpirun -n {bench.ranks} " if bench.ranks > 1 else "" for name, bench in BENCHES.items()}
-    lines = [f"  {launch[name]:<13}mpisgd bench {name:<14} {bench.about}" for name, bench in BENCHES.items()]
+    launch = {name: f"{words(bench.ranks)} " if bench.ranks > 1 else "" for name, bench in BENCHES.items()}
+    width = max(map(len, launch.values()))
+    lines = [f"  {launch[name]:<{width}}mpisgd bench {name:<14} {bench.about}" for name, bench in BENCHES.items()]
     return "\n".join(["usage: [mpirun -n RANKS] mpisgd bench WHAT [options]", "", *lines])
 
 
@@ -119,7 +120,7 @@ def main(argv: list[str]) -> int:
 
     comm = MPI.COMM_WORLD
     if not bench.fits(comm.Get_size()):
-        expected = f"expected {bench.ranks}{f', or at least {bench.least}' if bench.least else ''}: mpirun -n {bench.ranks} ..."
+        expected = f"expected {bench.ranks}{f', or at least {bench.least}' if bench.least else ''}: {words(bench.ranks)} ..."
         raise ConfigError(f"bench {what}: found {comm.Get_size()} rank(s), {expected}")
     with failing_fast(comm, lambda: f"bench {what}"):
         rows, lines = _MEASURES[what](options)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tyro
 
+from mpisgd import launch
 from mpisgd.cli import compare
 from mpisgd.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.launch import environment, mpirun
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     for name, (protocol, expectation) in RUNS.items():
         words = [*shlex.split(protocol), *shlex.split(_COMMON), "--out", str(out / name)]
         command = [*mpirun(LEARNERS + 1), sys.executable, "-m", "mpisgd", "train", *words]
-        print(f"\n{name} ({expectation})\n$ mpirun -n {LEARNERS + 1} mpisgd train {shlex.join(words)}", flush=True)
+        print(f"\n{name} ({expectation})\n$ {launch.words(LEARNERS + 1)} mpisgd train {shlex.join(words)}", flush=True)
         if subprocess.run(command, env=environment(), check=False).returncode != EXIT_OK:
             print(f"mpisgd demo: {name} failed", file=sys.stderr)
             return EXIT_FAILED

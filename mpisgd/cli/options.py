@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import tyro
 
-from mpisgd import config_file
+from mpisgd import config_file, hints
 from mpisgd.config import KINDS, Config, kind_of, make_options, replace
 from mpisgd.errors import ConfigError
 from mpisgd.guard import launched_rank
@@ -36,6 +36,9 @@ def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Conf
     words = [word for word in words if word != "--print-config"]
     base, words = _choose_kinds(base or Config(), words)
     _refuse_other_kinds(base, words)
+    found = hints.foreign(words, _known(base))
+    if found is not None:
+        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
     kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
     first = launched_rank() == 0
     with nullcontext() if first else redirect_stderr(io.StringIO()):  # console_outputs does not cover ill-typed values
@@ -49,6 +52,15 @@ def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Conf
             console_outputs=first,
         )
     return config, print_config
+
+
+def _known(base: Config) -> set[str]:
+    """The names of all options, `mu` and `protocol.n`."""
+    names = set()
+    for item in fields(base):
+        value = getattr(base, item.name)
+        names |= {item.name} | ({f"{item.name}.{each.name}" for each in fields(value)} if is_dataclass(value) else set())
+    return names
 
 
 def _refuse_other_kinds(base: Config, words: list[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from mpisgd import config_file
 from mpisgd.cli.options import parse
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_size
+from mpisgd.placement import on_virtual_ranks
 
 
 def main(argv: list[str]) -> int:
@@ -16,10 +19,15 @@ def main(argv: list[str]) -> int:
     if launched_size() > 1:
         raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: start it without mpirun")
     config, print_config = parse(argv, "mpisgd simulate")
+    on_virtual_ranks(config)
     if print_config:
         print(config_file.dumps(config), end="")
         return EXIT_OK
     from mpisgd.simulate import simulate
 
-    simulate(config)
+    try:
+        simulate(config)
+    except KeyboardInterrupt:
+        print(f"\nmpisgd: {config.out} has what there was until then; to do it again: --overwrite", file=sys.stderr)
+        raise
     return EXIT_OK

@@ -6,12 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from mpisgd import hints
 from mpisgd.checks import at_least, require
 from mpisgd.config import Config, kind_of, replace
 from mpisgd.errors import EXIT_OK, ConfigError
@@ -76,6 +77,9 @@ class Options:
 
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises ConfigError: counts that cannot be, or a batch system that refuses; SystemExit from tyro."""
+    found = hints.foreign(argv, {*(item.name for item in fields(Options)), "partition", "project"}, hints.SUBMIT)
+    if found is not None:
+        raise ConfigError(f"unknown option {found[0]}: {found[1]}")
     options = tyro.cli(Options, args=argv, prog="mpisgd submit")
     script = make(options, argv)
     if options.dry_run:
@@ -134,6 +138,9 @@ def _layout(options: Options) -> Layout:
 
 
 def _with_roles(config: Config, options: Options) -> Config:
+    """The configuration with which the script will start its ranks."""
+    expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
+    require(options.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
     if options.shards is not None and not (options.array and kind_of(config.protocol) == "allreduce"):  # which is given none there
         config = replace(config, shards=options.shards)
     return replace(config, evaluator=config.evaluator or options.evaluator)

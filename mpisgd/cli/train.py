@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mpisgd import config_file
+from mpisgd import compatibility, config_file
 from mpisgd.cli.options import parse
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
@@ -17,7 +17,12 @@ def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
     run, words = taken_out(argv)
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
+    compatibility.check(config)
     if print_config:
+        if run is not None:
+            from mpisgd.resume import check_changes
+
+            check_changes(run, config)
         if launched_rank() == 0:
             print(config_file.dumps(config), end="")
         return EXIT_OK

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+_FIRST_S = 2.0
 
 
 def terminal() -> TextIO | None:
@@ -68,15 +72,19 @@ class Progress:
         text = f"loss {loss:.4f}, {rate:.1f} updates/s, mean staleness {mean:.2f}"
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=min(epochs, self._total), text=text, refresh=True)
+            if epochs >= self._total:
+                self.close()  # what else is told, of evaluations, comes below it
+                self._mode = "off"
         else:
             left_s = now_s * (self._total - epochs) / epochs if epochs > 0 else 0.0
-            done = min(epochs, self._total)
-            print(f"epoch {done:.2f}/{self._total:g}: {text}, {max(0.0, left_s):.0f} s left", file=sys.stderr, flush=True)
+            left = "trained; evaluations follow" if epochs >= self._total else f"{max(0.0, left_s):.0f} s left"
+            print(f"epoch {min(epochs, self._total):.2f}/{self._total:g}: {text}, {left}", file=sys.stderr, flush=True)
         self._told_s, self._told_clock, self._staleness, self._pushes = now_s, clock, 0, 0
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.stop()
 
 
 def _bar(total: float, stream: TextIO) -> Bar:
@@ -91,3 +99,45 @@ def _bar(total: float, stream: TextIO) -> Bar:
     bar.add_task("training", total=total, text="")
     bar.start()
     return bar
+
+
+class Evaluations:
+    """Tells how far the evaluations are, by a plain line now and then, on the rank that makes them.
+
+    Args:
+        mode: as in `LogOptions.progress`; a bar has plain lines below it.
+        snapshots: how many there will be, with the last weights.
+        batches: of each snapshot.
+        every_s: seconds between lines; the first comes sooner, for training has come to its end and nothing else is said.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["auto", "bar", "plain", "off"],
+        snapshots: int,
+        batches: int,
+        every_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._on = mode != "off"
+        self._snapshots = snapshots
+        self._batches = batches
+        self._every_s = every_s
+        self._now_s = now_s
+        self._next_s = now_s() + min(every_s, _FIRST_S)
+        self._number = 0
+        self._batch = 0
+
+    def begin(self, number: int) -> None:
+        """Of the snapshot of this number, from 0, the first batch is next."""
+        self._number, self._batch = number, 0
+
+    def batch(self) -> None:
+        """One more batch is about to be evaluated."""
+        self._batch += 1
+        now_s = self._now_s()
+        if self._on and now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            number, of = self._number + 1, max(self._snapshots, self._number + 1)
+            text = f"evaluating snapshot {number} of {of}, batch {self._batch} of {self._batches}"
+            print(text, file=sys.stderr, flush=True)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, naming, parts, protocols
+from mpisgd import __version__, allreduce, config_file, naming, parts, placement, protocols
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
-from mpisgd.checks import require
 from mpisgd.config import Config, replace
 from mpisgd.draws import kept
 from mpisgd.errors import PeerError
@@ -29,7 +28,7 @@ from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
-from mpisgd.roles import Role, Roles, of_job, world_size
+from mpisgd.roles import Role
 from mpisgd.shard import Shard
 from mpisgd.simulate.costs import Costs
 from mpisgd.simulate.sizes import Sizes
@@ -57,26 +56,18 @@ class Job:
     """
 
     def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True) -> None:
-        for field in ("device", "shard_device"):
-            require(getattr(config, field) == "cpu", field, getattr(config, field), "'cpu' on a virtual cluster")
         self.brought = brought
         config = naming.as_brought(config, brought)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
-        options = config.virtual
-        nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
-        self.hosts = [f"node-{node}" for node in nodes]
-        self.roles: Roles = of_job(config, self.hosts)
+        nodes, self.roles, self.protocol = placement.on_virtual_ranks(config)
+        self.hosts = placement.virtual_hosts(nodes)
         ranks = len(self.roles.computing_ranks)
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
-        parts.check_failures(config)
-        parts.check_stragglers(config, ranks)
-        parts.check_exchange(config)
-        parts.check_push_format(config)
-        self.protocol = protocols.make(config.protocol, self.roles.lambda_)
-        parts.check_compensation(config, self.protocol)
         self.costs = Costs(config, self.roles, nodes)
-        self.work: Sizes | Tensors = Tensors(config, brought, ranks, evaluated) if options.gradients else Sizes(config, brought)
-        self.work.check(self.roles)
+        self.work: Sizes | Tensors = (
+            Tensors(config, brought, ranks, evaluated) if config.virtual.gradients else Sizes(config, brought)
+        )
+        self.work.check()
         self.path = Path(config.out)
         self.accounts = np.stack([account()] * config.shards)
 

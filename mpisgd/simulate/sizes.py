@@ -41,7 +41,7 @@ class Sizes:
     def batch_norm_policy(self) -> str:
         return "no gradients were computed"
 
-    def check(self, roles: Roles) -> None:
+    def check(self) -> None:
         """Any configuration will do."""
 
     def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> Any:

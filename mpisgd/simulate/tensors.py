@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import parts, protocols
-from mpisgd.checks import require
+from mpisgd import parts
 from mpisgd.computing import Travels
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
@@ -19,6 +18,7 @@ from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient
 from mpisgd.measure import Unmeasured, batch_norm_policy
 from mpisgd.parts import Brought
+from mpisgd.records.progress import Evaluations
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import EvaluatorLog
 from mpisgd.roles import Roles
@@ -52,13 +52,10 @@ class Tensors:
     def batch_norm_policy(self) -> str:
         return batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
 
-    def check(self, roles: Roles) -> None:
+    def check(self) -> None:
         """The first mini-batch must fit the model. Raises ConfigError."""
         parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
         if self._batch is not None:
-            require(self.config.exchange == "whole", "virtual.batched", True, "False beside exchange = 'layerwise'")
-            batched = not protocols.make(self.config.protocol, roles.lambda_).aborts
-            require(batched, "virtual.batched", True, "False: learners that give up (protocol.abort) are computed one by one")
             self._batch.check()
 
     def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> SliceUpdate:
@@ -108,8 +105,9 @@ class Tensors:
             serve_here=serve_here,
         )
         measure = parts.make_measure(config, self.model, self.loss, self.data) if self._evaluated else Unmeasured()
+        nobody, samples = Evaluations("off", 0, 0, 0.0), self.meta.train_samples
         evaluator = Evaluator(
-            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=self.meta.train_samples
+            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=samples, told=nobody
         )
         evaluator.evaluate_all(weights_file)
 

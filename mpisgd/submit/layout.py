@@ -6,10 +6,11 @@ import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 
-from mpisgd import protocols, roles
 from mpisgd.checks import require
 from mpisgd.config import Config, kind_of
 from mpisgd.errors import ConfigError
+from mpisgd.placement import on_ranks
+from mpisgd.roles import Roles
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def fit(config: Config, wishes: Wishes) -> Layout:
     """The least that holds the configuration's roles and is what was wished for.
 
     Raises ConfigError, with field, value and what was expected: too few or too many ranks for the nodes, nodes that would be empty,
-    more learners than GPUs on a node, GPUs that nobody asks for, a protocol or teams that do not go with so many learners.
+    more learners than GPUs on a node, GPUs that nobody asks for, and all that `train` would refuse of so many ranks.
     """
     for field in ("device", "shard_device"):
         device = getattr(config, field)
@@ -83,10 +84,10 @@ def fit(config: Config, wishes: Wishes) -> Layout:
     needed = -(-ranks // tasks)
     require(nodes == needed, "nodes", nodes, f"{needed}: {what}, {tasks} on a node, need no more")
     layout = Layout(nodes, tasks, shards, learners, config.evaluator)
-    assigned = roles.of_job(config, layout.hosts)
+    started = dataclasses.replace(config, device="cuda", placement="spread") if wishes.gpus_per_node else config
+    assigned, _ = on_ranks(started, layout.hosts)
     if wishes.gpus_per_node:
-        _check_gpus(layout, roles.of_job(dataclasses.replace(config, placement="spread"), layout.hosts), wishes.gpus_per_node)
-    protocols.make(config.protocol, assigned.lambda_)
+        _check_gpus(layout, assigned, wishes.gpus_per_node)
     return layout
 
 
@@ -103,7 +104,7 @@ def _learners(wishes: Wishes, fixed: int) -> int:
     return min(left, nodes * wishes.gpus_per_node) if wishes.gpus_per_node else left
 
 
-def _check_gpus(layout: Layout, assigned: roles.Roles, gpus: int) -> None:
+def _check_gpus(layout: Layout, assigned: Roles, gpus: int) -> None:
     counts = Counter(layout.hosts[rank] for rank in assigned.computing_ranks)
     node, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
     expected = (

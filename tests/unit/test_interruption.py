@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpisgd import interruption
+from mpisgd import interruption, launch
 from mpisgd.errors import EXIT_INTERRUPTED, CheckpointError, RunInterrupted
 from mpisgd.guard import failing_fast
 from mpisgd.records import checkpoint as disk
@@ -25,7 +25,7 @@ def test_the_last_line_names_the_newest_complete_checkpoint(tmp_path: Path) -> N
     line = interruption.farewell(tmp_path, signal.SIGUSR1, (1234, 1236), 6)
     assert line == (
         "mpisgd: interrupted by SIGUSR1 at clock 1,236, checkpoint at clock 1,200 (36 updates are lost);"
-        f" go on with: mpirun -n 6 mpisgd train --resume {tmp_path}"
+        f" go on with: {launch.words(6)} mpisgd train --resume {tmp_path}"
     )
     for writer in writers:
         take(writer, 1240)
@@ -82,3 +82,13 @@ def test_the_state_is_that_of_the_last_update_whatever_was_summed_since(more: in
         assert torch.equal(tensor, before[name]), name
     update.step()
     assert not torch.equal(update.state()["compensation"], before["compensation"])
+
+
+def test_the_last_words_say_what_there_is_already(tmp_path: Path) -> None:
+    """The launcher leaves a quarter of a second: nothing may come after this line."""
+    said = interruption.last_words(tmp_path, signal.SIGTERM, 4)
+    assert "writing a checkpoint" in said and f"{tmp_path} has none: begin anew with --overwrite" in said
+    writer = checkpoints(tmp_path, make_update())
+    take(writer, 1230)
+    said = interruption.last_words(tmp_path, signal.SIGTERM, 4)
+    assert f"the newest is that of clock 1,230; go on with: {launch.words(4)} mpisgd train --resume {tmp_path}" in said

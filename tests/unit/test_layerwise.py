@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpisgd import models, parts
+from mpisgd import compatibility, models, parts
 from mpisgd.config import (
     AlexNetOptions,
     AllreduceOptions,
@@ -101,8 +101,8 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' for allreduce"),
-        ({"protocol": VersionedOptions()}, "exchange = 'layerwise': expected 'whole' for versioned"),
+        ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol allreduce"),
+        ({"protocol": VersionedOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol versioned"),
         ({"protocol": BackupOptions(abort=True)}, "protocol.abort = True: expected False beside exchange = 'layerwise'"),
         ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
         ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
@@ -114,9 +114,9 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    parts.check_exchange(Config(**changes))
+    compatibility.check(Config(**changes))
     with pytest.raises(ConfigError, match=message):
-        parts.check_exchange(Config(exchange="layerwise", **changes))
+        compatibility.check(Config(exchange="layerwise", **changes))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
     ],
 )
 def test_what_makes_sense_is_not(protocol: Any) -> None:
-    parts.check_exchange(replace(Config(exchange="layerwise", nonfinite="continue", averaging=0.9), protocol=protocol))
+    compatibility.check(replace(Config(exchange="layerwise", nonfinite="continue", averaging=0.9), protocol=protocol))
 
 
 # ------------------------------------------------------------------------------------------------------- models of all kinds

@@ -23,7 +23,7 @@ def test_plain_lines_come_every_so_many_seconds_and_at_the_end(capsys: pytest.Ca
         "epoch 0.50/2: loss 0.1000, 1.0 updates/s, mean staleness 1.50, 30 s left",
         "epoch 1.00/2: loss 0.0500, 1.0 updates/s, mean staleness 1.50, 20 s left",
         "epoch 1.50/2: loss 0.0333, 1.0 updates/s, mean staleness 1.50, 10 s left",
-        "epoch 2.00/2: loss 0.0250, 1.0 updates/s, mean staleness 1.50, 0 s left",
+        "epoch 2.00/2: loss 0.0250, 1.0 updates/s, mean staleness 1.50, trained; evaluations follow",
     ]
 
 

@@ -137,3 +137,29 @@ def test_a_second_signal_ends_a_process_that_is_blocked() -> None:
 
 def test_names() -> None:
     assert name_of(15) == "SIGTERM"
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_launcher_that_kills_its_ranks_is_known_by_what_it_sends_first(continued: bool) -> None:
+    """CONT and then TERM: Open MPI's, after Ctrl-C."""
+    heard: list[int] = []
+    with Signals() as signals:
+        signals.listen(heard.append)
+        if continued:
+            os.kill(os.getpid(), signal.SIGCONT)
+            time.sleep(0.2)
+        assert not heard, "CONT alone means nothing"
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(heard)
+        assert heard == [signal.SIGTERM]
+        assert signals.hurried is continued
+
+
+def test_ctrl_c_raises_again_afterwards() -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        until_s = time.monotonic() + 20
+        while not signals.received and time.monotonic() < until_s:
+            time.sleep(0.001)
+        assert signals.received == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

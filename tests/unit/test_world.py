@@ -61,3 +61,15 @@ def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
         return
     with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {name} = 8: the launcher and the MPI .* do not belong"):
         refuse_singletons(some)
+
+
+def test_torchrun_starts_processes_of_which_mpi_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    alone = World(size=1, rank=0, hosts=("a",), cores=1, own_cores=1, pids=())
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 4: torchrun, .*; start them by mpirun .*-n 4 mpisgd train"):
+        refuse_singletons(alone)
+    monkeypatch.delenv("LOCAL_RANK")  # somebody's own variable, without torchrun's others
+    refuse_singletons(alone)

@@ -1,0 +1,179 @@
+"""What does not go together, in one table, which every way in asks: train, simulate, submit, `--print-config` and the API.
+
+A feature is something that a configuration asks for. `REFUSED` has the pairs that cannot be, with the reason; of a pair, the first
+is what the user is told to change. What depends on the number of ranks is in `placement`. `docs/compatibility.md` is this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mpisgd.config import (
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    Config,
+    DownpourOptions,
+    HardsyncOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
+from mpisgd.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that a configuration may ask for.
+
+    Attributes:
+        asked: whether it does.
+        words: what the user wrote, for "beside ...".
+        field: the field to be changed where a pair is refused; empty: none, it is always the other one of the pair.
+        expected: what the field may be instead.
+    """
+
+    asked: Callable[[Config], bool]
+    words: str
+    field: str = ""
+    expected: str = ""
+
+
+def _is(kind: type, **fields: object) -> Callable[[Config], bool]:
+    """Whether the protocol is of this kind, with these values."""
+    return lambda config: (
+        isinstance(config.protocol, kind) and all(getattr(config.protocol, name) == value for name, value in fields.items())
+    )
+
+
+def _own_steps(field: str) -> Callable[[Config], bool]:
+    return lambda config: getattr(config.protocol, field, None) not in (None, 1)
+
+
+#: What real ranks and virtual ones have in common.
+FEATURES: Mapping[str, Feature] = {
+    "hardsync": Feature(_is(HardsyncOptions), "protocol hardsync"),
+    "softsync": Feature(_is(SoftsyncOptions), "protocol softsync"),
+    "timeout": Feature(_is(TimeoutOptions), "protocol timeout"),
+    "async": Feature(_is(AsyncOptions), "protocol async"),
+    "downpour": Feature(_is(DownpourOptions), "protocol downpour"),
+    "ssp": Feature(_is(SspOptions), "protocol ssp"),
+    "allreduce": Feature(_is(AllreduceOptions), "protocol allreduce"),
+    "versioned": Feature(_is(VersionedOptions), "protocol versioned"),
+    "exact": Feature(_is(VersionedOptions, tolerance=0), "protocol versioned with tolerance = 0"),
+    "drops late": Feature(_is(BackupOptions, late="drop"), "protocol backup with late = 'drop'"),
+    "applies late": Feature(_is(BackupOptions, late="apply"), "protocol backup with late = 'apply'"),
+    "abort": Feature(_is(BackupOptions, abort=True), "protocol.abort", "protocol.abort", "False"),
+    "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
+    "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
+    "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
+    "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
+    "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
+    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
+    "drop": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
+    "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
+    "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
+    "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
+    "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
+    "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
+    "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
+}
+
+#: What only real ranks look at, and only virtual ones; the other tables of a job file are passed over.
+REAL: Mapping[str, Feature] = {
+    "tolerant": Feature(
+        lambda config: config.faults.mode == "tolerant", "faults.mode = 'tolerant'", "faults.mode", "'auto' or 'fail-fast'"
+    ),
+}
+VIRTUAL: Mapping[str, Feature] = {
+    "virtual": Feature(lambda config: True, "a virtual cluster"),
+    "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
+    "leaving": Feature(
+        lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
+        "failures.then = 'leave'",
+        "failures.then",
+        "'stop'",
+    ),
+}
+
+_WHOLE = "needs the whole gradient before the first slice is pushed"
+_OWN_STEPS = "each slice is pulled and pushed once in a mini-batch, so learners take no steps of their own"
+_NOT_STALE = "it applies no stale gradients; or another protocol"
+_SUM = (
+    "a team's sum must be of gradients of one clock, and taken or dropped as a whole; it goes with hardsync, allreduce, timeout, or"
+    " backup with late = 'drop' and without abort"
+)
+
+REFUSED: Mapping[tuple[str, str], str] = {
+    ("layerwise", "allreduce"): "its collectives move whole vectors",
+    ("layerwise", "versioned"): "what is computed again is a whole gradient",
+    ("abort", "layerwise"): "what has been pushed cannot be given up",
+    ("n_push", "layerwise"): _OWN_STEPS,
+    ("n_fetch", "layerwise"): _OWN_STEPS,
+    ("own steps", "layerwise"): _OWN_STEPS,
+    ("clipping", "layerwise"): f"the norm {_WHOLE}",
+    ("drop", "layerwise"): f"to drop it on all shards {_WHOLE}",
+    ("cuda", "layerwise"): "slices are exchanged from the host's memory",
+    ("node", "layerwise"): f"a team's sum {_WHOLE}",
+    ("bfloat16", "allreduce"): "nothing is pushed",
+    ("bfloat16", "layerwise"): "what is rounded is the whole gradient",
+    ("compensation", "hardsync"): _NOT_STALE,
+    ("compensation", "allreduce"): _NOT_STALE,
+    ("compensation", "timeout"): _NOT_STALE,
+    ("compensation", "drops late"): _NOT_STALE,
+    ("compensation", "exact"): _NOT_STALE,
+    ("node", "softsync"): _SUM,
+    ("node", "async"): _SUM,
+    ("node", "downpour"): _SUM,
+    ("node", "ssp"): _SUM,
+    ("node", "versioned"): _SUM,
+    ("node", "applies late"): _SUM,
+    ("node", "abort"): _SUM,
+    ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
+    ("tolerant", "allreduce"): "its learners are shards, and a shard cannot be done without",
+    ("tolerant", "node"): "a team cannot do without any of its ranks",
+    ("cuda", "virtual"): "it computes on the CPU of this process",
+    ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("batched", "layerwise"): "gradients that are computed as one batch come all at once",
+    ("batched", "abort"): "learners that give up are computed one by one",
+    ("leaving", "allreduce"): "nobody can leave an allreduce alone, for its slice would be missing",
+    ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
+}
+
+
+def features(config: Config, *, virtual: bool = False) -> set[str]:
+    """The names of all that the configuration asks for, of real ranks or of a virtual cluster."""
+    known = {**FEATURES, **(VIRTUAL if virtual else REAL)}
+    return {name for name, feature in known.items() if feature.asked(config)}
+
+
+def refused(config: Config, *, virtual: bool = False) -> list[tuple[str, str]]:
+    """The pairs of `REFUSED` that the configuration asks for, in the table's order."""
+    asked = features(config, virtual=virtual)
+    return [(one, other) for one, other in REFUSED if one in asked and other in asked]
+
+
+def check(config: Config, *, virtual: bool = False) -> None:
+    """Raises ConfigError where the configuration asks for things that do not go together; all of them, a line for each."""
+    known = {**FEATURES, **REAL, **VIRTUAL}
+    lines = []
+    for one, other in refused(config, virtual=virtual):
+        feature = known[one]
+        value: object = config
+        for name in feature.field.split("."):
+            value = getattr(value, name)
+        lines.append(f"{feature.field} = {value!r}: expected {feature.expected} beside {known[other].words}: {REFUSED[one, other]}")
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def table() -> str:
+    """The pairs as a Markdown table, for the documentation; those of one feature with the same reason in one row."""
+    known = {**FEATURES, **REAL, **VIRTUAL}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (one, other), why in REFUSED.items():
+        rows.setdefault((known[one].words, why), []).append(known[other].words)
+    lines = [f"| {one} | {'; '.join(others)} | {why} |" for (one, why), others in rows.items()]
+    return "\n".join(["| not | beside any of | since |", "|---|---|---|", *lines, ""])

@@ -1,0 +1,45 @@
+"""The roles and the protocol of a job on given hosts: all that can be refused before torch is imported or a job is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpisgd import compatibility, protocols
+from mpisgd.config import Config
+from mpisgd.errors import ConfigError
+from mpisgd.protocols import Protocol
+from mpisgd.roles import Roles, of_job, world_size
+
+
+def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> tuple[Roles, Protocol]:
+    """Check the configuration against itself and the number of its ranks; `hosts` are their host names.
+
+    Raises ConfigError: things that do not go together (`compatibility`), too few ranks, a protocol that does not fit so many
+    learners, a straggler that is none of them.
+    """
+    compatibility.check(config, virtual=virtual)
+    roles = of_job(config, hosts)
+    protocol = protocols.make(config.protocol, roles.lambda_)
+    _check_stragglers(config, len(roles.computing_ranks))
+    return roles, protocol
+
+
+def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
+    """The same of a virtual cluster, whose learners the configuration counts; and the node of each rank. Raises ConfigError."""
+    options = config.virtual
+    nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
+    return nodes, *on_ranks(config, virtual_hosts(nodes), virtual=True)
+
+
+def virtual_hosts(nodes: Sequence[int]) -> list[str]:
+    """The host name of each rank of a virtual cluster."""
+    return [f"node-{node}" for node in nodes]
+
+
+def _check_stragglers(config: Config, ranks: int) -> None:
+    """Refuse a straggler that is none of so many ranks that compute: learners, or in teams."""
+    straggler = config.straggler
+    named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
+    for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
+        if learner_id >= ranks:
+            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {ranks - 1}")

@@ -1,0 +1,174 @@
+"""What does not go together is refused alike by every way in, and the documentation's table is the one that they ask."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisgd import compatibility, config_file, placement, protocols
+from mpisgd.cli import simulate as simulate_cli
+from mpisgd.cli import submit as submit_cli
+from mpisgd.cli import train as train_cli
+from mpisgd.config import PROTOCOLS, Config
+from mpisgd.errors import ConfigError
+from mpisgd.run import Rank
+from mpisgd.simulate.job import Job
+from mpisgd.world import World
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
+LEARNERS = 4
+
+#: Each protocol, and what its own options change.
+VARIANTS: list[dict[str, Any]] = [
+    *({"name": name} for name in PROTOCOLS if name != "backup"),
+    {"name": "backup", "b": 0},
+    {"name": "backup", "b": 0, "late": "apply"},
+    {"name": "backup", "b": 0, "abort": True},
+    {"name": "versioned", "tolerance": 1},
+    {"name": "downpour", "n_push": 2},
+    {"name": "downpour", "n_fetch": 2},
+    {"name": "ssp", "get_model_frequency": 2},
+]
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "exchange": ("whole", "layerwise"),
+    "push_format": ("float32", "bfloat16"),
+    "clip_norm": (0.0, 1.0),
+    "nonfinite": ("stop", "drop"),
+    "compensation": (0.0, 0.5),
+    "aggregation": ("none", "node"),
+    "team_size": (0, 2),
+    "shard_device": ("cpu", "cuda"),
+}
+
+
+def configurations() -> Iterator[dict[str, Any]]:
+    for variant, *values in itertools.product(VARIANTS, *CHOICES.values()):
+        yield {"protocol": variant, **dict(zip(CHOICES, values, strict=True))}
+
+
+def config_of(table: dict[str, Any], **more: Any) -> Config:
+    return config_file.from_mapping({**table, **more})
+
+
+def refusal(action: Any) -> str:
+    try:
+        action()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def refused_by_train(config: Config) -> str:
+    """By a rank of `LEARNERS` learners on one host, before anything is loaded."""
+    rank = object.__new__(Rank)
+    ranks = LEARNERS + (0 if config_file.to_mapping(config)["protocol"]["name"] == "allreduce" else config.shards)
+    rank.world = World(size=ranks, rank=0, hosts=("a",) * ranks, cores=1, own_cores=1, pids=(0,) * ranks)
+    return refusal(lambda: rank._placed(config))
+
+
+def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 3,840 configurations; the command lines that print, whose reading is slow, are asked for each 97th of them."""
+    path, counts = tmp_path / "job.toml", [0, 0]
+    for number, table in enumerate(configurations()):
+        config = config_of(table)
+        said = refusal(lambda config=config: compatibility.check(config))
+        counts[bool(said)] += 1
+        assert refused_by_train(config) == said
+        if number % 97:
+            continue
+        path.write_text(config_file.dumps(config))
+        assert refusal(lambda: train_cli.main([str(path), "--print-config"])) == said
+        gpus = ["--gpus-per-node", str(LEARNERS)] if config.shard_device == "cuda" else []
+        started = config_of(table, device="cuda") if gpus else config
+        words = [str(path), "--learners", str(LEARNERS), "--nodes", "1", "--dry-run", *gpus]
+        assert refusal(lambda words=words: submit_cli.main(words)) == refusal(lambda started=started: compatibility.check(started))
+        virtual = config_of(table, virtual={"learners": LEARNERS, "ranks_per_node": LEARNERS + 1})
+        path.write_text(config_file.dumps(virtual))
+        said = refusal(lambda virtual=virtual: compatibility.check(virtual, virtual=True))
+        assert refusal(lambda: simulate_cli.main([str(path), "--print-config"])) == said
+        assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
+        if said:
+            assert refusal(lambda virtual=virtual: Job(virtual, None)) == said
+    assert min(counts) > 200, "some of both kinds"
+    capsys.readouterr()
+
+
+def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('exchange = "layerwise"\npush_format = "bfloat16"\nclip_norm = 1.0\nprotocol = "versioned"\n')
+    for action in (
+        lambda: train_cli.main([str(path), "--print-config"]),
+        lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"]),
+        lambda: simulate_cli.main([str(path), "--print-config"]),
+    ):
+        said = refusal(action)
+        assert len(said.splitlines()) == 3
+        assert "exchange = 'layerwise': expected 'whole' beside protocol versioned" in said
+        assert "clip_norm = 1.0: expected 0 beside exchange = 'layerwise'" in said
+        assert "push_format = 'bfloat16': expected 'float32' beside exchange = 'layerwise'" in said
+    path.write_text('compensation = 0.5\nprotocol = "hardsync"\n')
+    said = refusal(lambda: train_cli.main([str(path), "--print-config"]))
+    assert said == "compensation = 0.5: expected 0 beside protocol hardsync: it applies no stale gradients; or another protocol"
+
+
+def test_submit_asks_for_what_its_script_will_say(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('exchange = "layerwise"\n')
+    said = refusal(lambda: submit_cli.main([str(path), "--gpus-per-node", "4", "--dry-run"]))
+    assert "device = 'cuda': expected 'cpu' beside exchange = 'layerwise'" in said, "which the script would say"
+    path.write_text('[faults]\nmode = "tolerant"\n')
+    assert "--fault-tolerant" in refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"]))
+    assert refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run", "--fault-tolerant"])) == ""
+    path.write_text("[straggler]\nslowdown = {4 = 2.0}\n")
+    assert "there is no learner 4" in refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"]))
+
+
+def test_a_run_that_goes_on_is_printed_only_as_it_may(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(config_file.dumps(Config()))
+    assert "alpha0 = 0.7" in refusal(lambda: train_cli.main(["--resume", str(tmp_path), "--alpha0", "0.7", "--print-config"]))
+    assert refusal(lambda: train_cli.main(["--resume", str(tmp_path), "--epochs", "20", "--print-config"])) == ""
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_compensation_goes_with_protocols_that_apply_stale_gradients(variant: dict[str, Any]) -> None:
+    config = config_of({"protocol": variant, "compensation": 0.5})
+    assert bool(compatibility.refused(config)) == protocols.make(config.protocol, LEARNERS).fresh
+
+
+def test_every_pair_can_come_up() -> None:
+    """No line of the table is dead, and each names a field that can be changed."""
+    known = {**compatibility.FEATURES, **compatibility.REAL, **compatibility.VIRTUAL}
+    assert all(known[one].field and known[one].expected for one, _ in compatibility.REFUSED)
+    seen = set()
+    more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
+    for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
+        for extra in more:
+            config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
+            seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
+    assert seen == set(compatibility.REFUSED)
+
+
+def test_the_documentation_has_the_table() -> None:
+    """`python -m tests.unit.test_compatibility` renews it."""
+    assert DOCUMENT.read_text() == document()
+
+
+def document() -> str:
+    head = """# What does not go together
+
+`mpisgd train`, `simulate`, `submit`, `--print-config` and `mpisgd.train()` refuse these pairs alike, before anything is started;
+a configuration that has several of them is told of all at once. What depends on the number of ranks (n, N, b, stragglers, shards)
+is checked where that is known: by `submit`, by `simulate`, and by `train` when it starts.
+
+This is `REFUSED` of `mpisgd/compatibility.py`; `python -m tests.unit.test_compatibility` renews this page, and a test compares it.
+
+"""
+    return head + compatibility.table()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())

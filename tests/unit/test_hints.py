@@ -1,0 +1,110 @@
+"""Names of other frameworks are answered with what they are here, in commands and in files, and never with another thing."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+import pytest
+
+from mpisgd import config_file, hints
+from mpisgd.cli.options import parse
+from mpisgd.cli.submit import main as submit
+from mpisgd.config import KINDS, Config, make_options
+from mpisgd.errors import ConfigError
+
+OURS = {item.name for item in dataclasses.fields(Config)}
+
+
+@pytest.mark.parametrize(
+    ("word", "mend"),
+    [
+        ("--lr", "--alpha0"),
+        ("--learning-rate=0.1", "--alpha0"),
+        ("--batch-size", "--mu"),
+        ("-b", "--mu"),
+        ("--workers", "mpirun -n RANKS"),
+        ("--num_workers", "mpirun -n RANKS"),
+        ("--world-size", "mpirun -n RANKS"),
+        ("-n", "mpirun -n RANKS"),
+        ("--learners", "--virtual.learners"),
+        ("--momentum", "--optimizer.momentum"),
+        ("--optimizer.lr", "--alpha0"),
+        ("--weight-decay", "--optimizer.weight-decay"),
+        ("--num-epochs", "--epochs"),
+        ("--output", "--out"),
+        ("--gpus", "--device"),
+        ("--backend", "MPI"),
+        ("--save-every", "--checkpoint.every-updates"),
+        ("--max-grad-norm", "--clip-norm"),
+        ("--resume-from-checkpoint", "--resume RUN"),
+    ],
+)
+def test_an_option_of_another_framework_is_answered_with_ours(word: str, mend: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option {word.partition('=')[0]}: .*{mend}"):
+        parse([word, "4"], "mpisgd train")
+
+
+def test_keys_of_files_have_the_same_table() -> None:
+    for key, text in hints.OPTIONS.items():
+        if key in ("load", "v", "o"):
+            continue
+        with pytest.raises(ConfigError) as refused:
+            config_file.from_mapping({key: 1})
+        assert str(refused.value) == f"unknown key {key!r}: {text.replace('`', '')}"
+    with pytest.raises(ConfigError, match=r"unknown key 'optimizer\.lr': the learning rate is alpha0"):
+        config_file.from_mapping({"optimizer": {"name": "sgd", "lr": 0.1}})
+
+
+def test_no_name_of_ours_is_taken_for_another() -> None:
+    assert OURS.isdisjoint(hints.OPTIONS)
+    words = ["--no-evaluator", "--data.no-subtract-mean", "--optimizer.momentum", "0.5", "--schedule.warmup-epochs", "1"]
+    assert parse(words, "mpisgd train")[0].optimizer.momentum == 0.5
+
+
+def test_what_is_named_as_the_mend_exists() -> None:
+    """Each `field` of the table, as an option of some kind."""
+    known = set(OURS)
+    for component, value in vars(Config()).items():
+        kinds = KINDS.get(component, {"": type(value)}).values() if dataclasses.is_dataclass(value) else ()
+        known |= {f"{component}.{item.name}" for kind in kinds for item in dataclasses.fields(kind)}
+    for text in hints.OPTIONS.values():
+        assert set(text.split("`")[1::2]) <= known, text
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "said"),
+    [
+        (
+            "optimizer",
+            "AdamW",
+            ": adam adds weight decay to the gradient, which is another algorithm; expected one of",
+        ),
+        ("optimizer", "lamb", ": it is not here; expected one of: adagrad, adam"),
+        ("optimizer", "lion", ": it is not here; expected one of"),
+        ("optimizer", "NAdam", ": it is not here; expected one of"),
+        ("optimizer", "SGD", "; did you mean 'sgd'?"),
+        ("optimizer", "Adam", "; did you mean 'adam'?"),
+        ("optimizer", "sgdd", "; did you mean 'sgd'?"),
+        ("protocol", "BSP", ": that is hardsync; expected one of"),
+        ("protocol", "ddp", ": that is allreduce; expected one of"),
+        ("data", "cifar100", ": bring your own: .* expected one of"),
+        ("model", "resnet18", ": bring your own: package.module:factory"),
+        ("schedule", "cosine", ": it is not here; expected one of: constant"),
+    ],
+)
+def test_another_algorithm_is_no_misspelling(component: str, name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{component} = '{name}' is unknown{said}".replace("?", r"\?")):
+        make_options(component, name)
+
+
+def test_without_the_table_adamw_would_be_called_adam() -> None:
+    assert difflib.get_close_matches("adamw", KINDS["optimizer"], n=1, cutoff=0.6) == ["adam"]
+
+
+@pytest.mark.parametrize(
+    ("word", "mend"), [("--ntasks", "--learners"), ("--gpus", "--gpus-per-node"), ("--walltime", "--time"), ("--out", "job.toml")]
+)
+def test_submit_has_its_own(word: str, mend: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option {word}: .*{mend}"):
+        submit(["job.toml", word, "4"])
