@@ -106,6 +106,7 @@ gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 # The campaigns are long; COUNT=20 makes each of them short.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults.kills --out results/faults --count $(or $(COUNT),300)
+	$(IN_VENV) python -m tests.faults.starts --out results/faults --count $(or $(COUNT),150)
 	$(IN_VENV) python -m tests.faults.cuts --out results/faults --count $(or $(COUNT),20)
 	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
 	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),20)

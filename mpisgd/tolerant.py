@@ -77,6 +77,10 @@ class TolerantWire(Wire):
         """Transfers that were given up: MPI may still write there, or read."""
         self._strays: Counter[int] = Counter()
         """Bodies that were given up before they began, by sender."""
+        self.patient = False
+        """Whether this rank waits for what may well take long, so that the watchdog is told nothing."""
+        self._parting = False
+        """Whether ranks may have left: MPI then says that they have failed."""
         self._said: dict[int, np.ndarray] = {}
         """What ranks have said that are at the end already (`gather`)."""
 
@@ -87,7 +91,7 @@ class TolerantWire(Wire):
         if not ulfm.is_failure(error):
             raise error
         for rank in ulfm.failed(self._comm):
-            if rank in self._vital:
+            if rank in self._vital and not self._parting:
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
             if rank not in self._lost:
                 self._lost.add(rank)
@@ -214,10 +218,13 @@ class TolerantWire(Wire):
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
+        self.patient = True
         request = posted.requests[0]
         while not (self.signal > 0 or self._arrived(request)):
             self._see_whether_all_is_over()
             time.sleep(SLEEP_MOST_S)
+        self.patient = False
+        self._goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
@@ -269,9 +276,11 @@ class TolerantWire(Wire):
         """The same; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits for."""
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         if self.rank != HUB:
+            self.awaited = "all to meet"
             answer = self._comm.Irecv(table, HUB, Tag.MET)
             self.wait(self._comm.Issend(said, HUB, Tag.HERE))
             self.wait(answer)
+            self._goes_on()
             return table
         table[HUB] = said
         heard = self._hear(table)
@@ -312,6 +321,14 @@ class TolerantWire(Wire):
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
+
+    def part(self) -> None:
+        """The same; the hub comes to know that all who can still hear it know the end."""
+        self._parting = True
+        try:
+            self.meet()
+        except MPI.Exception as error:
+            self._learn(error)
 
     def given_up(self) -> list[int]:
         return sorted(self._given_up - self._lost)

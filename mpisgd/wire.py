@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpisgd import ulfm
 from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
@@ -400,6 +401,18 @@ class Wire:
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         self.wait(self._comm.Iallgather(said, table))
         return table
+
+    def part(self) -> None:
+        """The very last: who has come here knows all that there is to know, and from now on ranks leave.
+
+        Where MPI tells of failures, a rank that leaves has failed: to the others that must mean nothing any more.
+        """
+        if ulfm.enabled():
+            try:
+                self.wait(self._comm.Ibarrier())
+            except MPI.Exception as error:
+                if not ulfm.is_failure(error):
+                    raise
 
     def give_up(self, rank: int) -> None:
         """Nobody will wait for this rank: said only where that can be (`tolerant.py`)."""

@@ -26,7 +26,7 @@ FLOORS = {
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
-            " tolerant ulfm mpi world survey launch guard signals records virtual",
+            " tolerant ulfm siblings vigil pulse mpi world survey launch guard signals records virtual",
             "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
             "run tolerance parts simulate replay plan finish resume interruption watchdog provenance api cli __main__ doctor bench"
             " demo submit",
