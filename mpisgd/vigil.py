@@ -66,13 +66,13 @@ class Vigil:
             if self._comm.Is_revoked():
                 if not self._over.wait(END_S):
                     os._exit(EXIT_FAILED)
-            elif self._comm.Get_failed().size > 0 and not self._over.wait(OWN_S):
+            elif ulfm.seen_failed(self._comm) and not self._over.wait(OWN_S):
                 self._end()
 
     def _end(self) -> None:
         """Say who is lost, unless a rank before this one does: then that has ended the job meanwhile."""
         comm = self._comm
-        rank, lost = comm.Get_rank(), ulfm.failed(comm)
+        rank, lost = comm.Get_rank(), ulfm.seen_failed(comm)
         place = sum(each not in lost for each in range(rank))
         if self._over.wait(min(TURN_S * place, END_S)) or comm.Is_revoked():
             return
