@@ -111,7 +111,7 @@ faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files
 	$(IN_VENV) python -m tests.faults.stops --out results/faults --count $(or $(COUNT),30)
 	$(IN_VENV) python -m tests.faults.deaths --out results/faults --count $(or $(COUNT),20)
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
-	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),10000)
+	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),20000)
 	$(IN_VENV) python -m tests.faults.bad_input
 
 faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits
