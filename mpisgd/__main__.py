@@ -7,11 +7,14 @@ import os
 import socket
 import sys
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd import hints, ulfm
 from mpisgd.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
 from mpisgd.guard import abort, launched_rank, launched_size
+
+if TYPE_CHECKING:
+    from mpisgd.mpi import MPI
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
@@ -102,13 +105,25 @@ def leave_together(status: int, reason: str) -> int:
         return status
     together = MPI.COMM_WORLD.Ibarrier()
     patient_until_s = time.monotonic() + _PATIENCE_S
-    while not together.Test():
+    while not _have_come(together):
         if time.monotonic() > patient_until_s:
             who = f"rank {launched_rank()} on {socket.gethostname()}"
             print(f"mpisgd: {who} alone refuses, the job is ended\n{reason}", file=sys.stderr, flush=True)
             abort(MPI.COMM_WORLD, status)
         time.sleep(0.005)
     return status if launched_rank() == 0 else EXIT_OK
+
+
+def _have_come(together: MPI.Request) -> bool:
+    """Whether all have met; who has left already looks, where MPI tells of failures, as if it had failed."""
+    from mpisgd.mpi import MPI
+
+    try:
+        return bool(together.Test())
+    except MPI.Exception as error:
+        if not ulfm.is_failure(error):
+            raise
+        return True
 
 
 if __name__ == "__main__":

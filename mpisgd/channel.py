@@ -164,6 +164,8 @@ class ShardChannel:
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
+            if not 0 <= ending <= Ending.INTERRUPTED:
+                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {Ending.INTERRUPTED:d}", source)
             return Goodbye(sender, pushed, ending)
         if tag == Tag.GAVE_UP:
             _, seq = fields

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from mpisgd import ulfm
+from mpisgd import siblings, ulfm
 from mpisgd.errors import ConfigError
 
 # As root in a container, Open MPI's launcher and library refuse to start without these; users of a container are root.
@@ -22,8 +22,16 @@ ulfm.prepare()
 import mpi4py  # noqa: E402 - after what must be said before MPI is initialised
 
 mpi4py.rc.finalize = not ulfm.enabled()
+mpi4py.rc.initialize = not ulfm.enabled()
 
 from mpi4py import MPI  # noqa: E402
+
+if ulfm.enabled() and not MPI.Is_initialized():
+    # Not by mpi4py, which lets no other thread run meanwhile.
+    with siblings.watched():
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
+        _comm.Set_errhandler(MPI.ERRORS_RETURN)
 
 __all__ = ["MPI", "cuda_aware", "takes_gpu_memory"]
 

@@ -13,7 +13,8 @@ from mpisgd.errors import PeerError
 from mpisgd.messages import Push, Refused
 
 TOLD_PER_RANK = 5
-_MOST_SAMPLES = 2**31
+_MOST_SAMPLES = 2**31 - 1
+"""What the log has room for."""
 
 
 class Refusals:
@@ -53,7 +54,7 @@ class Refusals:
         if not 0 <= push.seq <= last + 1:
             return f"learner {learner_id} pushed mini-batch {push.seq}: expected 0 ... {last + 1}, the next one"
         if not 1 <= push.samples <= _MOST_SAMPLES:
-            return f"learner {learner_id} pushed a gradient of {push.samples} samples: expected at least 1"
+            return f"learner {learner_id} pushed a gradient of {push.samples} samples: expected 1 ... {_MOST_SAMPLES}"
         if push.seq > last:
             self.last_seq[learner_id] = push.seq
         self._waits[learner_id] = ""

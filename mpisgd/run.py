@@ -12,7 +12,20 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, interruption, launch, naming, parts, placement, resume, tolerance, watchdog
+from mpisgd import (
+    __version__,
+    allreduce,
+    config_file,
+    interruption,
+    launch,
+    naming,
+    parts,
+    placement,
+    pulse,
+    resume,
+    tolerance,
+    watchdog,
+)
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.channel import ShardChannel
@@ -35,6 +48,7 @@ from mpisgd.mpi import MPI, takes_gpu_memory
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.protocols import Protocol
 from mpisgd.provenance import environment
+from mpisgd.pulse import Pulse
 from mpisgd.records import directory, schema
 from mpisgd.records.checkpoint import way_on
 from mpisgd.records.checkpoints import Checkpoints
@@ -46,6 +60,7 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles
 from mpisgd.shard import Shard
+from mpisgd.siblings import Siblings
 from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
 from mpisgd.succession import Succession
@@ -53,6 +68,7 @@ from mpisgd.tolerant import TolerantWire
 from mpisgd.tolerant_channel import TolerantShardChannel
 from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.update import SliceUpdate
+from mpisgd.vigil import Vigil
 from mpisgd.watchdog import Watchdog
 from mpisgd.wire import Wire
 from mpisgd.world import World, look_around, refuse_singletons
@@ -74,10 +90,16 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
         return ranks[0].describe if ranks else "starting"
 
     def how() -> str:
-        return way_on(Path(config.out), ranks[0].newest_clock(), launch.words(comm.Get_size())) if ranks else ""
+        return ranks[0].way_on() if ranks else ""
 
-    with failing_fast(comm, who, how, lambda: bool(ranks) and ranks[0].expendable), Signals() as signals, kept():
+    def expendable() -> bool:
+        return bool(ranks) and ranks[0].expendable
+
+    with failing_fast(comm, who, how, expendable), Signals() as signals, Vigil(comm, who, how) as vigil, kept():
         ranks.append(Rank(config, comm, brought, resumed, signals))
+        if ranks[0].tolerant:
+            vigil.stop()
+        ranks[0].before_leaving = vigil.stop
         try:
             return ranks[0].run()
         finally:
@@ -116,6 +138,8 @@ class Rank:
         self.describe = self.roles.describe(self.rank)
         self.expendable = False
         """Whether the others can go on without this rank, now."""
+        self.before_leaving: Callable[[], None] = lambda: None
+        """Called when all ranks have come to their end, before any leaves."""
         self.newest_clock: Callable[[], int | None] = lambda: None
         """The newest clock that this rank knows of."""
         self._at_the_end: list[Callable[[], None]] = []
@@ -125,6 +149,9 @@ class Rank:
         try:
             agree(comm, lambda: self._claim(resumed))
             self.tensors = agree(comm, self._load)
+            self.asking = comm.Dup() if self.tolerant else None
+            """Where shards are asked whether they live (`pulse.py`); None where they are not."""
+            self.pulse: Pulse | None = None
         except AgreedError:
             self.unlock()
             raise
@@ -261,22 +288,50 @@ class Rank:
         return self._end(wire, said)
 
     def _wire(self) -> Wire:
-        if not self.tolerant:
+        if self.asking is None:
             return Wire(self.comm, polite=self.world.oversubscribed, ranks_per_core=self.world.ranks_per_core)
-        return TolerantWire(
+        wire = TolerantWire(
             self.comm,
             polite=self.world.oversubscribed,
             vital=self.roles.shard_ranks,
             describe=self.roles.describe,
             patience_s=self.config.faults.patience_s,
         )
+        self.pulse = self._pulse(wire, self.asking)
+        return wire
 
     def _name(self, rank: int) -> str:
         return f"{self.roles.describe(rank)} (rank {rank} on {self.world.hosts[rank]})"
 
     def _watch(self, wire: Wire, describe: Callable[[], str]) -> None:
         """From now on the watchdog says this of a wait that is long."""
-        self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
+        look = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
+
+        def every_second() -> None:
+            look()
+            if self.pulse is not None:
+                self.pulse.beat()
+
+        self.signals.every_second = every_second
+
+    def _pulse(self, wire: TolerantWire, asking: MPI.Intracomm) -> Pulse:
+        """What finds out that a shard hangs, and then ends the job."""
+
+        def leave(rank: int) -> None:
+            if self.world.hosts[rank] == self.world.hosts[self.rank]:
+                self.world.end([rank])
+            else:
+                Siblings().end_job()
+
+        def end(rank: int, silent_s: float) -> None:
+            text = f"mpisgd: {self._name(self.rank)} waits: nothing was heard of {self._name(rank)} for {silent_s:.0f} s, it hangs"
+            pulse.end(self.comm, f"{text}; the job is ended\n{self.way_on()}".rstrip(), lambda: leave(rank))
+
+        return Pulse(asking, wire, self.roles.shard_ranks, self.config.faults.patience_s, end)
+
+    def way_on(self) -> str:
+        """How this run can be continued, as the last words of one that fails."""
+        return way_on(self.path, self.newest_clock(), launch.words(self.world.size))
 
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
@@ -507,6 +562,8 @@ class Rank:
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
+        self.before_leaving()
+        wire.part()
         self.world.end(rank for rank, given in enumerate(given_up) if given)
         why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
         if why:
@@ -527,6 +584,8 @@ class Rank:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self.unlock()
         status = int(wire.gather(np.array([status]))[0, 0])
+        self.before_leaving()
+        wire.part()
         return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _tell_the_terminal(self, signal: int) -> None:

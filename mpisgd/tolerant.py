@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
@@ -21,10 +22,10 @@ import numpy as np
 from mpisgd import ulfm
 from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
-from mpisgd.messages import LAYOUTS, NOBODY, Fields, Tag
+from mpisgd.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
 from mpisgd.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
-from mpisgd.wire import Receiving, Sending, Wire
+from mpisgd.wire import Receiving, Sending, Wire, nowhere
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
@@ -77,6 +78,12 @@ class TolerantWire(Wire):
         """Transfers that were given up: MPI may still write there, or read."""
         self._strays: Counter[int] = Counter()
         """Bodies that were given up before they began, by sender."""
+        self.patient = False
+        """Whether this rank waits for what may well take long, so that the watchdog is told nothing."""
+        self._parting = False
+        """Whether ranks may have left: MPI then says that they have failed."""
+        self._meetings = 0
+        """How many times all have met."""
         self._said: dict[int, np.ndarray] = {}
         """What ranks have said that are at the end already (`gather`)."""
 
@@ -87,7 +94,7 @@ class TolerantWire(Wire):
         if not ulfm.is_failure(error):
             raise error
         for rank in ulfm.failed(self._comm):
-            if rank in self._vital:
+            if rank in self._vital and not self._parting:
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
             if rank not in self._lost:
                 self._lost.add(rank)
@@ -192,9 +199,11 @@ class TolerantWire(Wire):
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
         """The same; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
-        if tag == Tag.HERE and self.rank == HUB:
-            self._said[source] = np.zeros(nbytes // 8, np.int64)
-            message.Recv(self._said[source])
+        if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
+            word = self._word(source, self._meetings + 1, 1, nbytes, message)
+            if source in self._said:
+                raise PeerError(f"rank {source} is at the end twice", source)
+            self._said[source] = word
         elif stray or source in self._lost:
             self._strays[source] -= stray
             self._throw_away(source, nbytes, message)
@@ -214,10 +223,13 @@ class TolerantWire(Wire):
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
+        self.patient = True
         request = posted.requests[0]
         while not (self.signal > 0 or self._arrived(request)):
             self._see_whether_all_is_over()
             time.sleep(SLEEP_MOST_S)
+        self.patient = False
+        self._goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
@@ -252,8 +264,10 @@ class TolerantWire(Wire):
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
         """The same, without waiting for a sender that may hang."""
-        buffer = bytearray(nbytes)
-        self._kept.append((message.Irecv(buffer), buffer))
+        buffer = nowhere(nbytes)
+        request = message.Irecv(buffer)
+        if not self._arrived(request):
+            self._kept.append((request, buffer))
 
     def wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""
@@ -268,10 +282,13 @@ class TolerantWire(Wire):
     def gather(self, said: np.ndarray) -> np.ndarray:
         """The same; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits for."""
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+        self._meetings += 1
         if self.rank != HUB:
+            self.awaited = "all to meet"
             answer = self._comm.Irecv(table, HUB, Tag.MET)
-            self.wait(self._comm.Issend(said, HUB, Tag.HERE))
+            self.wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
             self.wait(answer)
+            self._goes_on()
             return table
         table[HUB] = said
         heard = self._hear(table)
@@ -286,7 +303,7 @@ class TolerantWire(Wire):
     def _hear(self, table: np.ndarray) -> list[int]:
         """Receive a row of the table from every rank; those who have come."""
         coming = {
-            rank: self._comm.Irecv(table[rank], rank, Tag.HERE)
+            rank
             for rank in range(len(table))
             if rank not in self._lost and rank not in self._given_up and rank not in self._said and rank != HUB
         }
@@ -299,19 +316,50 @@ class TolerantWire(Wire):
         sleep_s = _SLEEP_S
         while coming:
             self._see_whether_all_is_over()
-            for rank, request in list(coming.items()):
-                if self._arrived(request):
+            for rank in sorted(coming):
+                if self._has_come(rank, table):
                     heard.append(rank)
                 elif rank not in self._lost and time.perf_counter() < until_s:
                     continue
                 else:
-                    table[rank] = 0
                     self.give_up(rank)
-                    self._kept.append((request, table))
-                del coming[rank]
+                coming.discard(rank)
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
+
+    def _has_come(self, rank: int, table: np.ndarray) -> bool:
+        """Whether a rank is here; what it says goes into its row. What it cannot say here is thrown away, and told."""
+        try:
+            message = self._comm.Improbe(rank, Tag.HERE, self._status)
+            if message is not None:
+                table[rank] = self._word(rank, self._meetings, table.shape[1], self._status.Get_elements(MPI.BYTE), message)
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
+        except PeerError as error:
+            print(f"mpisgd: a message was refused: {error}", file=sys.stderr, flush=True)
+            return False
+        return message is not None
+
+    def _word(self, source: int, meeting: int, size: int, nbytes: int, message: MPI.Message) -> np.ndarray:
+        """Receive what a rank says where all meet. Raises PeerError where that is no word of that meeting."""
+        self.check_size(source, Tag.HERE, nbytes, message, 8 * (2 + size))
+        word = np.zeros(2 + size, np.int64)
+        message.Recv(word)
+        if word[0] != MAGIC or word[1] != meeting:
+            raise PeerError(
+                f"rank {source} is at meeting {word[1]} with magic {word[0]:#x}: expected {meeting}, {MAGIC:#x}", source
+            )
+        return word[2:]
+
+    def part(self) -> None:
+        """The same; the hub comes to know that all who can still hear it know the end."""
+        self._parting = True
+        try:
+            self.meet()
+        except MPI.Exception as error:
+            self._learn(error)
 
     def given_up(self) -> list[int]:
         return sorted(self._given_up - self._lost)

@@ -7,8 +7,9 @@ goodbye to shard 0 alone, which passes it on: so no shard leaves before somebody
 from __future__ import annotations
 
 from mpisgd.channel import ShardChannel
-from mpisgd.communicator import Communicator
-from mpisgd.messages import NOTHING_MORE, Tag
+from mpisgd.communicator import Communicator, Pattern
+from mpisgd.errors import PeerError
+from mpisgd.messages import NOTHING_MORE, Fields, Message, Tag
 from mpisgd.roles import Roles
 
 
@@ -18,19 +19,47 @@ class TolerantShardChannel(ShardChannel):
     def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
         super().__init__(wire, roles, shard)
         self._shard_ranks = list(roles.shard_ranks)
+        self._dedicated = roles.evaluator_rank if roles.dedicated_evaluator else -1
+        self._evaluator_rank = self._dedicated
+        self._parted = set[int]()
+        """Ranks of learners that have said goodbye: any of them may be appointed."""
 
     @property
     def evaluator_rank(self) -> int:
         """Whose snapshot pulls are answered."""
         return self._evaluator_rank
 
+    def has_parted(self, learner_id: int) -> None:
+        """A learner has said goodbye, as it must."""
+        self._parted.add(self._learner_ranks[learner_id])
+
+    def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
+        """The same; snapshots are pulled by who may evaluate, and only shard 0 passes on that nothing more will be asked for."""
+        if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
+            what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
+            raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
+        return super()._seldom(source, tag, fields)
+
+    def _may_pull(self, source: int, number: int) -> bool:
+        if self._shard == 0:
+            return source == self._evaluator_rank
+        if number == NOTHING_MORE:
+            return source == self._shard_ranks[0]
+        return source == self._dedicated or source in self._parted
+
     def _succeeds(self, rank: int) -> None:
         """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for."""
         if rank != self._shard_ranks[0]:
             self._evaluator_rank = rank
 
+    def _only(self, learner_id: int) -> tuple[Pattern, ...]:
+        """The same; who evaluates is known only when it asks."""
+        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (None, Tag.SNAPSHOT_PULL), (None, Tag.INTERRUPT)
+
     def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
         """Tell a learner that has said goodbye whether it is to evaluate."""
+        if evaluate:
+            self._evaluator_rank = self._learner_ranks[learner_id]
         self._wire.finish(self._wire.start(self._learner_ranks[learner_id], Tag.DUTY, (evaluate,)))
 
     def pass_on_nothing_more(self) -> None:

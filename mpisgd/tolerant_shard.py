@@ -36,6 +36,8 @@ class TolerantShard(Shard):
         self._disturbed = False
         self._parted = False
         """Whether any learner has said goodbye."""
+        self._unheeded = set[int]()
+        """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
         self._attendance = Attendance(len(self.received), patience_s)
         self._succession = succession
         self._name = name
@@ -63,6 +65,8 @@ class TolerantShard(Shard):
             self._look_who_is_overdue(whose)
 
     def handle(self, message: Message) -> None:
+        if isinstance(message, (Push, Pull)):
+            self._unheeded.discard(message.learner_id)
         if isinstance(message, Push):
             self._attendance.pushed(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
@@ -114,6 +118,10 @@ class TolerantShard(Shard):
         for learner_id in self._attendance.overdue(self.present if whose is None else {whose} & self.present, now_s):
             if len(self.present) > 1:
                 self._miss(learner_id)
+            elif learner_id in self._unheeded:
+                rank = self._others.rank_of(learner_id)
+                self._others.give_up(rank)
+                self._lose(rank, learner_id)
 
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
@@ -201,6 +209,11 @@ class TolerantShard(Shard):
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id = goodbye.learner_id
+        if why := self._cannot_part(goodbye):
+            self._unheeded.add(learner_id)
+            self._refuse_message(Refused(self._others.rank_of(learner_id), why, push=False))
+            return
+        self._others.has_parted(learner_id)
         if learner_id in self.absent:
             self.absent.discard(learner_id)
             self._note(Event.DEPARTED, learner_id, "is back, and leaves")
@@ -212,6 +225,16 @@ class TolerantShard(Shard):
                 self._appoint()
             else:
                 self._others.answer_goodbye(learner_id, evaluate=False)
+
+    def _cannot_part(self, goodbye: Goodbye) -> str:
+        """Why a goodbye is refused; "" = it is not."""
+        learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
+        if learner_id not in self.present and learner_id not in self.absent:
+            return f"learner {learner_id} says goodbye, and has left already"
+        most = received + self.refusals.pushes[learner_id]
+        if not received <= goodbye.pushed <= most:
+            return f"learner {learner_id} says goodbye after {goodbye.pushed} pushes: expected {received} ... {most}"
+        return ""
 
     # -------------------------------------------------------------------------------------------------------- evaluation
 

@@ -38,10 +38,19 @@ def prepare() -> None:
 
 def failed(comm: MPI.Intracomm) -> list[int]:
     """The ranks of `comm` that have failed; from now on receives from any source do not raise because of these."""
-    from mpisgd.mpi import MPI
-
     group = comm.Get_failed()
     comm.Ack_failed(group.size)
+    return _ranks(comm, group)
+
+
+def seen_failed(comm: MPI.Intracomm) -> list[int]:
+    """The same, but receives from any source still raise: asked by a thread that only watches."""
+    return _ranks(comm, comm.Get_failed())
+
+
+def _ranks(comm: MPI.Intracomm, group: MPI.Group) -> list[int]:
+    from mpisgd.mpi import MPI
+
     ranks = MPI.Group.Translate_ranks(group, list(range(group.size)), comm.Get_group())
     return sorted(rank for rank in ranks if rank >= 0)
 

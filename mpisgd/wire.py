@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mpisgd import ulfm
 from mpisgd.communicator import Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, Fields, Layout, Tag
@@ -37,6 +38,8 @@ _TAGS = frozenset(Tag)
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 _PAGE = 4096
+_SINK = 2**20
+"""Bytes of memory for messages that nobody wants."""
 BODY_S = 30.0
 """Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
 
@@ -326,8 +329,8 @@ class Wire:
             raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
-        """Receive a probed message that nobody wants into memory of its size: left alone, it would hold up its sender."""
-        message.Recv(bytearray(nbytes))
+        """Receive a probed message that nobody wants: left alone, it would hold up its sender."""
+        message.Recv(nowhere(nbytes))
 
     def _expect_body(self, source: int, tag: int, until_s: float) -> bool:
         """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
@@ -400,6 +403,18 @@ class Wire:
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         self.wait(self._comm.Iallgather(said, table))
         return table
+
+    def part(self) -> None:
+        """The very last: who has come here knows all that there is to know, and from now on ranks leave.
+
+        Where MPI tells of failures, a rank that leaves has failed: to the others that must mean nothing any more.
+        """
+        if ulfm.enabled():
+            try:
+                self.wait(self._comm.Ibarrier())
+            except MPI.Exception as error:
+                if not ulfm.is_failure(error):
+                    raise
 
     def give_up(self, rank: int) -> None:
         """Nobody will wait for this rank: said only where that can be (`tolerant.py`)."""
@@ -529,6 +544,16 @@ class Node:
             window.Unlock_all()
             window.Free()
         self._comm.Free()
+
+
+def nowhere(nbytes: int) -> Any:
+    """Where a message of so many bytes can be received to that nobody wants: little memory, which a long one overwrites."""
+    if nbytes <= _SINK:
+        return bytearray(nbytes)
+    times, rest = divmod(nbytes, _SINK)
+    block = MPI.BYTE.Create_contiguous(_SINK)
+    again, last = block.Create_hvector(times, 1, 0), MPI.BYTE.Create_contiguous(rest)
+    return [bytearray(_SINK), 1, MPI.Datatype.Create_struct([1, 1], [0, 0], [again, last]).Commit()]
 
 
 def _never() -> bool:

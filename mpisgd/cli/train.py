@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
             print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)
         return EXIT_OK
     with importing():
+        import mpisgd.mpi  # noqa: F401 - before torch, which takes seconds: from now on all ranks know whether the others live
         from mpisgd.api import train
 
     train(config=config, resume=run)

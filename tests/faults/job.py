@@ -20,11 +20,11 @@ GONE_S = 10.0
 
 
 class Job:
-    """`mpirun [options] -n ranks mpisgd train words...`, under way."""
+    """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for."""
 
-    def __init__(self, ranks: int, words: Sequence[str], options: Sequence[str] = (), **env: str) -> None:
+    def __init__(self, ranks: int, words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str) -> None:
         launcher, *rest = mpirun(ranks)
-        command = [launcher, *options, *rest, sys.executable, "-m", "mpisgd", "train", *words]
+        command = [launcher, *options, *rest, sys.executable, "-m", module, "train", *words]
         self.ranks = ranks
         self.lines: list[tuple[float, str]] = []
         self._new = threading.Condition()

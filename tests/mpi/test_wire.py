@@ -92,6 +92,29 @@ else:
     assert "received as it was sent" in said_by_two_ranks(script)
 
 
+def test_what_nobody_wants_takes_little_memory() -> None:
+    """300 MB and a bit under an unknown tag; and what comes after it is received whole."""
+    script = """
+import resource
+from mpisgd.errors import PeerError
+wire = Wire(comm, polite=False)
+if comm.rank == 1:
+    comm.Send([np.zeros(300_000_003, np.uint8), MPI.BYTE], 0, 77)
+    wire.finish(wire.start(0, Tag.PULL, (0, 7)))
+else:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        wire.take(((None, None),))
+    except PeerError as error:
+        assert "tag 77, 300000003 bytes" in str(error), error
+    assert wire.take(((None, None),)) == (1, Tag.PULL, (0, 7))
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert more < 100_000, f"{more} KiB more"
+    print("thrown away")
+"""
+    assert "thrown away" in said_by_two_ranks(script)
+
+
 @pytest.mark.parametrize(
     ("said", "aware", "taken"),
     [(None, True, True), (None, False, False), (None, None, False), ("direct", False, True), ("staged", True, False)],

@@ -40,6 +40,7 @@ from mpisgd.messages import (
     SnapshotPull,
     Tag,
 )
+from mpisgd.tolerant_channel import TolerantShardChannel
 from mpisgd.virtual.wire import VirtualWire
 from tests.unit.fakes import Comm, Envelope, Stuck, told, wire_without_mpi
 from tests.virtual.scene import FREE, Scene, WatchedWire, packed
@@ -664,6 +665,49 @@ def test_a_message_that_was_posted_must_have_the_magic_number() -> None:
     door.comes(1, Tag.ANSWER, struct.pack("<7q", 0x1234, *ZERO))
     with pytest.raises(PeerError, match=f"rank 1 sent magic 0x1234: expected {MAGIC:#x}"):
         door.wire.header(door.wire.post(1, Tag.ANSWER))
+
+
+def tolerant_door(shard: int, evaluator: bool) -> Door:
+    """Of two shards, ranks 0 and 1; learners are ranks 2 and 3, the evaluator, where there is one, rank 4."""
+    door = Door()
+    door.shard = TolerantShardChannel(door.wire, packed(2, 2, evaluator=evaluator), shard)
+    return door
+
+
+def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
+    """Whether it is believed."""
+    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number))
+    return door.receive() == SnapshotPull(number)
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("number", [3, FINAL, NOTHING_MORE])
+def test_a_learner_that_was_not_appointed_pulls_no_snapshot(shard: int, number: int) -> None:
+    for evaluator in (False, True):
+        door = tolerant_door(shard, evaluator)
+        assert not pulls_a_snapshot(door, 2, number)
+        assert not pulls_a_snapshot(door, 3, number)
+
+
+def test_snapshots_are_of_whom_shard_0_has_appointed() -> None:
+    first, other = tolerant_door(0, evaluator=True), tolerant_door(1, evaluator=True)
+    for door in (first, other):
+        assert pulls_a_snapshot(door, 4, 0)
+    first.shard._evaluator_rank = 3  # as `answer_goodbye` has it
+    other.shard.has_parted(1)
+    for door in (first, other):
+        assert pulls_a_snapshot(door, 3, 0)
+        assert door.shard.evaluator_rank == 3
+        assert not pulls_a_snapshot(door, 2, 0)
+    assert not pulls_a_snapshot(first, 4, NOTHING_MORE)
+    assert pulls_a_snapshot(first, 3, NOTHING_MORE)
+    assert not pulls_a_snapshot(other, 3, NOTHING_MORE), "shard 0 passes it on"
+    assert pulls_a_snapshot(other, 0, NOTHING_MORE)
+
+
+@pytest.mark.parametrize("ending", [-1, 3, 2**40])
+def test_no_learner_leaves_for_an_unknown_reason(ending: int) -> None:
+    assert refused(Door(), 1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, ending))
 
 
 VALID = {

@@ -755,6 +755,15 @@ def test_who_waits_for_its_own_refused_push_ends_the_job(log: Path) -> None:
         shard.serve()
 
 
+@pytest.mark.parametrize("samples", [0, -1, 2**31, 2**63 - 1])
+def test_a_push_of_samples_that_the_log_has_no_room_for_is_refused(samples: int) -> None:
+    refusals, wrong = Refusals(1), push(0, 0, 0, samples=samples)
+    assert refusals.why_not(wrong, 0, fresh_only=False) == (
+        f"learner 0 pushed a gradient of {samples} samples: expected 1 ... 2147483647"
+    )
+    assert refusals.why_not(push(0, 0, 0, samples=2**31 - 1), 0, fresh_only=False) == ""
+
+
 def test_refusals_are_told_five_times(capsys: pytest.CaptureFixture[str]) -> None:
     refusals = Refusals(1)
     for number in range(100):

@@ -61,6 +61,8 @@ class Channel(ScriptedChannel):
             self.seconds += 2 * PATIENCE_S
         return message
 
+    def has_parted(self, learner_id: int) -> None: ...
+
     def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
         self.duties.append((learner_id, evaluate))
 
@@ -191,6 +193,29 @@ def test_a_dead_one_that_waited_for_weights_is_given_none(log: Path) -> None:
     done = serve(log, script, lambda_=2)
     assert [answer[:2] for answer in done.answers] == [("weights", 0), ("weights", 1), ("stop", 1)]
     assert done.balanced()
+
+
+@pytest.mark.parametrize("wrong", [Goodbye(1, 5, Ending.FINISHED), Goodbye(1, 0, Ending.FINISHED)])
+def test_a_goodbye_that_cannot_be_is_refused_and_the_true_one_counts(log: Path, wrong: Goodbye, capsys: Any) -> None:
+    script = [*pulls(0, 1), (now(0), 1.0), (now(1), 2.0), wrong, *pulls(0, 1, clock=1), *byes(l0=1, l1=1)]
+    done = serve(log, script, lambda_=2)
+    assert done.told(Event.REFUSED) == [(Event.REFUSED, 1, 1)]
+    assert f"learner 1 says goodbye after {wrong.pushed} pushes: expected 1 ... 1" in capsys.readouterr().err
+    assert done.balanced()
+
+
+def test_nobody_says_goodbye_twice(log: Path) -> None:
+    script = [*pulls(0, 1), (now(0), 1.0), (now(1), 2.0), *pulls(0, 1, clock=1), *byes(l0=1)[:1], *byes(l0=1)[:1], *byes(l1=1)]
+    done = serve(log, script, lambda_=2)
+    assert done.told(Event.REFUSED) == [(Event.REFUSED, 1, 0)]
+    assert done.balanced()
+
+
+def test_the_last_one_is_not_waited_for_after_a_goodbye_that_was_refused(log: Path) -> None:
+    """It would be, for ever: it believes that it has left."""
+    script = [*pulls(0), (push(0, 0), 1.0), Goodbye(0, 9, Ending.FINISHED), None]
+    with pytest.raises(PeerError, match="no learner is left at clock 1"):
+        serve(log, script, AsyncOptions(), lambda_=1, budget=100)
 
 
 def test_without_learners_there_is_no_run(log: Path) -> None:
@@ -466,6 +491,8 @@ class FaultyCrew(Crew):
         self.waiting = [
             item for item in self.waiting if self._of(item) < 0 or self._of(item) in self._alive | set(self._last_words)
         ]
+
+    def has_parted(self, learner_id: int) -> None: ...
 
     def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
         self.duties.append((learner_id, evaluate))

@@ -1,0 +1,121 @@
+"""`python -m tests.faults.dying train ...`: mpisgd itself, but the rank DIE_RANK ends by SIGKILL when it comes to the point DIE_AT.
+
+The points are those of POINTS, in the order in which a rank comes to them; a learner that doubles as a shard, or is member of a
+team, does not come to all. In `mpi-init` the rank is killed from outside, while it waits in MPI_Init for rank DIE_WAITS, which
+begins that only when there is the file DIE_MARK.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+BEFORE_MPI = ("launch", "import", "mpi-init")
+#: Point -> (module, function, which call of it, after it): where agreement is under way, and where it is over.
+START = {
+    "look-around": ("mpisgd.run", "look_around", 1, False),
+    "data": ("mpisgd.run", "Rank._load_data", 1, False),
+    "meta": ("mpisgd.run", "Rank._meta", 1, True),
+    "model": ("mpisgd.parts", "build_model", 1, False),
+    "check": ("mpisgd.run", "Rank._check", 1, True),
+    "claim": ("mpisgd.run", "Rank._claim", 1, False),
+    "load": ("mpisgd.run", "Rank._load", 1, True),
+}
+LATER = {
+    "ready": ("mpisgd.run", "Rank.__init__", 1, True),
+    "clock": ("mpisgd.run", "Rank._start_clock", 1, False),
+    "first pull": ("mpisgd.channel", "LearnerChannel.pull", 1, False),
+    "first gradient": ("mpisgd.gradient", "Gradient.compute", 1, False),
+    "training": ("mpisgd.gradient", "Gradient.compute", 20, False),
+    "serving": ("mpisgd.shard", "Shard.handle", 40, False),
+    "last update": ("mpisgd.channel", "LearnerChannel.goodbye", 1, False),
+    "evaluation": ("mpisgd.evaluator", "Evaluator.evaluate_all", 1, False),
+    "end": ("mpisgd.run", "Rank._end", 1, False),
+    "finish": ("mpisgd.run", "finish", 1, False),
+}
+POINTS = (*BEFORE_MPI, *START, *LATER)
+SAID = "dies now"
+
+
+def die() -> NoReturn:
+    os.write(2, f"rank {os.environ['OMPI_COMM_WORLD_RANK']} {SAID}\n".encode())
+    time.sleep(0.2)  # for the launcher to pass it on
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def _before_import(name: str, action: Callable[[], None]) -> None:
+    """Do this when that module is about to be imported."""
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(
+            self, fullname: str, path: Sequence[str] | None, target: object = None
+        ) -> importlib.machinery.ModuleSpec | None:
+            if fullname == name:
+                sys.meta_path.remove(self)
+                action()
+            return None
+
+    sys.meta_path.insert(0, Finder())
+
+
+def _at_call(module: str, names: str, which: int, after: bool) -> None:
+    owner: Any = importlib.import_module(module)
+    *path, name = names.split(".")
+    for each in path:
+        owner = getattr(owner, each)
+    inner, count = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(inner)
+    def outer(*arguments: Any, **words: Any) -> Any:
+        if next(count) != which:
+            return inner(*arguments, **words)
+        if after:
+            inner(*arguments, **words)
+        die()
+
+    setattr(owner, name, outer)
+
+
+def _killed_in_init() -> None:
+    """From outside, when it has had time enough to be there; who waits for it sees that it is dead."""
+    script = f"sleep 1.5; echo '{SAID}' >&2; kill -9 {os.getpid()}; touch '{os.environ['DIE_MARK']}'"
+    subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL)
+
+
+def _wait_for_mark() -> None:
+    while not Path(os.environ["DIE_MARK"]).exists():
+        time.sleep(0.05)
+
+
+def main() -> int:
+    rank, at = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["DIE_AT"]
+    if rank == os.environ["DIE_RANK"]:
+        if at == "launch":
+            die()
+        elif at == "import":
+            _before_import("mpi4py.MPI", die)
+        elif at == "mpi-init":
+            _before_import("mpi4py.MPI", _killed_in_init)
+        else:
+            _at_call(*(START | LATER)[at])
+    elif at == "mpi-init" and rank == os.environ["DIE_WAITS"]:
+        _before_import("mpi4py.MPI", _wait_for_mark)
+    from mpisgd.__main__ import main as mpisgd
+
+    return mpisgd()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

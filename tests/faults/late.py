@@ -1,0 +1,38 @@
+"""`python -m tests.faults.late train ...`: mpisgd itself, but where ranks of a fault-tolerant run meet, the first one is slow to
+see that it was heard: whoever may leave has left by then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+LATE_S = 0.5
+
+
+def main() -> int:
+    from mpisgd import tolerant
+    from mpisgd.__main__ import main as mpisgd
+
+    until, gather = tolerant.TolerantWire._until, tolerant.TolerantWire.gather
+    meeting: list[bool] = []
+
+    def late_until(self: Any, request: Any, peer: int, *arguments: Any, **words: Any) -> bool:
+        if meeting and self.rank == tolerant.HUB:
+            time.sleep(LATE_S)
+        return until(self, request, peer, *arguments, **words)
+
+    def marked_gather(self: Any, said: Any) -> Any:
+        meeting.append(True)
+        try:
+            return gather(self, said)
+        finally:
+            meeting.clear()
+
+    tolerant.TolerantWire._until = late_until  # type: ignore[method-assign]
+    tolerant.TolerantWire.gather = marked_gather  # type: ignore[method-assign]
+    return mpisgd()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""A rank that dies before training has begun, where MPI tells of failures: the job ends with the reason; and how ranks leave at the
+end, of which nobody counts as lost (DESIGN 4, laws 8, 9). The whole campaign is `tests.faults.starts`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpisgd import interruption
+from mpisgd.launch import mpirun
+from mpisgd.records.reader import Run
+from tests.faults import dying
+from tests.faults.job import Job
+
+ULFM = ("--with-ft", "ulfm")
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
+COMMON = ("--threads", "1", "--epochs", "1", "--model", "softmax", "--log.progress", "plain")
+END_S = 60.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_ulfm() -> None:
+    launcher = mpirun(1)[0]
+    if "Open MPI" not in subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("this MPI does not tell of failures (ULFM)")
+
+
+@pytest.fixture
+def started() -> Iterator[list[Job]]:
+    jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.end(0.0)
+
+
+def begin(started: list[Job], out: Path, ranks: int, module: str, *words: str, **env: str) -> Job:
+    job = Job(ranks, [*COMMON, "--out", str(out), *words], ULFM, module=module, **HERE, **env)
+    started.append(job)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("point", "victim", "words"),
+    [
+        ("launch", 3, ()),
+        ("import", 0, ()),
+        ("mpi-init", 2, ()),
+        ("look-around", 2, ()),
+        ("meta", 1, ("--evaluator",)),
+        ("load", 3, ("--protocol", "downpour")),
+        ("load", 0, ("--protocol", "allreduce")),
+    ],
+)
+def test_a_death_in_the_start_ends_the_job(
+    started: list[Job], tmp_path: Path, point: str, victim: int, words: tuple[str, ...]
+) -> None:
+    out = tmp_path / "run"
+    told = {"DIE_AT": point, "DIE_RANK": str(victim), "DIE_WAITS": "1", "DIE_MARK": str(tmp_path / "mark")}
+    job = begin(started, out, 4, "tests.faults.dying", *words, **told)
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None, "all processes are gone"
+    if point in dying.BEFORE_MPI:
+        who = ["1 rank, before any other looked"] if point != "mpi-init" else []
+        assert any(f"while MPI was starting: {each}" in job.text for each in (*who, f"rank {victim} (process ")), job.text
+    else:
+        assert f"rank {victim} is lost" in job.text
+    assert not (out / "DONE").exists()
+
+
+def test_a_member_of_a_team_that_dies_ends_the_job(started: list[Job], tmp_path: Path) -> None:
+    """The others of its team are at a barrier of their own, of which nobody else knows."""
+    out = tmp_path / "run"
+    words = ("--aggregation", "node", "--team-size", "2", "--epochs", "1000")
+    job = begin(started, out, 5, "tests.faults.dying", *words, DIE_AT="training", DIE_RANK="2")
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None
+    assert "rank 2 is lost" in job.text
+
+
+def test_nobody_who_has_finished_counts_as_lost(started: list[Job], tmp_path: Path) -> None:
+    """The first rank is late to see that the others have heard its last word: they have left by then."""
+    out = tmp_path / "run"
+    job = begin(started, out, 4, "tests.faults.late", "--shards", "2")
+    assert job.end(END_S) == 0, job.text
+    assert job.left_s is not None
+    assert "lost" not in job.text
+    assert Run(out).done is not None
+
+
+def test_a_shard_that_hangs_ends_the_job(started: list[Job], tmp_path: Path) -> None:
+    """Nobody is told of it by MPI; the learners, who wait for it, ask."""
+    out = tmp_path / "run"
+    words = ("--shards", "2", "--epochs", "100000", "--checkpoint.every-updates", "5", "--faults.patience-s", "5")
+    job = begin(started, out, 4, "mpisgd", *words, "--log.progress-s", "0.1")
+    job.wait_for("epoch ")
+    until_s = time.monotonic() + END_S
+    while interruption.newest(out) is None:
+        assert time.monotonic() < until_s, job.text
+        time.sleep(0.05)
+    job.send(1, signal.SIGSTOP)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None, "it is gone, too"
+    assert re.search(
+        r"learner \d \(rank \d on .*\) waits: nothing was heard of shard 1 \(rank 1 on .*\) for \d+ s, it hangs", job.text
+    )
+    assert f"mpirun --with-ft ulfm -n 4 mpisgd train --resume {out}" in job.text
+    assert not (out / "DONE").exists()

@@ -1,0 +1,103 @@
+"""Who of a node's ranks is there, from a /proc made by hand."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpisgd.siblings import STARTED_S, Siblings
+
+JOB = "prterun-here-100@1"
+ENVIRON = {"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+LAUNCHER, OWN = 100, 201
+
+
+class Proc:
+    """A /proc of a launcher, its children, and whatever else."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.add(LAUNCHER, parent=1)
+        (root / f"{LAUNCHER}/task/101").mkdir(parents=True)
+
+    def add(self, pid: int, parent: int, **environ: str) -> None:
+        place = self.root / str(pid)
+        place.mkdir()
+        (place / "environ").write_text("\0".join(f"{name}={value}" for name, value in environ.items()))
+        (place / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1")
+
+    def rank(self, pid: int, rank: int, job: str = JOB, parent: int = LAUNCHER) -> None:
+        self.add(pid, parent, PMIX_NAMESPACE=job, PMIX_RANK=str(rank))
+
+    def children(self, *pids: int) -> None:
+        (self.root / f"{LAUNCHER}/task/101/children").write_text(" ".join(map(str, pids)))
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    proc = Proc(tmp_path)
+    for at in range(3):
+        proc.rank(200 + at, 4 + at)
+    proc.add(300, LAUNCHER, HOME="/root")
+    proc.rank(301, 0, job="prterun-here-7@1")
+    proc.children(200, 201, 202, 300, 301)
+    return proc
+
+
+def siblings(proc: Proc, own: int = OWN) -> Siblings:
+    return Siblings(ENVIRON, proc.root, own)
+
+
+def test_one_that_was_there_and_is_there_no_more(proc: Proc) -> None:
+    mine = siblings(proc)
+    assert mine.launcher == LAUNCHER
+    assert mine.lost(0.0) == []
+    proc.children(200, 201, 300, 301)
+    assert mine.lost(0.1) == ["rank 6 (process 202)"]
+
+
+def test_what_else_the_launcher_has_started_may_go(proc: Proc) -> None:
+    mine = siblings(proc)
+    mine.lost(0.0)
+    proc.children(200, 201, 202)
+    assert mine.lost(100.0) == []
+
+
+def test_one_that_never_came(proc: Proc) -> None:
+    """Only when no further one has come for a while: the launcher may be starting them."""
+    mine = siblings(proc)
+    proc.children(200, 300)
+    assert mine.lost(0.0) == []
+    proc.children(200, 201, 300)
+    assert mine.lost(STARTED_S + 1) == []
+    assert mine.lost(2 * STARTED_S) == []
+    assert mine.lost(2 * STARTED_S + 1.1) == ["1 rank, before any other looked"]
+
+
+def test_one_that_is_being_started_is_no_rank_yet(proc: Proc) -> None:
+    """Between fork and exec it has the launcher's own environment."""
+    proc.add(203, LAUNCHER, HOME="/root")
+    proc.children(200, 201, 203)
+    mine = siblings(proc)
+    assert mine.lost(0.0) == []
+    shutil.rmtree(proc.root / "203")
+    proc.rank(203, 6)
+    assert mine.lost(STARTED_S + 1) == []
+    proc.children(200, 201)
+    assert mine.lost(STARTED_S + 2) == ["rank 6 (process 203)"]
+
+
+def test_ranks_in_a_wrapper_of_the_users(proc: Proc) -> None:
+    proc.rank(400, 5, parent=OWN)
+    assert siblings(proc, own=400).launcher == LAUNCHER
+
+
+def test_nothing_is_seen_without_a_launcher(proc: Proc) -> None:
+    assert Siblings({}, proc.root, OWN).lost(100.0) == []
+    unseen = Siblings(ENVIRON, proc.root / "nowhere", OWN)
+    assert unseen.launcher == 0
+    assert unseen.lost(100.0) == []
+    (proc.root / f"{LAUNCHER}/task/101/children").unlink()  # a kernel without them
+    assert siblings(proc).lost(100.0) == []
