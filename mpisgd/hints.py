@@ -56,8 +56,14 @@ _SAME: Mapping[str, str] = {
         "gradient_accumulation_steps accumulate_grad_batches accumulation_steps"
     ),
     _CHECKPOINT: "save_every save_steps save_freq save_interval checkpoint_every checkpoint_interval",
-    _EVALUATE: "eval_every eval_steps eval_interval val_check_interval eval_freq",
+    _EVALUATE: "eval_every eval_steps eval_interval eval_freq val_every val_interval val_check_interval",
     _TOLD: "log_interval log_every log_every_n_steps logging_steps print_freq verbose quiet v",
+    "nothing is sent anywhere: mpisgd report RUN and compare draw what the run's directory has": (
+        "wandb tensorboard mlflow neptune comet report_to logger project"
+    ),
+    "what a model is made of are its own options, `model.hidden` say; of one of your own, `model.kwargs`": (
+        "dropout hidden_size num_layers depth width"
+    ),
     _RESUME: "resume_from resume_from_checkpoint load restore ckpt ckpt_path",
     _FILE: "config cfg config_file f",
     "the data set is `data`, and its files are below `data_dir`": "dataset dataset_path data_path data_root root",

@@ -345,7 +345,7 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
                 expected = "expected a tensor, or a loss that takes such an output"
                 raise ConfigError(f"model: it returned {_described(output)}, and the loss fails: {failed}: {expected}") from error
             what = f"output of shape {tuple(output.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
-            raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}") from error
+            raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}{_expected_of_loss(output, targets, error)}") from error
     if not isinstance(loss, Tensor) or loss.is_complex():
         found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else _described(loss)
         raise ConfigError(f"loss: it returned {found}, expected a scalar tensor that autograd can differentiate")
@@ -356,6 +356,16 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
     for name, buffer in model.module.named_buffers():
         buffer.copy_(state[name])
     return loss.item()
+
+
+def _expected_of_loss(output: Tensor, targets: Tensor, error: Exception) -> str:
+    """What the two most usual reasons want; "" for others."""
+    if isinstance(error, TypeError):
+        return "; expected a callable of (output, target)"
+    classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0
+    if isinstance(error, IndexError) and output.dim() > 1 and classes > output.shape[1]:
+        return f"; the model has {output.shape[1]} outputs, its targets are of at least {classes} classes"
+    return ""
 
 
 def _described(value: Any) -> str:

@@ -81,6 +81,12 @@ def uneven(): return (x, y[:63]), (x, y)
 def strings(): return (x, ["cat"] * 64), (x, ["cat"] * 64)
 def nan(): return (x * float("nan"), y), (x, y)
 def floats(): return (x, y.float()), (x, y.float())
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): return iter(zip(x, y))
+def stream(): return Stream(), Stream()
+def images(): return (torch.rand(64, 8, 8, 3), y), (torch.rand(64, 8, 8, 3), y)
+def cnn(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+def lazy(): return nn.LazyLinear(3)
 def nothing(): return (x[:0], y[:0]), (x, y)
 def path(): return "train.csv"
 def half(): return (x.half(), y), (x.half(), y)
@@ -103,7 +109,6 @@ def file(meant: str, text: str, *mend: str, name: str = "job.toml") -> Mistake:
     return Mistake(meant, f"train {name} --print-config", mend, {name: text})
 
 
-_CRASH = "an exception of Python, of which the trace tells the line"
 RANKS = "mpirun -n RANKS"
 MISTAKES = (
     # Habits of other frameworks.
@@ -126,6 +131,11 @@ MISTAKES = (
     Mistake("checkpoints", "train --save-every 100", ("--checkpoint.every-updates",)),
     Mistake("clipping", "train --max-grad-norm 1", ("--clip-norm",)),
     Mistake("a configuration file", "train --config job.toml", ("mpisgd train job.toml",)),
+    Mistake("curves on a server", "train --wandb", ("mpisgd report RUN",)),
+    Mistake("validation now and then", "train --val-every 10", ("--evaluation.every-epochs",)),
+    Mistake("dropout", "train --dropout 0.5", ("--model.kwargs",)),
+    Mistake("another schedule", "train --lr-scheduler cosine", ("--schedule",)),
+    Mistake("a certain GPU", "train --device cuda:0", ("'cpu', 'cuda'",)),
     Mistake("half precision", "train --fp16", ("float32", "--push-format")),
     Mistake("virtual learners", "simulate --learners 100", ("--virtual.learners",)),
     # Names of other things.
@@ -174,11 +184,15 @@ MISTAKES = (
     tried("a model, not its factory", "--model user:instance", "factory"),
     tried("a factory that returns nothing", "--model user:forgets", "torch.nn.Module"),
     tried("a model for other inputs", "--model user:wide_input", "(16, 8)"),
-    tried("a model for fewer classes", "--model user:narrow", "3 classes", why_not="torch's words for a target that has no output"),
+    tried("a model for fewer classes", "--model user:narrow", "3 classes"),
     tried("a model in double precision", "--model user:double", "float32"),
-    tried("a model that returns a tuple", "--model user:Tuple", "tuple", why_not=_CRASH),
-    tried("a loss that returns a float", "--loss user:float_loss", "tensor", why_not=_CRASH),
-    tried("a loss of one argument", "--loss user:one_argument", "(output, target)", why_not="it blames the model"),
+    tried("a model that returns a tuple", "--model user:Tuple", "tuple"),
+    tried("a loss that returns a float", "--loss user:float_loss", "tensor"),
+    tried("a lazy module", "--model user:lazy", "lazy", "a batch of inputs"),
+    tried("an iterable data set", "--data user:stream", "__len__ and __getitem__"),
+    tried("classes as floats", "--data user:floats", "targets torch.float32", "Long"),
+    tried("channels last", "--data user:images --model user:cnn", "(16, 8, 8, 3)", "3 channels"),
+    tried("a loss of one argument", "--loss user:one_argument", "(output, target)"),
     tried("MNIST without its files", "--data mnist --model softmax --data-dir .", "put it into"),
 )
 
