@@ -19,7 +19,7 @@ from mpisgd.__main__ import main
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.parts import NOTHING_BROUGHT
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Verdict
 from mpisgd.replay import Brought
@@ -279,8 +279,15 @@ def truncated(path: Path) -> None:
     file.write_bytes(file.read_bytes()[:5000])
 
 
+def believed(path: Path) -> None:
+    """DONE says of weights.pt what it is now."""
+    done = {**(Run(path).done or {}), "weights": sums.of_file(path / "weights.pt")}
+    (path / "DONE").write_text(sums.sealed_json(done))
+
+
 def foreign_weights(path: Path) -> None:
     torch.save({"theta": {"a": torch.zeros(3)}}, path / "weights.pt")
+    believed(path)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +298,7 @@ def foreign_weights(path: Path) -> None:
         (truncated, "is truncated"),
         (other_version, "has schema version 99"),
         (lambda path: (path / "weights.pt").unlink(), "weights.pt is missing"),
-        (lambda path: (path / "weights.pt").write_bytes(b"PK nonsense"), "weights.pt cannot be read as the weights of this model"),
+        (lambda path: (path / "weights.pt").write_bytes(b"PK nonsense"), "weights.pt is damaged: 11 bytes with CRC-32"),
         (foreign_weights, "weights.pt cannot be read as the weights of this model"),
         (edit_config("train_samples = 1437", "train_samples = 1436"), r"1437 training samples, those of .* had 1436"),
         (edit_config("threads = 1\n", "threads = 'x'\n"), "threads"),
@@ -329,6 +336,7 @@ def other_run(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     last = list(states["theta"])[-1]
     states["theta"][last].view(torch.int32)[3] ^= 1
     torch.save(states, path / "weights.pt")
+    believed(path)
     return path
 
 
