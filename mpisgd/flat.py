@@ -77,6 +77,7 @@ class FlatModel:
         module: the model itself, changed in place.
         weights: (parameters,) float32, on the model's device.
         gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
+        initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
     Raises ConfigError for a model without trainable parameters or with ones that are not float32.
     """
@@ -85,6 +86,7 @@ class FlatModel:
         self, module: nn.Module, memory_format: Literal["channels_last", "contiguous"] = "contiguous", device: str = "cpu"
     ) -> None:
         self.module = module.to(device)
+        self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._channels_last = memory_format == "channels_last"
         self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
         if not parameters:

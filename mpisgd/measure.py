@@ -74,6 +74,14 @@ def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, see
         layer.momentum = momentum
 
 
+def as_initial(model: FlatModel) -> None:
+    """Set batch-norm statistics to those that the model's factory made: a learner that evaluates, too, has changed them."""
+    ours = {id(buffer) for layer in batch_norms(model.module) for buffer in layer.buffers()}
+    for name, buffer in model.module.named_buffers():
+        if id(buffer) in ours:
+            buffer.copy_(model.initial_buffers[name])
+
+
 class Measure:
     """Evaluates the weights in a flat model.
 
@@ -113,6 +121,8 @@ class Measure:
         """Call after the weights have changed."""
         if self._recalibrate_batches:
             recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
+        else:
+            as_initial(self._model)
 
     def of(self, *, train: bool) -> tuple[float, float]:
         """(mean loss per sample, share of wrong classes) on the training or test data.

@@ -40,7 +40,8 @@ SCHEMA_VERSION = 4
 RULES = 2
 """Which rules a run follows that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs without
 it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
-recalibrated on the first stored samples, and a run whose test loss did not fall by 1 % had diverged."""
+recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
+did not fall by 1 % had diverged."""
 
 
 class Event(enum.IntEnum):

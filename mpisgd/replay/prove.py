@@ -120,9 +120,9 @@ def _compute(
     last = through_attempts(record, brought, data, meta, proof, told, kept, until=until, at_first=at_first)
     if until is not None or (at_first and not proof.holds):
         return True
-    lasting = has_lasting_buffers(last.serial.model.module, record.config.evaluation.buffers)
+    lasting = has_lasting_buffers(last.serial.model.module)
     lost = bool((record.run.events["kind"] == Event.LOST).any())
-    before = record.older and record.config.evaluation.buffers == "recalibrate" and bool(batch_norms(last.serial.model.module))
+    before = record.older and bool(batch_norms(last.serial.model.module))
     evaluates = not before and (not lasting or not (lost or record.run.environment.get("virtual", False)))
     try:
         if not proof.tolerance:
@@ -134,7 +134,7 @@ def _compute(
         evaluate_again(record, last.serial, data, plan, kept, proof)
     elif before:
         proof.which = "none"
-        proof.seams.append("not evaluated again: an earlier mpisgd recalibrated batch norm on the first stored samples")
+        proof.seams.append("not evaluated again: an earlier mpisgd had other batch-norm statistics")
     elif lost:
         proof.which = "none"
         proof.seams.append("not evaluated again: the model has buffers of each rank's own, and ranks were lost")

@@ -168,9 +168,9 @@ class Kept:
         return torch.from_numpy(np.frombuffer(self._file.read(4 * self._size), np.float32).copy())
 
 
-def has_lasting_buffers(module: nn.Module, buffers: str) -> bool:
-    """Whether what is evaluated depends on more than weights: on buffers that are not measured anew (`measure.recalibrate`)."""
-    anew = {id(each) for layer in batch_norms(module) for each in layer.buffers()} if buffers == "recalibrate" else set()
+def has_lasting_buffers(module: nn.Module) -> bool:
+    """Whether what is evaluated depends on more than weights: on buffers that are not batch norm's (`measure`)."""
+    anew = {id(each) for layer in batch_norms(module) for each in layer.buffers()}
     return any(id(each) not in anew for each in module.buffers())
 
 

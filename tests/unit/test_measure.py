@@ -151,3 +151,16 @@ def test_a_model_without_batch_norm_is_not_run_to_recalibrate() -> None:
     assert module.calls == 0
     untracked = nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False))
     assert batch_norms(untracked) == []
+
+
+def test_initial_statistics_are_those_that_the_factory_made_also_where_a_learner_evaluates() -> None:
+    module = normed()
+    with torch.no_grad():
+        module[0].running_mean.fill_(0.25)  # a network that was trained before
+    measured = measure(module, split(8), split(8), buffers="initial")
+    module.train()
+    module(torch.randn(8, 5))
+    assert not torch.equal(module[0].running_mean, torch.full((5,), 0.25))
+    measured.prepare()
+    assert torch.equal(module[0].running_mean, torch.full((5,), 0.25))
+    assert module[0].num_batches_tracked == 0
