@@ -98,7 +98,7 @@ def replay(
             proof.computed = False
             proof.nothing_to_compare = "the run computed no gradients: what can be checked is the protocol's decisions"
         if virtual and until is None and not (at_first and not proof.holds):
-            simulate_again(record, brought, proof, evaluated=not evaluated and evaluations == "all")
+            simulate_again(record, brought, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
     proof.seconds = time.monotonic() - started_s
     return proof
 
@@ -171,6 +171,8 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
+    if record.older:
+        proof.seams.append("written by an earlier mpisgd: on trust are also whether it diverged, batch_norm_policy, and goodbyes")
     if config.virtual.batched and record.run.environment.get("virtual", False):
         proof.why_tolerant = "the run computed many gradients as one batch"
     if "cuda" in (config.device, config.shard_device):
