@@ -82,6 +82,11 @@ class Curve:
         return f"{self.n}-softsync" if self.n else "hardsync"
 
     @property
+    def may_diverge(self) -> bool:
+        """Stale gradients that count in full: the first epoch tells whether the others are worth computing."""
+        return self.n > 1 and self.modulation == "none"
+
+    @property
     def rate(self) -> str:
         return {"none": "α₀", "inverse": "α₀/τ"}[self.modulation] if self.n else "α₀ (τ = 0)"
 
@@ -133,12 +138,20 @@ def job(scale: Scale, curve: Curve) -> Job:
 
 
 def trained(scale: Scale, curve: Curve) -> Trained:
-    begun_s = time.monotonic()
-    run = logged(job(scale, curve))
+    """The run; of one whose weights are not finite after an epoch, which they never will be again, only that epoch."""
+    begun_s, whole = time.monotonic(), job(scale, curve)
+    run = logged({**whole, "epochs": 1} if curve.may_diverge else whole)
+    lost = curve.may_diverge and not np.isfinite(run.evaluations["loss"][-1])
+    if curve.may_diverge and not lost:
+        run = logged(whole)
     pushes = run.pushes[books.applied_rows(run)]
-    environment = run.environment
+    rows, environment = summary(run, pushes), run.environment
+    if lost:
+        later = np.arange(2, scale.epochs + 1)
+        rows = np.vstack([rows, *([epoch, *rows[-1, 1:]] for epoch in later)])
     about = {
-        "job": job(scale, curve),
+        "job": whole,
+        "not_finite_after_epochs": 1 if lost else None,
         "gradients": len(pushes),
         "updates": len(run.updates),
         "mean_staleness": round(float(pushes["staleness"].mean()), 4),
@@ -147,7 +160,7 @@ def trained(scale: Scale, curve: Curve) -> Trained:
         "git_commit": environment["git_commit"],
         "versions": environment["versions"],
     }
-    return Trained(curve, about, summary(run, pushes))
+    return Trained(curve, about, rows)
 
 
 def summary(run: Run, pushes: np.ndarray) -> np.ndarray:
@@ -248,7 +261,6 @@ def figure_of(found: Sequence[Trained], scale: Scale) -> Figure:
     figure, beside = panels("epochs", [(title, "test error [%]") for title in titles.values()])
     looks = {n: style.line(at) for at, n in enumerate(sorted({n for n, _ in KINDS}))}
     for modulation, axes in zip(titles, beside, strict=True):
-        axes.axhline(100 * CHANCE, color=style.GREY, linewidth=1.0, linestyle=":")
         for curve, seeds in by_kind(found):
             if curve.n and curve.modulation != modulation:
                 continue
@@ -256,9 +268,11 @@ def figure_of(found: Sequence[Trained], scale: Scale) -> Figure:
             epochs, look = seeds[0].rows[:, 0], looks[curve.n]
             axes.plot(epochs, percent.mean(axis=0), label=curve.protocol, **look)
             axes.fill_between(epochs, percent.min(axis=0), percent.max(axis=0), color=look["color"], alpha=0.2, linewidth=0)
+        axes.axhline(100 * CHANCE, color=style.GREY, linewidth=1.0, linestyle=":", label="chance")
         axes.set(xlim=(0, scale.epochs * 1.02), ylim=(0, 100))
     beside[-1].legend(fontsize=8.5, frameon=False)
-    figure.suptitle(f"{scale.told}: λ = {fig1.LAMBDA}, μ = {fig1.MU}, α₀ = {scale.alpha0:g}", fontsize=11)
+    seeds = "; mean and range where there are two seeds" if any(len(seeds) > 1 for _, seeds in by_kind(found)) else ""
+    figure.suptitle(f"{scale.told}: λ = {fig1.LAMBDA}, μ = {fig1.MU}, α₀ = {scale.alpha0:g}{seeds}", fontsize=11)
     return figure
 
 
