@@ -243,7 +243,7 @@ def table(found: Sequence[Trained]) -> Table:
         largest = max(int(each.about["max_staleness"]) for each in seeds)
         best = min(100 * float(np.nanmin(each.rows[:, 1])) for each in seeds)
         loss = float(np.mean([each.rows[-1, 3] for each in seeds]))
-        rows.append((curve.protocol, curve.rate, staleness, largest, errors, best, loss))
+        rows.append((curve.protocol, curve.rate, staleness, largest, errors, best, loss if np.isfinite(loss) else None))
     columns = (
         Column("protocol"),
         Column("rate"),
@@ -251,7 +251,7 @@ def table(found: Sequence[Trained]) -> Table:
         Column("max τ"),
         Column("test error of each seed", "%"),
         Column("least of all epochs", "%", ".1f"),
-        Column("training loss", spec=".2f"),
+        Column("training loss, last epoch", spec=".2f"),
     )
     return Table("zhang16_fig3", "Test error at the end", columns, tuple(rows))
 
