@@ -1,11 +1,11 @@
-"""Staleness of 40 asynchronous learners, and the error that it costs [Chen16 Table 1, Fig. 1], in kind, on the virtual cluster.
+"""Staleness of 40 asynchronous learners, and the error that it costs [Chen16 Table 1, Fig. 2], in kind, on the virtual cluster.
 
 The paper: Async-Opt with 40 learners has a mean staleness of about 39 in the lowest layer (Inception, Table 1); and the test
-error of a CNN on MNIST rises with the mean staleness (Fig. 1).
+error of a CNN on MNIST rises with the mean staleness (Fig. 2).
 
 Same: Async-Opt, that is n-softsync with n = lambda and no modulation; lambda = 40; one learning rate whatever the staleness.
 Not the same: a small model, a CNN of 8 and 16 channels, on 1,437 digits of 8x8 pixels, mu = 8, momentum 0.9, 6 epochs, mean of
-two seeds; staleness comes from virtual learners (lambda = 1, 10, 20, 40), where Fig. 1 queues gradients; all slices of a gradient
+two seeds; staleness comes from virtual learners (lambda = 1, 10, 20, 40), where Fig. 2 queues gradients; all slices of a gradient
 are read and used at once, so that all layers are as stale as the paper's lowest. So it shows the effect, and how it grows with
 the learning rate, not the paper's numbers. Assumed: mini-batches normal, 10 % deviation.
 
@@ -65,7 +65,7 @@ def trained(lambda_: int, alpha0: float, seed: int = 1, epochs: float = 6) -> Tr
 
 
 def draw() -> tuple[list[Table], Figure]:
-    title = "Error against staleness, Async-Opt with 1, 10, 20, 40 learners [Chen16 Fig. 1, Table 1]"
+    title = "Error against staleness, Async-Opt with 1, 10, 20, 40 learners [Chen16 Fig. 2, Table 1]"
     figure, axes = style.new(f"{title}\nin kind: a small CNN on 8x8 digits", "mean staleness τ [updates]", "test error [%]")
     rows = []
     for at, alpha0 in enumerate(ALPHAS):

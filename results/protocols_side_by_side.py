@@ -6,7 +6,7 @@ digits of 8x8 pixels, mu = 8, SGD without momentum, no schedule, 20 epochs of ap
 order, the initial weights and everybody's seconds.
 
 alpha0 = 0.04 for all, and the optimiser's rate is alpha0 times the number of gradients that normally make one update
-(`linear_scaling`, [Chen16 4.1]): whatever the protocol, a gradient of weight 1 moves the weights as far. With one rate for
+(`linear_scaling`, [Chen16 A.2]): whatever the protocol, a gradient of weight 1 moves the weights as far. With one rate for
 averages of 8 and for single gradients, the latter would learn eight times as much from the same data. (An update by fewer
 gradients than normal, as after a time-out, moves them no less far: the divisor is counted.) Where a protocol weights by staleness
 (softsync, async with `inverse`), alpha0 is not raised for it, though it then learns less from each gradient. One rate is not the

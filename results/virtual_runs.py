@@ -78,7 +78,11 @@ def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], 
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
     folder = parser.parse_args().out
-    tables, figure = draw()
+    show(name, folder, *draw())
+
+
+def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure) -> None:
+    """Tables on the terminal, as Markdown; the figure as NAME.png in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     style.save(figure, folder / f"{name}.png")
     for table in tables:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 
 from mpisgd.analysis import arrivals
+from mpisgd.records.lock import Lock
+from tests.staged import staged
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -65,7 +69,98 @@ def test_speed_up_grows_with_the_learners() -> None:
         assert all(each < 1.05 * lambda_ for each, lambda_ in zip(found, fig2.LAMBDAS, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------ [Chen16 Table 1, Fig. 1]
+# ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 3]
+
+
+def test_stale_gradients_do_not_learn_at_a_rate_at_which_hardsync_does_unless_weighted(tmp_path: Path) -> None:
+    """The quick form: the script as it is, but with digits, and shorter."""
+    fig3 = script("zhang16_fig3")
+    scale = dataclasses.replace(fig3.QUICK, epochs=4)
+    kinds = [(0, "none"), (30, "none"), (30, "inverse")]
+    curves = [curve for curve in fig3.CURVES if (curve.n, curve.modulation) in kinds and curve.seed == 1]
+    fig3.make(tmp_path, scale, curves)
+    found = {(each.curve.n, each.curve.modulation): each for each in fig3.there(tmp_path, scale)}
+    hardsync, stale, weighted = (found[kind] for kind in kinds)
+    assert hardsync.error < 40
+    assert stale.error > 80
+    assert weighted.error < 40
+    assert hardsync.about["max_staleness"] == 0
+    assert weighted.about["mean_staleness"] == pytest.approx(29, rel=0.05)
+    for each in found.values():
+        assert each.rows[:, 0] == pytest.approx([0, 1, 2, 3, 4], abs=0.02)
+        assert np.isnan(each.rows[0, 3])
+        assert np.isfinite(each.rows[1:]).all()
+        assert each.about["not_finite_after_epochs"] is None
+    assert hardsync.rows[-1, 3] < hardsync.rows[1, 3], "the training loss falls"
+    assert {row[0] for row in fig3.table(list(found.values())).rows} == {"hardsync", "30-softsync"}
+    assert len(fig3.figure_of(list(found.values()), scale).axes) == 2
+
+
+def test_of_a_run_that_diverges_only_the_first_epoch_is_computed() -> None:
+    fig3 = script("zhang16_fig3")
+    curve = fig3.Curve(30, "none", 1)
+    lost = fig3.trained(dataclasses.replace(fig3.QUICK, epochs=4, alpha0=3.0), curve)
+    assert lost.about["not_finite_after_epochs"] == 1
+    assert lost.about["gradients"] == pytest.approx(360, abs=1)
+    assert lost.rows[:, 0] == pytest.approx([0, 1, 2, 3, 4], abs=0.02)
+    assert lost.rows[1:, 1] == pytest.approx(0.9, abs=0.02)
+    assert np.isnan(lost.rows[1:, 2:]).all()
+
+
+def test_curves_that_are_there_are_not_made_again_unless_the_settings_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fig3 = script("zhang16_fig3")
+    made: list[str] = []
+
+    def trained(scale: Any, curve: Any) -> Any:
+        made.append(curve.name)
+        return fig3.Trained(curve, {"job": fig3.job(scale, curve), "wall_s": 0}, np.array([[0.0, 0.9, 2.3, np.nan]]))
+
+    monkeypatch.setattr(fig3, "trained", trained)
+    curves, names = fig3.CURVES[:3], [curve.name for curve in fig3.CURVES[:3]]
+    claimed = tmp_path / f".{names[1]}"
+    claimed.mkdir()
+    lock = Lock(claimed)
+    fig3.make(tmp_path, fig3.QUICK, curves)
+    assert made == [names[0], names[2]], "another process makes the second"
+    lock.release()
+    fig3.make(tmp_path, fig3.QUICK, curves)
+    assert made[2:] == [names[1]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.csv" for name in names)
+    other = dataclasses.replace(fig3.QUICK, alpha0=0.5)
+    assert fig3.there(tmp_path, other) == []
+    fig3.make(tmp_path, other, curves[:1])
+    assert made[3:] == [names[0]]
+    assert [each.curve.name for each in fig3.there(tmp_path, other)] == [names[0]]
+
+
+def test_mini_batches_of_the_full_form_are_of_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPISGD_DATA", staged("cifar10"))
+    monkeypatch.setenv("MPISGD_CACHE", str(tmp_path / "cache"))
+    fig3 = script("zhang16_fig3")
+    run = fig3.logged({**fig3.job(fig3.FULL, fig3.CURVES[0]), "epochs": 0.0048, "evaluation": {"every_epochs": 0}})
+    assert (run.environment["train_samples"], run.environment["test_samples"]) == (50_000, 10_000)
+    assert len(run.updates) == 2
+    assert run.pushes["loss"] == pytest.approx(np.log(10), abs=0.2), "nothing is known yet"
+    shutil.rmtree(tmp_path / "cache")  # 184 MB
+
+
+def test_the_kept_curves_are_those_of_the_table() -> None:
+    fig3 = script("zhang16_fig3")
+    folder = RESULTS / fig3.FULL.name
+    found = fig3.there(folder, fig3.FULL)
+    assert len(found) == len(list(folder.glob("*.csv"))) >= 7, "all of the settings that the script has"
+    page = {_without_spaces(line) for line in (RESULTS / "README.md").read_text(encoding="utf-8").splitlines()}
+    rows = [line for line in fig3.table(found).markdown().splitlines() if line.startswith("|")]
+    assert [row for row in rows if not row.startswith("| -") and _without_spaces(row) not in page] == []
+
+
+def _without_spaces(line: str) -> str:
+    return line.replace(" ", "")
+
+
+# ------------------------------------------------------------------------------------------------------ [Chen16 Table 1, Fig. 2]
 
 
 def test_40_asynchronous_learners_are_39_updates_stale_and_do_not_learn_at_a_rate_at_which_one_does() -> None:
