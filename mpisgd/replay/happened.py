@@ -141,9 +141,10 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
 def check_last_answers(record: Record) -> None:
     """Who was given weights once more computes and pushes once more, unless it left, or another shard told it to stop.
 
-    Raises Untrue where its rows end although all shards had answered.
+    Where weights must be of one clock, a shard may have answered and be asked again, and then tell it to stop: of that the log has
+    nothing, so there it is asked of one shard alone. Raises Untrue where a learner's rows end although all shards had answered.
     """
-    if not record.whole:
+    if not record.whole or (len(record.shards) > 1 and record.protocol().consistent):
         return
     for learner_id in range(record.lambda_):
         last = [rows.rows_of[learner_id][-1:] for rows in record.shards]

@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "plain": ({"name": "sgd", "momentum": 0.0}, lambda p: torch.optim.SGD(p, lr=ALPHA0)),
     "adagrad": ({"name": "adagrad", "eps": 1e-3}, lambda p: torch.optim.Adagrad(p, lr=ALPHA0, eps=1e-3)),
     "rmsprop": (
-        {"name": "rmsprop", "eps": 1.0, "momentum": 0.9},
+        {"name": "rmsprop", "smoothing": 0.9, "eps": 1.0, "momentum": 0.9},
         lambda p: torch.optim.RMSprop(p, lr=ALPHA0, alpha=0.9, eps=1.0, momentum=0.9),
     ),
     "adam": ({"name": "adam", "eps": 1e-3}, lambda p: torch.optim.Adam(p, lr=ALPHA0, eps=1e-3)),
