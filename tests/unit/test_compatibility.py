@@ -15,6 +15,7 @@ from mpisgd.cli import submit as submit_cli
 from mpisgd.cli import train as train_cli
 from mpisgd.config import PROTOCOLS, Config
 from mpisgd.errors import ConfigError
+from mpisgd.parts import NOTHING_BROUGHT
 from mpisgd.run import Rank
 from mpisgd.simulate.job import Job
 from mpisgd.world import World
@@ -92,7 +93,7 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda: simulate_cli.main([str(path), "--print-config"])) == said
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
-            assert refusal(lambda virtual=virtual: Job(virtual, None)) == said
+            assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
     assert min(counts) > 200, "some of both kinds"
     capsys.readouterr()
 

@@ -173,7 +173,7 @@ def test_cifar10_as_published_and_cifar10_full_starts_to_learn_it(cache: Path) -
     assert counts(data.train.targets) == [5000] * 10
     assert counts(data.test.targets) == [1000] * 10
     assert data.train.targets[:5].tolist() == [6, 9, 9, 4, 1]
-    assert [path.stat().st_size for path in cache.glob("*.bin")] == [60_000 * 3073]
+    assert [path.stat().st_size for path in cache.glob("*.bin")] == [60_000 * 3073 + 4], "and a checksum"
     again = load(Cifar10Options(), data_dir=data_dir, seed=1)
     picked = np.array([0, 49_999, 7])
     assert torch.equal(again.train.batch(picked)[0], data.train.batch(picked)[0])
