@@ -7,7 +7,6 @@ them again.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import tomllib
@@ -26,13 +25,13 @@ from mpisgd import replay
 from mpisgd.__main__ import main
 from mpisgd.errors import ConfigError, DataError
 from mpisgd.parts import Brought
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Verdict
 from mpisgd.replay import claims
 from mpisgd.replay.claims import CLAIMS, Claim, Extent, Standing
 from tests.forge import forge
-from tests.unit.test_replay import Sometimes, simulated
+from tests.unit.test_replay import Sometimes, believed, simulated
 
 REPOSITORY = Path(__file__).parents[2]
 LEARNERS = 4
@@ -164,7 +163,7 @@ def test_the_list_has_everything(runs: Path) -> None:
     for table, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
         assert set(named(table)) == set(dtype.names or ()), table
         assert table == "events" or len(named(table)) == len(dtype), "each once"
-    assert sorted(named("DONE")) == sorted(schema.DONE_ENTRIES)
+    assert sorted(named("DONE")) == sorted([*schema.DONE_ENTRIES, "weights"])
     assert sorted(kind for claim in CLAIMS for kind in claim.of) == sorted(event.name for event in Event)
     written = {
         name for path in (*runs.glob("*/config.toml"), *runs.glob("real/*/config.toml")) for name in Run(path.parent).environment
@@ -318,14 +317,14 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("real", [True, False])
-@pytest.mark.parametrize("name", schema.DONE_ENTRIES)
+@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights"])
 def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=real)
-    done = json.loads((path / "DONE").read_text())
-    del done["crc32"]
+    done = dict(Run(path).done or {})
     done[name] = other(done[name])
-    (path / "DONE").write_text(json.dumps(done))
-    assert refused(path)
+    (path / "DONE").write_text(sums.sealed_json(done))
+    assert f"{name} " in refused(path) or name in ("books_balanced", "weights")
+    assert "DONE is damaged" not in refused(path) != ""
 
 
 @pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
@@ -363,6 +362,7 @@ def test_buffers(run_of: Callable[..., Path]) -> None:
     (name,) = (name for name in states["theta"] if name.endswith("running_mean"))
     states["theta"][name][3] += 1e-3
     torch.save(states, path / "weights.pt")
+    believed(path)
     assert refused(path).endswith(f"theta: the buffer {name} is not that of these weights")
 
 
@@ -427,9 +427,8 @@ def halve(path: Path) -> None:
                 rows[name] /= 2
 
         change(path, table, edit, every=True)
-    done = json.loads((path / "DONE").read_text())
-    del done["crc32"]
-    (path / "DONE").write_text(json.dumps({**done, "seconds": done["seconds"] / 2}))
+    done = dict(Run(path).done or {})
+    (path / "DONE").write_text(sums.sealed_json({**done, "seconds": done["seconds"] / 2}))
 
 
 def test_all_seconds_halved(run_of: Callable[..., Path]) -> None:
