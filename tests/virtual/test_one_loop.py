@@ -133,7 +133,7 @@ def run() -> types.ModuleType:
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
         "learn", "allreduce", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
-        "protocols", "parts", "finish",
+        "placement", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
     for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):

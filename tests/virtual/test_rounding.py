@@ -41,7 +41,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001}
     if changes["protocol"]["name"] == "allreduce":
-        with pytest.raises(ConfigError, match="'float32' for allreduce"):
+        with pytest.raises(ConfigError, match="'float32' beside protocol allreduce"):
             simulated(directory / "run", TENSORS, **job)
         return
     run = obeys(directory / "run", TENSORS, job, jitter_s).run
@@ -108,7 +108,7 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"protocol": "allreduce"}, r"push_format = 'bfloat16': expected 'float32' for allreduce: nothing is pushed"),
+        ({"protocol": "allreduce"}, r"push_format = 'bfloat16': expected 'float32' beside protocol allreduce: nothing is pushed"),
         (
             {"exchange": "layerwise", "protocol": "async"},
             r"push_format = 'bfloat16': expected 'float32' beside exchange = 'layerwise'",
