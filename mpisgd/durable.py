@@ -17,6 +17,7 @@ from pathlib import Path
 
 #: What file systems say that cannot sync a directory.
 _SYNCLESS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+_thrown_away: list[bool] = []
 
 
 def aside_of(path: Path) -> Path:
@@ -72,8 +73,20 @@ def make_directory(path: Path) -> None:
         sync_directory(each.parent)
 
 
+@contextmanager
+def thrown_away() -> Iterator[None]:
+    """What is made meanwhile, by this process, is not to be kept: nothing is synced."""
+    _thrown_away.append(True)
+    try:
+        yield
+    finally:
+        _thrown_away.pop()
+
+
 def sync(path: Path) -> None:
     """Make what has been written to a file outlive a loss of power, through whatever descriptor it was. Raises OSError."""
+    if _thrown_away:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

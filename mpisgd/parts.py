@@ -120,7 +120,7 @@ def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
     return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
 
 
-def layer_names(slices: list[list[Layer]]) -> dict[str, list[list[str]]]:
+def layer_names(slices: list[list[Layer]]) -> dict[str, Any]:
     """For a run's config.toml: the names of each slice's layers, where slices are cut between layers."""
     return {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
 

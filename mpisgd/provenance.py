@@ -29,9 +29,10 @@ def environment(
     *,
     mpi: str,
     brought: Mapping[str, Mapping[str, str]],
+    commits: bool = True,
     **more: Any,
 ) -> dict[str, Any]:
-    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git.
+    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git, where commits are wanted.
 
     `brought` is what `naming.described` says; `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
     """
@@ -59,7 +60,7 @@ def environment(
             "mpi": mpi,
         },
         "brought": brought,
-        **_commits(naming.files_of(brought)),
+        **(_commits(naming.files_of(brought)) if commits else {}),
         "command_line": list(sys.argv),
         "directory": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpisgd import durable
 from mpisgd.config import Config
 from mpisgd.config_virtual import EmpiricalComputeOptions
 from mpisgd.errors import MpisgdError
@@ -41,7 +42,7 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
     if isinstance(compute, EmpiricalComputeOptions) and not (Path(compute.run) / schema.CONFIG).is_file():
         proof.not_simulated = f"its compute seconds were drawn from {compute.run}, which is not here"
         return
-    with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory:
+    with tempfile.TemporaryDirectory(prefix="mpisgd-replay-") as directory, durable.thrown_away():
         again = Path(directory) / "run"
         log = dataclasses.replace(record.config.log, enabled=True, progress="off")
         config = dataclasses.replace(record.config, out=str(again), overwrite=False, threads=proof.threads, log=log)
@@ -58,7 +59,7 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
 def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
     """Raises Untrue where the job cannot be as config.toml says. Returns why it failed, ""."""
     try:
-        job = Job(config, brought, evaluated=evaluated or not record.computed)
+        job = Job(config, brought, evaluated=evaluated or not record.computed, kept=False)
     except MpisgdError as error:
         refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
     compare(record, job.environment())

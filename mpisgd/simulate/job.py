@@ -52,11 +52,14 @@ def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
 class Job:
     """A virtual job: roles, costs, and what its ranks compute.
 
-    `evaluated`: whether snapshots are evaluated, or only pulled: that takes no virtual time.
+    Args:
+        evaluated: whether snapshots are evaluated, or only pulled: that takes no virtual time.
+        kept: whether the run is to be looked at later: only then is asked of which commits it is.
     """
 
-    def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True) -> None:
+    def __init__(self, config: Config, brought: Brought, *, evaluated: bool = True, kept: bool = True) -> None:
         self.brought = brought
+        self.kept = kept
         config = naming.as_brought(config, brought)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         nodes, self.roles, self.protocol = placement.on_virtual_ranks(config)
@@ -260,6 +263,7 @@ class Job:
             self.work.meta,
             brought=naming.described(self.config, self.brought),
             mpi="none: a virtual cluster",
+            commits=self.kept,
             virtual=True,
             parameters=self.work.parameters,
             parameter_nbytes=4 * self.work.parameters,

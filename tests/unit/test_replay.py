@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import replay
+from mpisgd import durable, replay
 from mpisgd.__main__ import main
 from mpisgd.config_file import from_mapping
 from mpisgd.errors import ConfigError, DataError
@@ -40,7 +40,8 @@ COMMON: dict[str, Any] = {
 
 def simulated(path: Path, brought: Brought = NOTHING_BROUGHT, *, learners: int = 4, **special: Any) -> Path:
     """The directory of a virtual run of some 54 gradients of uneven learners, and what it differs in from COMMON."""
-    simulate(from_mapping({**COMMON, "virtual": {"learners": learners}, **special, "out": str(path)}), brought)
+    with durable.thrown_away():
+        simulate(from_mapping({**COMMON, "virtual": {"learners": learners}, **special, "out": str(path)}), brought)
     return path
 
 

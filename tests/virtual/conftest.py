@@ -1,0 +1,19 @@
+"""Virtual jobs in directories that are thrown away: nothing is synced, and git not asked; both take longer than most jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mpisgd import durable, provenance
+from mpisgd.git import Commit
+
+
+@pytest.fixture(autouse=True, scope="session")
+def thrown_away() -> Iterator[None]:
+    nothing = Commit("", dirty=False)
+    with durable.thrown_away(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "commit_of", lambda *_: nothing)
+        patch.setattr(provenance, "commit_of_package", lambda *_: nothing)
+        yield
