@@ -17,6 +17,7 @@ from tests.terminal import at_a_terminal
 ENVIRONMENT = {**environment(), "TERM": "dumb"}
 
 
+@pytest.mark.alone  # Open MPI's launcher leaves a quarter of a second
 def test_ctrl_c_ends_real_ranks_with_the_way_on(tmp_path: Path) -> None:
     """Open MPI's launcher passes nothing on any more, says 1, and kills its ranks half a second later; MPICH's passes Ctrl-C on."""
     options = ["--epochs", "1000", "--model", "softmax", "--threads", "1", "--out", "run", "--checkpoint.every-updates", "5"]
