@@ -159,7 +159,8 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
 
 
 def _epochs(out: Path) -> float:
-    return float(Run(out).updates["epochs"].max(initial=0.0))
+    run = Run(out)
+    return float(run.updates["samples"].max(initial=0)) / run.environment["train_samples"]
 
 
 def _ended(job: Job, out: Path, dead_s: float, drawn: Draw, found: Found) -> None:
