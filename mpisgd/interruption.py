@@ -40,10 +40,12 @@ def last_words(run: Path, signal: int, ranks: int) -> str:
     )
 
 
-def tell_terminal(text: str) -> None:
-    """Say it to whoever sits at the terminal of the job's launcher, which passes nothing on any more; nowhere if there is none."""
+def tell_terminal(text: str) -> bool:
+    """Say it to whoever sits at the terminal of the job's launcher, which passes nothing on any more; False where there is none."""
     with contextlib.suppress(OSError), Path("/dev/tty").open("w") as terminal:
         terminal.write(f"{text}\n")
+        return True
+    return False
 
 
 def newest(run: Path) -> int | None:

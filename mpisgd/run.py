@@ -589,9 +589,12 @@ class Rank:
         return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _tell_the_terminal(self, signal: int) -> None:
-        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more."""
-        if self.signals.hurried:
-            interruption.tell_terminal(interruption.last_words(self.path, signal, self.world.size))
+        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more.
+
+        Without a terminal it was no Ctrl-C: a batch system ends its jobs by the same signals, leaves them half a minute to save,
+        and may begin the job anew meanwhile, for which the lock is there.
+        """
+        if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self.world.size)):
             self.unlock()
 
     def _headline(self) -> str:

@@ -210,3 +210,12 @@ def test_so_does_one_whose_learners_double_as_shards(
     assert entered["on_push"] == entered["accumulate"] == len(log.pushes)
     assert entered["step"] == entered["on_update"] == len(log.updates)
     assert entered["answer_snapshot"] > 4
+
+
+@pytest.mark.parametrize("somebody", [True, False])
+def test_a_batch_systems_signals_are_no_ctrl_c(run: types.ModuleType, somebody: bool, tmp_path: Path) -> None:
+    """SLURM, too, sends SIGCONT and SIGTERM: where nobody sits at a terminal, the lock stays until the checkpoint is written."""
+    rank = mock.Mock(path=tmp_path, signals=types.SimpleNamespace(hurried=True), world=types.SimpleNamespace(size=2))
+    with mock.patch.object(run.interruption, "tell_terminal", return_value=somebody):
+        run.Rank._tell_the_terminal(rank, 15)
+    assert rank.unlock.called is somebody
