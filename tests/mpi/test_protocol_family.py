@@ -43,6 +43,15 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         for ranks, shards in SIZES
     },
     "ssp-5-frequency": (5, {"protocol": {"name": "ssp", "slack": 2, "get_model_frequency": 3}, "schedule": "linear", "shards": 2}),
+    "downpour-5-rounded": (
+        5,
+        {
+            "protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4},
+            "push_format": "bfloat16",
+            "schedule": {"name": "step", "epochs": [0.1, 0.2], "factor": 0.5},
+            "shards": 2,
+        },
+    ),
     "async-6-ramp": (6, {"protocol": {"name": "async", "warm_up": 10, "ramp": 50}, "shards": 2}),
     "async-6-compensated": (6, {"protocol": "async", "shards": 2, "compensation": 0.04}),
     "softsync-5-compensated": (5, {"protocol": {"name": "softsync", "n": 2}, "compensation": 2.0, "compensation_memory": 0.95}),
