@@ -10,7 +10,7 @@ from mpisgd import durable, provenance
 from mpisgd.git import Commit
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")  # no longer: the tests of other folders run in the same process
 def thrown_away() -> Iterator[None]:
     nothing = Commit("", dirty=False)
     with durable.thrown_away(), pytest.MonkeyPatch.context() as patch:
