@@ -20,11 +20,22 @@ GONE_S = 10.0
 
 
 class Job:
-    """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for."""
+    """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for.
 
-    def __init__(self, ranks: int, words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str) -> None:
+    `inside`: what, put before the launcher, has it run elsewhere.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: Sequence[str],
+        options: Sequence[str] = (),
+        module: str = "mpisgd",
+        inside: Sequence[str] = (),
+        **env: str,
+    ) -> None:
         launcher, *rest = mpirun(ranks)
-        command = [launcher, *options, *rest, sys.executable, "-m", module, "train", *words]
+        command = [*inside, launcher, *options, *rest, sys.executable, "-m", module, "train", *words]
         self.ranks = ranks
         self.lines: list[tuple[float, str]] = []
         self._new = threading.Condition()
@@ -78,11 +89,14 @@ class Job:
             for path in Path("/proc").glob("[0-9]*/environ"):
                 with contextlib.suppress(OSError):
                     words = path.read_bytes().split(b"\0")
-                    parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
                     rank = next((word for word in words if word.startswith(_RANK.encode())), b"")
-                    if rank and parent == self._process.pid:
+                    if rank and self._is_rank(int(path.parent.name)):
                         self._pids[int(rank[len(_RANK) :])] = int(path.parent.name)
         return self._pids
+
+    def _is_rank(self, pid: int) -> bool:
+        """Whether a process with a rank's environment is that rank itself, in this job."""
+        return parent(pid) == self._process.pid
 
     def send(self, rank: int, signum: int) -> float:
         """Send a signal to a rank; the second at which that was."""
@@ -114,6 +128,10 @@ class Job:
                 return None
             time.sleep(0.01)
         return time.monotonic() - begun_s
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _alive(pid: int) -> bool:
