@@ -38,9 +38,9 @@ LEAST_S = 5.0
 TICK_S = 2.0
 """At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
 LOOK_S = 1.0
-TURN_S = 0.2
+TURN_S = 1.0
 """One rank after the other, so that not all say it."""
-TURNS_S = 2.0
+TURNS_S = 3.0
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 5.0
@@ -223,9 +223,13 @@ class Pulse:
         leave_within(FORWARD_S + END_S)
         ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])
         who = ", ".join(map(self._name, ranks[:3])) + f" and {len(ranks) - 3} more" * (len(ranks) > 3)
-        text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s"
-        text = f"{text}: stopped, or no network leads there; the job is ended\n{self._way_on()}"
-        print(text.rstrip(), file=sys.stderr, flush=True)
+        patient = f"longer than faults.patience_s = {self._patience_s:g}"
+        why = "it is stopped, no network leads there, or its code lets no other thread run"
+        text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
+        print(f"{text}; the job is ended", file=sys.stderr, flush=True)
+        way_on = self._way_on()  # it reads files, which may be on the other side of the same link
+        if way_on:
+            print(way_on, file=sys.stderr, flush=True)
         time.sleep(FORWARD_S)
         if not ulfm.enabled():
             abort(self._job, EXIT_FAILED)

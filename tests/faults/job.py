@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpisgd.launch import environment, mpirun
 
-_RANK = "OMPI_COMM_WORLD_RANK="
+_RANKS = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
 GONE_S = 10.0
 """After the launcher has ended, or was to end, all processes must be gone."""
 
@@ -88,15 +88,16 @@ class Job:
         if len(self._pids) < self.ranks:
             for path in Path("/proc").glob("[0-9]*/environ"):
                 with contextlib.suppress(OSError):
-                    words = path.read_bytes().split(b"\0")
-                    rank = next((word for word in words if word.startswith(_RANK.encode())), b"")
+                    words = path.read_text(errors="replace").split("\0")
+                    rank = next((word.partition("=")[2] for word in words if word.startswith(_RANKS)), "")
                     if rank and self._is_rank(int(path.parent.name)):
-                        self._pids[int(rank[len(_RANK) :])] = int(path.parent.name)
+                        self._pids[int(rank)] = int(path.parent.name)
         return self._pids
 
     def _is_rank(self, pid: int) -> bool:
         """Whether a process with a rank's environment is that rank itself, in this job."""
-        return parent(pid) == self._process.pid
+        of = parent(pid)
+        return self._process.pid in (of, parent(of))  # MPICH's launcher has a daemon here, too
 
     def send(self, rank: int, signum: int) -> float:
         """Send a signal to a rank; the second at which that was."""
