@@ -30,12 +30,13 @@ ip link set lo up && echo held && exec env --ignore-signal=CHLD sleep infinity
 """
 _HOLDER = ("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _HOLD)
 _AGENT = "/dev/shm/agent"
-#: In the place of ssh: takes a host, and the words of a command, into that node.
+#: In the place of ssh: takes a host, and the words of a command, into that node. What becomes of it there the launcher is to learn
+#: over the network alone, as of a daemon that ssh has left behind.
 _AGENT_TEXT = """\
 #!/bin/sh
 while case $1 in -*) true;; *) false;; esac; do shift; done
 host=$1; shift
-exec nsenter --target "$(cat /dev/shm/holder-$host)" --net --uts --mount --pid env -C "$PWD" /bin/sh -c "$*"
+nsenter --target "$(cat /dev/shm/holder-$host)" --net --uts --mount --pid env -C "$PWD" /bin/sh -c "$*" </dev/null >/dev/null 2>&1 &
 """
 _LATENCY = "20ms"
 """Longer queues make every second swap of 44 MB take twice as long."""
