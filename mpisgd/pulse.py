@@ -98,6 +98,8 @@ class Pulse:
         self._heard_s = dict.fromkeys(self._heeds, 0.0)
         """When each was heard of, in those seconds."""
         self._under_way: list[tuple[Any, bytearray]] = []
+        self._parted: set[int] = set()
+        """Who has said its last word here."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
@@ -152,8 +154,9 @@ class Pulse:
             self._comm.Send(bytearray(1), HUB, _LAST)
         status = MPI.Status()
         for rank in others:
-            while status.tag != _LAST or status.source != rank:
+            while rank not in self._parted:
                 self._comm.Recv(bytearray(1), rank, MPI.ANY_TAG, status)
+                self._note(status)
         for rank in others if self._rank == HUB else ():
             self._comm.Send(bytearray(1), rank, _LAST)
         for request, _ in self._under_way:
@@ -198,12 +201,17 @@ class Pulse:
             self._under_way = [each for each in self._under_way if not each[0].Test()]
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                 message.Recv(bytearray(status.Get_elements(MPI.BYTE)))
-                self._heard_s[status.source] = self._lived_s
+                self._note(status)
                 if status.tag == _ASKS:
                     self._send(status.source, _ANSWERS)
         except MPI.Exception as error:
             self._under_way.clear()
             self._learn(error)
+
+    def _note(self, status: MPI.Status) -> None:
+        self._heard_s[status.source] = self._lived_s
+        if status.tag == _LAST:  # the hub may still beat
+            self._parted.add(status.source)
 
     def _send(self, rank: int, tag: int) -> None:
         from mpisgd.mpi import MPI
