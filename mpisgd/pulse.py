@@ -12,6 +12,9 @@ fault-tolerant  a learner that waits asks the shards, of whom none may hang; of 
 
 A rank sends ten messages of a byte in the time of its patience, the hub as many to each. It needs an MPI that serves several
 threads at once (MPI_THREAD_MULTIPLE, for which mpi4py asks); with another one there is no pulse.
+
+TCP's keep-alive is no help: the transport of Open MPI 5 has no parameter for it (`ompi_info --all`), and that of its launcher's
+daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only while nothing is under way.
 """
 
 from __future__ import annotations
@@ -45,6 +48,8 @@ FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 5.0
 """Seconds for MPI to end the job, before this rank goes by itself: over a link that is down it may wait for ever."""
+LAUNCHER_S = 15.0
+"""Seconds for the launcher to end all ranks, and itself."""
 _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 
@@ -85,12 +90,16 @@ class Pulse:
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
         self._waits: Waits | None = None
         self._seen = -1
-        self._looked_s = self._ask_s = now_s()
+        self._looked_s = now_s()
+        self._ask_s = self._looked_s + self._period_s * self._rank / size
+        """When to ask again: not all at once."""
         self._lived_s = 0.0
         """Seconds that this rank has seen pass."""
         self._heard_s = dict.fromkeys(self._heeds, 0.0)
         """When each was heard of, in those seconds."""
         self._under_way: list[tuple[Any, bytearray]] = []
+        self._parted: set[int] = set()
+        """Who has said its last word here."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
@@ -113,7 +122,7 @@ class Pulse:
     @property
     def beats(self) -> bool:
         """Whether a rank that hangs is noticed."""
-        return self._thread.is_alive()
+        return self._thread.ident is not None
 
     def stop(self) -> None:
         """All ranks have come to their end, and call this: from now on none is missed."""
@@ -145,8 +154,9 @@ class Pulse:
             self._comm.Send(bytearray(1), HUB, _LAST)
         status = MPI.Status()
         for rank in others:
-            while status.tag != _LAST or status.source != rank:
+            while rank not in self._parted:
                 self._comm.Recv(bytearray(1), rank, MPI.ANY_TAG, status)
+                self._note(status)
         for rank in others if self._rank == HUB else ():
             self._comm.Send(bytearray(1), rank, _LAST)
         for request, _ in self._under_way:
@@ -188,23 +198,28 @@ class Pulse:
 
         status = MPI.Status()
         try:
+            self._under_way = [each for each in self._under_way if not each[0].Test()]
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                 message.Recv(bytearray(status.Get_elements(MPI.BYTE)))
-                self._heard_s[status.source] = self._lived_s
+                self._note(status)
                 if status.tag == _ASKS:
                     self._send(status.source, _ANSWERS)
         except MPI.Exception as error:
+            self._under_way.clear()
             self._learn(error)
+
+    def _note(self, status: MPI.Status) -> None:
+        self._heard_s[status.source] = self._lived_s
+        if status.tag == _LAST:  # the hub may still beat
+            self._parted.add(status.source)
 
     def _send(self, rank: int, tag: int) -> None:
         from mpisgd.mpi import MPI
 
         try:
-            self._under_way = [each for each in self._under_way if not each[0].Test()]
             body = bytearray(1)
             self._under_way.append((self._comm.Isend(body, rank, tag), body))
         except MPI.Exception as error:
-            self._under_way.clear()
             self._learn(error)
 
     def _learn(self, error: MPI.Exception) -> None:
@@ -231,10 +246,12 @@ class Pulse:
         if way_on:
             print(way_on, file=sys.stderr, flush=True)
         time.sleep(FORWARD_S)
+        siblings = Siblings()
+        siblings.end_launcher_within(LAUNCHER_S)
         if not ulfm.enabled():
             abort(self._job, EXIT_FAILED)
         if self._world is not None:
             self._world.end(ranks)
             if any(self._world.hosts[rank] != self._world.hosts[self._rank] for rank in ranks):
-                Siblings().end_job()
+                siblings.end_job()
         ulfm.end_job(self._job, EXIT_FAILED)

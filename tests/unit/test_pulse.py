@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from tests.unit.fakes import Status
 @pytest.fixture(autouse=True)
 def _without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     mpi = SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=1, Exception=OSError)
+    mpi.THREAD_MULTIPLE, mpi.Query_thread = 3, lambda: 3
     monkeypatch.setitem(sys.modules, "mpisgd.mpi", SimpleNamespace(MPI=mpi))
 
 
@@ -26,11 +29,13 @@ class Network:
     def __init__(self) -> None:
         self.sent: list[tuple[int, int, int]] = []
         self.count = 0
+        self.lock = threading.Lock()
 
 
 class Comm:
     def __init__(self, network: Network, rank: int, size: int) -> None:
         self.network, self.rank, self.size = network, rank, size
+        self.freed = False
 
     def Get_rank(self) -> int:
         return self.rank
@@ -39,16 +44,33 @@ class Comm:
         return self.size
 
     def Isend(self, body: bytearray, rank: int, tag: int) -> Any:
-        self.network.sent.append((self.rank, rank, tag))
+        with self.network.lock:
+            self.network.sent.append((self.rank, rank, tag))
         self.network.count += 1
-        return SimpleNamespace(Test=lambda: True)
+        return SimpleNamespace(Test=lambda: True, Wait=lambda: None)
+
+    def Dup(self) -> Comm:
+        return Comm(self.network, self.rank, self.size)
+
+    def Free(self) -> None:
+        self.freed = True
+
+    def Send(self, body: bytearray, rank: int, tag: int) -> None:
+        self.Isend(body, rank, tag)
+
+    def Recv(self, into: bytearray, source: int, tag: int, status: Any) -> None:
+        until_s = time.monotonic() + 30.0
+        while self.Improbe(source, tag, status) is None:
+            assert time.monotonic() < until_s, "nobody sends this"
+            time.sleep(0.001)
 
     def Improbe(self, source: int, tag: int, status: Any) -> Any:
-        for at, (sender, to, tagged) in enumerate(self.network.sent):
-            if to == self.rank:
-                del self.network.sent[at]
-                status.source, status.tag, status.nbytes = sender, tagged, 1
-                return SimpleNamespace(Recv=lambda into: None)
+        with self.network.lock:
+            for at, (sender, to, tagged) in enumerate(self.network.sent):
+                if to == self.rank and source in (sender, -1):
+                    del self.network.sent[at]
+                    status.source, status.tag, status.nbytes = sender, tagged, 1
+                    return SimpleNamespace(Recv=lambda into: None)
         return None
 
 
@@ -183,10 +205,40 @@ def test_a_wait_that_is_over_begins_anew() -> None:
 
 def test_one_that_was_stopped_itself_blames_nobody() -> None:
     job = Job(20.0, tolerant=True)
-    job.go_on(10)
-    job.now_s += 10_000.0
+    for _ in range(5):  # between two askings, and while an answer is under way
+        job.go_on(7)
+        job.now_s += 10_000.0
     job.go_on(10)
     assert job.ended == []
+
+
+# ------------------------------------------------------------------------------------------------------------- the end
+
+
+def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub still beats when the others part: it hears their last words then, or afterwards."""
+    monkeypatch.setattr(pulse.ulfm, "enabled", lambda: False)
+    monkeypatch.setattr(pulse, "LOOK_S", 0.001)
+    job = Job(20.0)
+    comms: list[Any] = []
+    for each in job.ranks:
+        each.__enter__()
+        comms.append(each._comm)
+    assert all(each.beats for each in job.ranks)
+    early = [threading.Thread(target=each.stop) for each in job.ranks[1:3]]
+    for thread in early:
+        thread.start()
+    until_s = time.monotonic() + 30.0
+    while len(job.ranks[0]._parted) < 2:
+        assert time.monotonic() < until_s, "a last word was passed over"
+        time.sleep(0.001)
+    late = [threading.Thread(target=each.stop) for each in (job.ranks[3], job.ranks[0])]
+    for thread in late:
+        thread.start()
+    for thread in (*early, *late):
+        thread.join(60)
+    assert all(comm.freed for comm in comms)
+    assert job.network.sent == []
 
 
 # -------------------------------------------------------------------------------------------------------------- the words
