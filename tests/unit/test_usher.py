@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     monkeypatch.setattr(usher, "LOOK_S", 0.02)
     monkeypatch.setattr(usher, "GRACE_S", 0.1)
     monkeypatch.setattr(usher, "LAUNCHER_S", 0.1)
+    monkeypatch.setattr(usher, "FORCE_S", 0.1)
     running, job = tmp_path / "RUNNING", usher.name("here", os.getpid(), str(tmp_path))
     usher.announce(running, job)
     return running, job
@@ -142,6 +144,33 @@ def test_one_that_has_the_number_of_a_rank_is_left(tmp_path: Path) -> None:
     stat.unlink()
     assert not rank.lives
     assert not Process(1, tmp_path).lives
+
+
+CONNECTED = """
+import socket, sys
+far = socket.create_connection(("127.0.0.2", int(sys.argv[1])))  # the other end has another address
+own = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+file = open("/dev/null")
+print("connected", flush=True)
+far.settimeout(30)
+assert far.recv(1) == b""
+own.sendall(b"x")
+print("ended", flush=True)
+"""
+
+
+def test_connections_to_other_machines_end_and_no_others() -> None:
+    with socket.create_server(("", 0)) as server:
+        words = [sys.executable, "-c", CONNECTED, str(server.getsockname()[1])]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        (far, _), (own, _) = server.accept(), server.accept()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        usher.hang_up(process.pid)
+        assert process.communicate(timeout=END_S)[0] == "ended\n"
+        with far, own:
+            assert far.recv(1) == b""
+            assert own.recv(1) == b"x"
 
 
 def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
