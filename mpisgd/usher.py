@@ -6,9 +6,9 @@ each node, its usher, which is none of MPI's, looks now and then whether the job
 A rank that has come to the end in order says so, and is no longer its business.
 
 The job is over when the file RUNNING is gone from the run's directory: rank 0 removes it at the end, and, however rank 0 ends, the
-usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as TCP
-is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed, the
-usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
+usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as
+TCP is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed,
+the usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
 leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed.
 
 Limits: the directory lies on a file system that all nodes see. Where a node's network is down and the file system with it, its
