@@ -53,14 +53,14 @@ types: $(READY)  ## mypy, strict
 REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
 
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
-	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi $(REAL_JOBS:%=--ignore=%) $(ARGS)
+	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%) $(ARGS)
 
 # Two at a time, since much of it is waiting; then those that measure seconds, by themselves. ARGS may select none of either (5).
-TEST_MPI = $(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS)
-test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), and those of a real SLURM, where there is one
-	first=0; $(TEST_MPI) -m 'not alone' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
+TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
+test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
+	first=0; $(TEST_MPI) -m 'not alone and not long' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
 	  [[ $$first == [05] ]] || exit $$first; \
-	  second=0; $(TEST_MPI) -m alone $(ARGS) || second=$$?; \
+	  second=0; $(TEST_MPI) -m 'alone and not long' $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
 
 compiled: $(READY)  ## the virtual cluster compiled in place, about three times as fast; again after each edit (needs a C compiler)
@@ -113,6 +113,8 @@ faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files
 	$(IN_VENV) python -m tests.faults.flips --out results/faults --count $(or $(COUNT),1000)
 	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m tests.faults.power --out results/faults --count $(or $(COUNT),30); \
 	  else echo "power: left out: only root mounts file systems"; fi
+	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; $(IN_VENV) python -m tests.faults.network --out results/faults --count $(or $(COUNT),60); \
+	  else echo "network: left out: only root makes network namespaces"; fi
 	$(IN_VENV) python -m tests.faults.fuzz --out results/faults --count $(or $(COUNT),20000)
 	$(IN_VENV) python -m tests.faults.bad_input
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 GRACE_S = 5.0
 """Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
-LAUNCHER_S = 10.0
+LAUNCHER_S = 8.0
 """More than the other nodes' ushers take."""
 FORCE_S = 5.0
 """Seconds for mpirun to leave, before it is killed."""

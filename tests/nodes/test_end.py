@@ -44,6 +44,7 @@ def begin(cluster: Cluster, out: Path, *options: str, **more: str) -> Job:
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
 def test_a_cut_link_ends_a_fail_fast_job_on_both_sides(cluster: Cluster, tmp_path: Path, protocol: str) -> None:
     job = begin(cluster, tmp_path / "run", protocol=protocol, epochs="10000", faults__patience_s="5")
@@ -54,10 +55,10 @@ def test_a_cut_link_ends_a_fail_fast_job_on_both_sides(cluster: Cluster, tmp_pat
     assert not (tmp_path / "run" / "DONE").exists()
 
 
-@pytest.mark.parametrize("how", ["stopped", "cut off"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("cut off", marks=pytest.mark.long)])
 def test_a_learner_that_hangs_alone_on_its_node_does_not_hold_up_the_end(cluster: Cluster, tmp_path: Path, how: str) -> None:
     out = tmp_path / "run"
-    job = begin(cluster, out, "--with-ft", "ulfm", epochs="5", faults__patience_s="1.5")
+    job = begin(cluster, out, "--with-ft", "ulfm", epochs="3", faults__patience_s="1")
     if how == "stopped":
         job.send(FAR + 1, signal.SIGSTOP)
     else:
@@ -72,7 +73,7 @@ def test_a_learner_that_hangs_alone_on_its_node_does_not_hold_up_the_end(cluster
 
 
 def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(cluster: Cluster, tmp_path: Path) -> None:
-    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", epochs="10000", faults__patience_s="1.5")
+    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", epochs="10000", faults__patience_s="1")
     job.send(FAR + 1, signal.SIGSTOP)
     job.wait_for(f"learner {FAR} was not heard of")
     job.send(0, signal.SIGKILL)
