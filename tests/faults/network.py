@@ -93,9 +93,9 @@ class Draw:
 
 
 def draw(generator: random.Random, number: int) -> Draw:
-    """The points take turns; all else is drawn."""
+    """Points and faults take turns; all else is drawn."""
     way, shards = generator.choice(list(WAYS)), generator.choice((1, 2))
-    fault = generator.choice(FAULTS)
+    fault = FAULTS[number // len(POINTS) % len(FAULTS)]
     heals_s = {"cut for a moment": generator.uniform(0.2, 1.2), "cut for long": generator.uniform(8, 15)}
     return Draw(
         way=way,
