@@ -135,6 +135,21 @@ def test_a_file_system_that_fails_says_nothing(job: tuple[Path, str], monkeypatc
     assert usher._is_of(*job)
 
 
+def test_a_directory_that_was_removed_under_the_job_says_nothing_until_rank_0_is_gone(
+    job: tuple[Path, str], sleeper: Callable[[], int]
+) -> None:
+    """The ranks are to find out by themselves, and to say so."""
+    running, _ = job
+    gone = running.parent / "run" / "RUNNING"
+    assert usher._is_of(gone, job[1])
+    first, other = sleeper(), sleeper()
+    with attending((gone, job[1]), [first, other], first) as thread:
+        thread.join(0.3)
+        assert lives(other)
+        os.kill(first, signal.SIGKILL)
+    assert goes(other)
+
+
 def test_one_that_has_the_number_of_a_rank_is_left(tmp_path: Path) -> None:
     stat = tmp_path / "1" / "stat"
     stat.parent.mkdir()
