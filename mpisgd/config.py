@@ -24,183 +24,8 @@ from mpisgd.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
-from mpisgd.errors import ConfigError, nearest
-
-# ---------------------------------------------------------------------------------------------------------- protocols
-
-
-@dataclass(frozen=True)
-class HardsyncOptions:
-    """hardsync: all learners' gradients make one update; staleness 0, always [Zhang16 2.2, eq. 1]."""
-
-
-#: How a gradient of staleness tau is weighted; `protocols/modulation.py` says what each is.
-MODULATIONS = ("none", "inverse", "inverse_plus_one", "exponential:0.1")
-
-
-def _check_modulation(name: str) -> None:
-    """A name, or two with a colon between them: which, `protocols/modulation.py` finds out."""
-    known = f"{', '.join(MODULATIONS)} (or another number), or package.module:function{nearest(name, MODULATIONS)}"
-    require(name in MODULATIONS or ":" in name, "protocol.modulation", name, known)
-
-
-@dataclass(frozen=True)
-class SoftsyncOptions:
-    """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
-
-    n: int = 1
-    """Splitting parameter n, 1 <= n <= lambda; the mean staleness comes out near n [Zhang16 2.2]."""
-    modulation: str = "inverse"
-    """Weight of a gradient of staleness tau: none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one =
-    1/(tau + 1); exponential:B = exp(-B tau) (Chan and Lane 2014); package.module:function of (tau, clock)."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", n=1)
-
-
-@dataclass(frozen=True)
-class AsyncOptions:
-    """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
-
-    most_staleness: int | None = None
-    """Gradients of more staleness than this are dropped; default: none is."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; Async-Opt of [Chen16] has none."""
-    warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
-    ramp: int = 0
-    """Updates after those over which the others join, one after the other, so that staleness grows slowly [Chen16 2.1]."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", most_staleness=0, warm_up=0, ramp=0)
-
-
-@dataclass(frozen=True)
-class DownpourOptions:
-    """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
-
-    n_push: int = 1
-    """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
-    n_fetch: int | None = None
-    """Mini-batches after which new weights are pulled; a multiple of n_push (the default), so that a push comes from weights of
-    one clock."""
-    local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
-    warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", n_push=1, n_fetch=1, local_alpha=0, warm_up=0)
-        multiple = f"a multiple of protocol.n_push = {self.n_push}: a push must come from weights of one clock"
-        require((self.n_fetch or 0) % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
-
-
-@dataclass(frozen=True)
-class SspOptions:
-    """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""
-
-    slack: int = 3
-    """s: a learner that has pushed more than s gradients more than the slowest gets no weights until that one has caught up."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Ho13] has none."""
-    get_model_frequency: int = 1
-    """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
-    local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", slack=0, get_model_frequency=1, local_alpha=0)
-
-
-@dataclass(frozen=True)
-class VersionedOptions:
-    """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""
-
-    grads_to_wait: int | None = None
-    """Gradients that make one update, 1 <= grads_to_wait <= lambda; default: lambda [ElasticDL]."""
-    tolerance: int = 0
-    """Staleness that is still taken. Above 0 a learner may compute on slices of different clocks."""
-    modulation: str = "inverse"
-    """Weight of a gradient that is taken, by its staleness, as in softsync."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", grads_to_wait=1, tolerance=0)
-
-
-@dataclass(frozen=True)
-class BackupOptions:
-    """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""
-
-    N: int | None = None
-    """Gradients wanted for one update; default: lambda - b [Chen16 3]."""
-    b: int | None = None
-    """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
-    late: Literal["drop", "apply"] = "drop"
-    """A late gradient: drop it [Chen16 Alg. 4]; or apply it with the next update, uncounted in N."""
-    abort: bool = False
-    """When an update is done, learners that are still computing are told, give up, and begin their mini-batch anew."""
-    modulation: str = "inverse"
-    """Weight of a late gradient that is applied, by its staleness, as in softsync."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", N=1, b=0)
-        expected = 'False, or late = "drop": a learner that gives up has no late gradient'
-        require(not (self.abort and self.late == "apply"), "protocol.abort", self.abort, expected)
-
-
-@dataclass(frozen=True)
-class TimeoutOptions:
-    """timeout: N gradients make one update, or after a time-out those that are there, at least N_min [Chen16 6]."""
-
-    N: int | None = None
-    """Gradients wanted for one update; default: lambda."""
-    N_min: int = 1
-    """Gradients that are enough once the time is over, 1 <= N_min <= N."""
-    timeout_s: float = 1.0
-    """Seconds after the update before (or the start)."""
-
-    def __post_init__(self) -> None:
-        at_least(self, "protocol.", N=1, N_min=1, timeout_s=0)
-        if self.N is not None:
-            require(self.N_min <= self.N, "protocol.N_min", self.N_min, f"at most protocol.N = {self.N}")
-
-
-@dataclass(frozen=True)
-class AllreduceOptions:
-    """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
-
-
-ProtocolOptions = (
-    HardsyncOptions
-    | SoftsyncOptions
-    | BackupOptions
-    | TimeoutOptions
-    | VersionedOptions
-    | AsyncOptions
-    | DownpourOptions
-    | SspOptions
-    | AllreduceOptions
-)
-PROTOCOLS: Mapping[str, type] = {
-    "hardsync": HardsyncOptions,
-    "softsync": SoftsyncOptions,
-    "backup": BackupOptions,
-    "timeout": TimeoutOptions,
-    "versioned": VersionedOptions,
-    "async": AsyncOptions,
-    "downpour": DownpourOptions,
-    "ssp": SspOptions,
-    "allreduce": AllreduceOptions,
-}
-
+from mpisgd.errors import ConfigError
+from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 # ------------------------------------------------------------------------------------------------------------- models
 
@@ -762,12 +587,12 @@ class Config:
     @property
     def in_teams(self) -> bool:
         """Whether learners are teams of ranks, which pull and push together."""
-        return self.aggregation == "node" and not isinstance(self.protocol, AllreduceOptions)
+        return self.aggregation == "node" and not self.protocol.collective
 
 
 #: The components that come in kinds, and the kinds of each.
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "protocol": PROTOCOLS,
+    "protocol": {**PROTOCOLS, "custom": OwnProtocolOptions},
     "model": MODELS,
     "data": DATA,
     "optimizer": OPTIMIZERS,

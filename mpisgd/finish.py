@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import footprint, parts, protocols
+from mpisgd import footprint, parts
 from mpisgd.config import Config, kind_of
 from mpisgd.divergence import has_diverged
 from mpisgd.errors import ProtocolError
@@ -64,7 +64,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
     """What is to be said of thetabar: a run of few updates leaves it near the initial weights."""
     if config.averaging == 0 or config.averaging_bias_correction:
         return ""
-    of_each = parts.gradients_per_update(protocols.make(config.protocol, lambda_), lambda_, ranks)
+    of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
     updates = parts.run_samples(config, train_samples) / parts.samples_per_update(config, of_each)
     left = config.averaging**updates
     if left < _MOST_INITIAL:

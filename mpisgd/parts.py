@@ -19,7 +19,7 @@ from mpisgd.channel import LearnerChannel
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels, Updates
-from mpisgd.config import Config, DownpourOptions, ProtocolOptions, SspOptions, TimeoutOptions
+from mpisgd.config import Config
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.device_update import DeviceUpdate, StagedUpdate
@@ -152,11 +152,11 @@ def make_gradient(
 
 def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
     """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
-    protocol = config.protocol
-    if not isinstance(protocol, DownpourOptions | SspOptions) or not steps_by_itself(config):
+    if not steps_by_itself(config):
         return gradient
-    alpha = config.alpha0 if protocol.local_alpha is None else protocol.local_alpha
-    factor, count = make_schedule(config, 1, train_samples), _mini_batches_per_push(protocol)
+    protocol = config.protocol
+    alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
+    factor, count = make_schedule(config, 1, train_samples), protocol.mini_batches_per_push
 
     def rate(clock: int) -> float:
         return alpha * factor(clock * count * config.mu / train_samples)
@@ -166,20 +166,7 @@ def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> T
 
 def steps_by_itself(config: Config) -> bool:
     """Whether a learner goes on from its own weights between two pulls."""
-    return _mini_batches_per_pull(config.protocol) > 1
-
-
-def _mini_batches_per_push(protocol: ProtocolOptions) -> int:
-    return protocol.n_push if isinstance(protocol, DownpourOptions) else 1
-
-
-def _mini_batches_per_pull(protocol: ProtocolOptions) -> int:
-    match protocol:
-        case DownpourOptions(n_push=count, n_fetch=n_fetch):
-            return n_fetch or count
-        case SspOptions(get_model_frequency=mini_batches):
-            return mini_batches
-    return 1
+    return config.protocol.mini_batches_per_pull > 1
 
 
 def pushes_what_it_computes(config: Config) -> bool:
@@ -245,7 +232,7 @@ def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
 
 def samples_per_update(config: Config, gradients_per_update: float) -> float:
     """How many samples normally make one update; in teams, of all ranks."""
-    return gradients_per_update * _mini_batches_per_push(config.protocol) * config.mu
+    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
 
 
 def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
@@ -290,11 +277,6 @@ def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: in
     """Mini-batches after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
     mini_batches = math.ceil(run_samples(config, train_samples) / config.mu)
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
-
-
-def timeout_s(config: Config) -> float:
-    """Seconds after which the protocol is told that an update takes long; infinite where it does not want to know."""
-    return config.protocol.timeout_s if isinstance(config.protocol, TimeoutOptions) else math.inf
 
 
 def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpisgd import compatibility, protocols
+from mpisgd import compatibility
 from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.protocols import Protocol
@@ -19,7 +19,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
     """
     compatibility.check(config, virtual=virtual)
     roles = of_job(config, hosts)
-    protocol = protocols.make(config.protocol, roles.lambda_)
+    protocol = config.protocol.make(roles.lambda_)
     _check_stragglers(config, len(roles.computing_ranks))
     return roles, protocol
 

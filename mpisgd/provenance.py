@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-from mpisgd import __version__, compiled, naming, protocols
+from mpisgd import __version__, compiled, naming
 from mpisgd.config import Config
 from mpisgd.git import commit_of, commit_of_package
 from mpisgd.parts import Meta
@@ -47,7 +47,7 @@ def environment(
         "threads": torch.get_num_threads(),
         "train_samples": meta.train_samples,
         "test_samples": meta.test_samples,
-        "gradients_per_update": protocols.make(config.protocol, roles.lambda_).gradients_per_update,
+        "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
         **more,
         "rules": schema.RULES,
         "form": compiled.form(),

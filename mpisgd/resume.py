@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd import config_file
-from mpisgd.config import AllreduceOptions, Config, replace
+from mpisgd.config import Config, replace
 from mpisgd.data.sampling import dealt_on
 from mpisgd.errors import CheckpointError, ConfigError, DataError
 from mpisgd.finish import Outcome
@@ -104,7 +104,7 @@ def check_changes(run: Path, config: Config) -> None:
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
     """Where learners double as shards, those that config.toml says there were are not asked for again."""
-    if isinstance(config.protocol, AllreduceOptions) and config.shards == config_file.of_run(run).shards:
+    if config.protocol.collective and config.shards == config_file.of_run(run).shards:
         return replace(config, shards=1)
     return config
 

@@ -398,7 +398,7 @@ class Rank:
             update,
             lambda_=self.roles.lambda_,
             budget_samples=parts.budget_samples(config, self.protocol, self.meta.train_samples),
-            timeout_s=parts.timeout_s(config),
+            timeout_s=config.protocol.deadline_s,
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),

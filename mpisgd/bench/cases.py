@@ -8,20 +8,22 @@ from typing import Any, Literal
 
 from mpisgd.config import (
     AlexNetOptions,
-    AllreduceOptions,
-    AsyncOptions,
-    BackupOptions,
     Cifar10FullOptions,
     Config,
-    DownpourOptions,
     EvaluationOptions,
-    HardsyncOptions,
     LogOptions,
     MlpOptions,
     ModelOptions,
+    SyntheticOptions,
+)
+from mpisgd.protocols import (
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    DownpourOptions,
+    HardsyncOptions,
     SoftsyncOptions,
     SspOptions,
-    SyntheticOptions,
     TimeoutOptions,
     VersionedOptions,
 )

@@ -18,8 +18,8 @@ from mpisgd.bench import loops
 from mpisgd.bench.cases import CASES, WARM_UP, Case
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of, run_of, scratch
-from mpisgd.config import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.mpi import MPI
+from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.reader import Run
 from mpisgd.wire import Wire
 

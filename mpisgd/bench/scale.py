@@ -19,10 +19,11 @@ from mpisgd.bench import launched
 from mpisgd.bench.cases import CASES, LEARNERS, Case, config_of
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.config import Config, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.config import Config
 from mpisgd.plan.fit import fit
 from mpisgd.plan.predict import predict
 from mpisgd.plan.scale import with_learners
+from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.reader import Run
 
 CASE = CASES["cnn-64"]

@@ -18,19 +18,10 @@ from typing import Any
 
 from mpisgd import compiled
 from mpisgd.bench.spread import over, spread, told
-from mpisgd.config import (
-    Config,
-    EvaluationOptions,
-    LogOptions,
-    MlpOptions,
-    ModelOptions,
-    SmallCnnOptions,
-    SoftmaxOptions,
-    SoftsyncOptions,
-    replace,
-)
+from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
 from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.errors import ConfigError
+from mpisgd.protocols import SoftsyncOptions
 from mpisgd.simulate import simulate
 
 PARAMETERS = 89_578

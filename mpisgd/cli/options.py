@@ -21,7 +21,7 @@ The first word may be a TOML file; options on the command line override it. --pr
 
 Components come in kinds; choose one and its own options appear below (--protocol softsync --help):
 {kinds}
---model and --data also take the user's own package.module:factory."""
+--model, --data and --protocol also take the user's own package.module:factory."""
 
 
 def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Config, bool]:

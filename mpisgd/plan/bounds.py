@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd import protocols
 from mpisgd.config import Config
 from mpisgd.roles import assign
 from mpisgd.straggler import Delays
@@ -58,7 +57,7 @@ class Bounds:
 def bounds(config: Config) -> Bounds:
     """Of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be drawn."""
     lambda_, network, service = config.virtual.learners, config.network, config.service
-    protocol = protocols.make(config.protocol, lambda_)
+    protocol = config.protocol.make(lambda_)
     per_update = protocol.gradients_per_update
     pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
     whole = 4 * config.virtual.parameters

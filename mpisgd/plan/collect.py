@@ -13,8 +13,9 @@ import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.config import BackupOptions, Config, HardsyncOptions, replace
+from mpisgd.config import Config, replace
 from mpisgd.plan.predict import predict
+from mpisgd.protocols import BackupOptions, HardsyncOptions
 from mpisgd.records.reader import Run
 
 #: So many learners, and every N is simulated.

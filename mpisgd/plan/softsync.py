@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.config import Config, HardsyncOptions, SoftsyncOptions, replace
+from mpisgd.config import Config, replace
 from mpisgd.plan.observe import Observed
 from mpisgd.plan.predict import predict
+from mpisgd.protocols import HardsyncOptions, SoftsyncOptions
 
 #: So many learners, and every n is simulated.
 _EVERY = 8

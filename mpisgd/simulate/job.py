@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, naming, parts, placement, protocols
+from mpisgd import __version__, allreduce, config_file, naming, parts, placement
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
@@ -160,7 +160,7 @@ class Job:
     def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
         """One shard, with its log and all that it writes to, which `stack` closes."""
         config, lambda_ = self.config, self.roles.lambda_
-        protocol = protocols.make(config.protocol, lambda_)
+        protocol = config.protocol.make(lambda_)
         snapshots = self.work.snapshots(self.path, shard, update)
         file = self._table_file(schema.shard_file(shard), shard)
         stack.callback(snapshots.close)
@@ -171,7 +171,7 @@ class Job:
             update,
             lambda_=lambda_,
             budget_samples=parts.budget_samples(config, protocol, self.work.meta.train_samples),
-            timeout_s=parts.timeout_s(config),
+            timeout_s=config.protocol.deadline_s,
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),

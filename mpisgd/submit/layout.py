@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mpisgd.checks import require
-from mpisgd.config import Config, kind_of
+from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.placement import on_ranks
 from mpisgd.roles import Roles
@@ -69,7 +69,7 @@ def fit(config: Config, wishes: Wishes) -> Layout:
     for field in ("device", "shard_device"):
         device = getattr(config, field)
         require(device == "cpu" or wishes.gpus_per_node > 0, field, device, "'cpu' where no --gpus-per-node are asked for")
-    shards = 0 if kind_of(config.protocol) == "allreduce" else config.shards
+    shards = 0 if config.protocol.collective else config.shards
     fixed = shards + int(config.evaluator)
     nodes, tasks, learners = wishes.nodes, wishes.tasks_per_node, wishes.learners
     if learners is None:

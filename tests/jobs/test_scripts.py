@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd import config_file
-from mpisgd.config import SoftsyncOptions
+from mpisgd.protocols import SoftsyncOptions
 from tests.jobs import golden, slurm
 from tests.jobs.golden import JOBS
 

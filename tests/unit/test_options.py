@@ -10,18 +10,9 @@ import pytest
 from mpisgd import config_file
 from mpisgd.cli import train
 from mpisgd.cli.options import parse
-from mpisgd.config import (
-    AdamOptions,
-    BackupOptions,
-    Config,
-    CustomModelOptions,
-    DigitsOptions,
-    MlpOptions,
-    SoftsyncOptions,
-    StragglerOptions,
-    replace,
-)
+from mpisgd.config import AdamOptions, Config, CustomModelOptions, DigitsOptions, MlpOptions, StragglerOptions, replace
 from mpisgd.errors import ConfigError
+from mpisgd.protocols import BackupOptions, SoftsyncOptions
 
 
 def configured(words: str) -> Config:
@@ -102,7 +93,7 @@ def test_a_misspelt_option_exits_with_2_and_names_the_nearest(
         ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
         (
             "--protocol",
-            "--protocol: expected one of hardsync, softsync, backup, timeout, versioned, async, downpour, ssp, allreduce after it",
+            "--protocol: expected one of hardsync, softsync, .*, allreduce, custom after it",
         ),
         ("--mu 0", "mu = 0: expected a finite number >= 1"),
         ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),
