@@ -7,7 +7,6 @@ function inside another or an instance has none, and is said to have none.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
+from mpisgd.imports import file_of
 from mpisgd.parts import UNNAMED_LOSS, Brought
 
 PARTS = ("model", "data", "loss")
@@ -95,15 +95,6 @@ def _of_spec(spec: str) -> dict[str, str]:
     """Without importing it: the first rank may be one that has no use for it."""
     module, _, name = spec.partition(":")
     return {"object": spec, "module": module, "qualified_name": name, **_of_file(file_of(module))}
-
-
-def file_of(module: str) -> str:
-    """Where a module lies, whether it is imported or not; "" where there is none."""
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return ""
-    return (found.origin or "") if found is not None and found.has_location else ""
 
 
 def _of_file(file: str) -> dict[str, str]:

@@ -49,11 +49,13 @@ class Options:
     data_dir: str | None = None
     """Where staged data files lie here, if not where the run found them."""
     model: str = ""
-    """package.module:factory of the user's own model, as `train` takes it; default: the one that the run names."""
+    """package.module:factory of the user's own model, as `train` takes it."""
     data: str = ""
     """package.module:factory of the user's own data."""
     loss: str = ""
     """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
+    trust: bool = False
+    """Import and call the code that the run names; without it, only what --model, --data and --loss name."""
 
 
 def main(argv: list[str]) -> int:
@@ -72,6 +74,7 @@ def main(argv: list[str]) -> int:
         tolerance=options.tolerance,
         data_dir=options.data_dir,
         named={"model": options.model, "data": options.data, "loss": options.loss},
+        trust=options.trust,
         evaluations=options.evaluations,
         told=printer.told,
         at_first=options.check,

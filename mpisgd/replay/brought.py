@@ -9,14 +9,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpisgd import trust
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions
 from mpisgd.errors import ConfigError
-from mpisgd.naming import PARTS, file_of, sha256_of
+from mpisgd.imports import file_of
+from mpisgd.naming import PARTS, sha256_of
 from mpisgd.parts import UNNAMED_LOSS, Brought
 from mpisgd.records.reader import Run
 from mpisgd.replay.record import Record
 
 _PLACEHOLDER = "MODULE:NAME"
+
+
+def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) -> None:
+    """Raises ConfigError where the run names code that is neither brought nor `named` (part -> package.module:attribute)."""
+    names = trust.names_of(record.config)
+    parts = {field: field.partition(".")[0] for field in names}
+    consented = {
+        field: names[field] for field, part in parts.items() if getattr(brought, part, None) is not None or named.get(part)
+    }
+    told = {part: entry["object"] for part, entry in _entries(record.run).items()}
+    same = {parts[field]: spec for field, spec in names.items()} == told
+    trust.check(record.path, record.config, consented, line(record.run) if same else "")
 
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:

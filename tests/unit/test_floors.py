@@ -21,8 +21,8 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks durable errors config_file compatibility hints without_gc __version__",
-            "flat chunks crossing roles models data draws schedule streams imports compiled installed launch",
+            "config config_virtual checks durable errors config_file compatibility contained hints without_gc __version__",
+            "flat chunks crossing roles models data draws schedule streams imports trust compiled installed launch",
             "protocols optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
