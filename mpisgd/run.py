@@ -36,7 +36,7 @@ from mpisgd.draws import kept
 from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import EvaluatorChannel
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
+from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import AgreedError, agree, failing_fast, is_single
@@ -634,6 +634,5 @@ class Rank:
 
 def _account(server: Shard) -> np.ndarray:
     update = server.update
-    diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
     refused, interrupted = server.refusals, server.interrupted and not server.finished
-    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most, interrupted)
+    return account(server.clock, update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted)
