@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from mpisgd import footprint, parts
 from mpisgd.config import Config, kind_of
@@ -23,6 +24,7 @@ from mpisgd.errors import ProtocolError
 from mpisgd.records import directory, schema, sums
 from mpisgd.records.reader import Books, Run
 from mpisgd.records.schema import Verdict
+from mpisgd.shard import Shard
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
@@ -70,6 +72,12 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
     if left < _MOST_INITIAL:
         return ""
     return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves them out)"
+
+
+def blown_up(server: Shard) -> bool:
+    """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
+    weights = server.update.weights
+    return server.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
 
 
 def account(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd import config_file, hints
+from mpisgd import hints, trust
 from mpisgd.config import KINDS, Config, kind_of, make_options, replace
 from mpisgd.errors import ConfigError
 from mpisgd.guard import launched_rank
@@ -17,11 +17,16 @@ from mpisgd.guard import launched_rank
 _DESCRIPTION = """Train a model with shards and learners on MPI ranks: mpirun -n RANKS mpisgd train [job.toml] [options].
 
 The first word may be a TOML file; options on the command line override it. --print-config prints the result and stops.
---resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
+--resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration. Code that RUN names is
+run only where the command line names it too, by --model, --data, --loss, --protocol.modulation or a TOML file
+(whose other lines do not count then); or with --trust.
 
 Components come in kinds; choose one and its own options appear below (--protocol softsync --help):
 {kinds}
 --model, --data and --protocol also take the user's own package.module:factory."""
+
+
+TRUST = "--trust"
 
 
 def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Config, bool]:
@@ -29,11 +34,10 @@ def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Conf
 
     Raises ConfigError; exits with status 2 (tyro) on an unknown or ill-typed option, naming the nearest valid one.
     """
-    words = list(words)
+    print_config, trusting = "--print-config" in words, TRUST in words
+    words = [word for word in words if word not in ("--print-config", TRUST)]
     if base is None and words and not words[0].startswith("-"):
-        base = config_file.read(Path(words.pop(0)))
-    print_config = "--print-config" in words
-    words = [word for word in words if word != "--print-config"]
+        base = trust.read(Path(words.pop(0)), trusting)
     base, words = _choose_kinds(base or Config(), words)
     _refuse_other_kinds(base, words)
     found = hints.foreign(words, _known(base))

@@ -80,6 +80,11 @@ def check_modulation(name: str) -> None:
     require(name in MODULATIONS or ":" in name, "protocol.modulation", name, known)
 
 
+def names_a_rule(modulation: str) -> bool:
+    """Whether a weight of stale gradients is a function of the user's own, which may look at the clock."""
+    return ":" in modulation and not modulation.startswith("exponential:")
+
+
 def check_at_most(lambda_: int, **numbers: int | None) -> None:
     """Raises ConfigError where a number is above that of the learners."""
     for name, number in numbers.items():

@@ -19,7 +19,7 @@ from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
 from mpisgd.draws import kept
 from mpisgd.errors import PeerError
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
 from mpisgd.messages import Ending
@@ -155,7 +155,7 @@ class Job:
         return self.work.update(shard, wanted, wire, self.costs)
 
     def _account(self, shard: int, server: Shard) -> None:
-        self.accounts[shard] = account(server.clock, server.update.samples, server.diverged, server.updated_s)
+        self.accounts[shard] = account(server.clock, server.update.samples, blown_up(server), server.updated_s)
 
     def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
         """One shard, with its log and all that it writes to, which `stack` closes."""

@@ -21,6 +21,10 @@ def test_majority_trains_and_is_replayed(tmp_path: Path) -> None:
     assert run.done is not None
     assert run.config["protocol"]["factory"] == "majority:Majority"
     assert set(run.updates["gradients"][:-4].tolist()) == {2}, "more than half of three"
-    proof = launch(1, "-m", "mpisgd", "replay", "run", cwd=tmp_path)
+    asked = launch(1, "-m", "mpisgd", "replay", "run", cwd=tmp_path)
+    assert asked.status != 0
+    assert "protocol.factory = 'majority:Majority'" in asked.text, "it is code that the run names"
+    proof = launch(1, "-m", "mpisgd", "replay", "run", "--protocol", "majority:Majority", cwd=tmp_path)
     assert proof.status == 0, proof.text
     assert "proved" in proof.text
+    assert run.environment["brought"]["protocol"]["file"] == str(tmp_path / "majority.py")

@@ -21,7 +21,8 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks durable errors config_file compatibility hints without_gc protocols imports __version__",
+            "config config_virtual checks durable errors config_file compatibility contained hints without_gc protocols imports"
+            " trust __version__",
             "flat chunks crossing roles models data draws schedule streams compiled installed launch",
             "optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
