@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpisgd import durable
-from mpisgd.errors import ConfigError
-from mpisgd.records import schema
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import schema, sums
 from mpisgd.records.storage import cause
 
 #: What file systems without hard links say.
@@ -58,7 +58,7 @@ class Lock:
 
     def __init__(self, run: Path) -> None:
         self._path = run / schema.LOCK
-        text = json.dumps(_mine())
+        text = sums.sealed_json(_mine())
         while not self._make(text):
             check(run)
             self._take_away()
@@ -118,13 +118,13 @@ def check(run: Path) -> None:
 
 
 def _held_by(path: Path) -> str:
-    """Who holds it, or may, in words; "" where nobody does."""
+    """Who holds it, or may, in words; "" where nobody does. What is damaged may be of a process that lives."""
     try:
-        holder = json.loads(path.read_text())
+        holder = sums.checked(path.name, json.loads(path.read_text()), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, DataError) as error:
         return f"whose {path.name} cannot be read ({type(error).__name__})"
     mine = _mine()
 

@@ -169,3 +169,16 @@ def test_a_lock_of_an_earlier_mpisgd(tmp_path: Path) -> None:
     (tmp_path / schema.LOCK).write_text(json.dumps(old))
     with pytest.raises(ConfigError, match="process 7 on elsewhere, since 2026-01-01"):
         Lock(tmp_path)
+
+
+def test_a_damaged_one_keeps_others_out(tmp_path: Path) -> None:
+    """Whatever bit of it is another, or however much is missing: its holder, this process, lives."""
+    lock = Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for spoilt in (bytes([*whole[:place], whole[place] ^ 1 << place % 5, *whole[place + 1 :]]), whole[:place]):
+            path.write_bytes(spoilt)
+            with pytest.raises(ConfigError, match=r"is being written by another job"):
+                module.check(tmp_path)
+    lock.release()
