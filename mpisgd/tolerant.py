@@ -25,7 +25,7 @@ from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
 from mpisgd.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
-from mpisgd.wire import Receiving, Sending, Wire, nowhere
+from mpisgd.wire import Receiving, Sending, Wire, nowhere, of_size
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
@@ -135,7 +135,11 @@ class TolerantWire(Wire):
         announced = isinstance(transfer, Sending) and transfer.announced
         chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
         for at, request in enumerate(transfer.requests):
-            if not self._until(request, peer, until_s, begins=chunked or (announced and at == 0)):
+            try:
+                done = self._until(request, peer, until_s, begins=chunked or (announced and at == 0))
+            except MPI.Exception as error:
+                raise of_size(error, transfer, "body") from None
+            if not done:
                 self._kept.append(transfer)
                 self._goes_on()
                 return peer in self._lost

@@ -74,6 +74,14 @@ class Receiving:
         self.requests = requests
 
 
+def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
+    """What to raise for what MPI has raised: PeerError where a message was longer than the memory that was posted for it."""
+    if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+        return error
+    tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)
+    return PeerError(f"{tag} from rank {transfer.source}: its {part} is longer than expected")
+
+
 class Wire:
     """One rank's end of the communicator.
 
@@ -197,7 +205,10 @@ class Wire:
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
         self.awaited = posted
-        self.wait(posted.requests.pop(0))
+        try:
+            self.wait(posted.requests.pop(0))
+        except MPI.Exception as error:
+            raise of_size(error, posted, "header") from None
         self._goes_on()
         return posted.layout.unpack(posted.buffer, posted.source)
 
@@ -360,6 +371,14 @@ class Wire:
             transfer.outbox.keep(requests)
             return True
         self.awaited = transfer
+        try:
+            self._wait_for_all(transfer, requests)
+        except MPI.Exception as error:
+            raise of_size(error, transfer, "body") from None
+        self._goes_on()
+        return True
+
+    def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
                 self.wait(requests.pop(0))
@@ -369,8 +388,6 @@ class Wire:
             requests[0].Wait()
         elif requests:
             MPI.Request.Waitall(requests)
-        self._goes_on()
-        return True
 
     def _goes_on(self) -> None:
         """A wait is over."""
