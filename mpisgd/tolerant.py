@@ -143,6 +143,8 @@ class TolerantWire(Wire):
                 self._kept.append(transfer)
                 self._goes_on()
                 return peer in self._lost
+            if isinstance(transfer, Receiving) and at < len(transfer.rooms):
+                transfer.check(at, self._status.Get_elements(MPI.BYTE))
         self._goes_on()
         return True
 
@@ -153,7 +155,7 @@ class TolerantWire(Wire):
         most_s = SLEEP_MOST_S if begins else _SLEEP_S
         while True:
             try:
-                if request.Test():
+                if request.Test(self._status):
                     return True
                 self._see_whether_all_is_over()
             except MPI.Exception as error:

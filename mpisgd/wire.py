@@ -63,15 +63,26 @@ class Sending:
 
 
 class Receiving:
-    """A message whose receives are posted: the header's, then the bodies'."""
+    """A message whose receives are posted: the header's, then the bodies'.
 
-    __slots__ = ("buffer", "layout", "requests", "source")
+    `rooms`: bytes that each body has room for; `nbytes`: of the slice, as the header says; 0 = the bodies are empty.
+    """
 
-    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request]) -> None:
+    __slots__ = ("buffer", "layout", "nbytes", "requests", "rooms", "source")
+
+    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request], rooms: list[int]) -> None:
         self.source = source
         self.layout = layout
         self.buffer = buffer
         self.requests = requests
+        self.rooms = rooms
+        self.nbytes = 0
+
+    def check(self, at: int, nbytes: int) -> None:
+        """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""
+        expected = self.rooms[at] if self.nbytes else 0
+        if nbytes != expected:
+            raise PeerError(f"{_name(self.layout.body)} from rank {self.source}: {nbytes} bytes, expected {expected}")
 
 
 def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
@@ -194,7 +205,7 @@ class Wire:
         requests = [receive(buffer, source, tag)]
         for body in bodies:
             requests.append(receive(body, source, layout.body))
-        return Receiving(source, layout, buffer, requests)
+        return Receiving(source, layout, buffer, requests, [body.nbytes for body in bodies])
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: np.ndarray) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
@@ -210,7 +221,10 @@ class Wire:
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
         self._goes_on()
-        return posted.layout.unpack(posted.buffer, posted.source)
+        fields = posted.layout.unpack(posted.buffer, posted.source)
+        if posted.rooms:
+            posted.nbytes = fields[-1]
+        return fields
 
     def header_or_signal(self, posted: Receiving) -> None:
         """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
@@ -379,6 +393,11 @@ class Wire:
         return True
 
     def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
+        if type(transfer) is Receiving and transfer.rooms:
+            for at in range(len(transfer.rooms)):
+                self._wait_politely(requests[at], _BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
+                transfer.check(at, self._status.Get_elements(MPI.BYTE))
+            requests = requests[len(transfer.rooms) :]
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
                 self.wait(requests.pop(0))
@@ -455,9 +474,9 @@ class Wire:
         else:
             request.Wait()
 
-    def _wait_politely(self, request: MPI.Request, most_s: float) -> None:
+    def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:
         """With sleeps of at most so many seconds."""
-        self._politely(lambda: request.Test() or None, most_s)
+        self._politely(lambda: request.Test(status) or None, most_s)
 
 
 class Team:

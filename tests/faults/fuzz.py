@@ -64,6 +64,7 @@ ANSWERS = (
     "ending",
     "notices",
     "longer body",
+    "shorter body",
 )
 
 

@@ -1,7 +1,7 @@
 """One job of real ranks for half an hour, with all that writes switched on: no rank's memory grows.
 
 `python -m tests.faults.soak --count 30 --out results/faults` writes soak.json there; `count` is minutes. Two shards, three learners
-and an evaluator, softsync with n = 2, a small model without delays, so that many gradients pass; log, checkpoints and snapshots are
+and an evaluator, softsync with n = 2, a small model and short delays, so that many gradients pass; log, checkpoints and snapshots are
 on. Every few seconds the resident memory of each rank is read. SETTLED_S after the start of training it must be flat: the median of
 the last quarter of what follows at most GROWTH above the median of the first. Then a signal interrupts the run, and it is gone on
 with to a DONE, for which its books must balance.
@@ -44,6 +44,7 @@ def settings(out: Path) -> dict[str, Any]:
         "mu": 8,
         "alpha0": 0.001,
         "threads": 1,
+        "straggler": {"delay": "constant", "delay_mean_s": 0.002},  # for what runs beside it
         "evaluation": {"train": False, "every_epochs": 50.0},
         "log": {"progress": "plain", "progress_s": 5.0},
         "checkpoint": {"every_updates": 5_000},

@@ -820,6 +820,30 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
     assert pulled.tolist() == weights.tolist()
 
 
+@pytest.mark.parametrize("polite", [False, True])
+@pytest.mark.parametrize(
+    ("more", "slice_nbytes", "told", "message"),
+    [
+        (b"\0", SLICE, SLICE, "ANSWER from rank 1: its header is longer than expected"),
+        (b"", SLICE + 4, SLICE, "ANSWER from rank 1: its body is longer than expected"),
+        (b"", SLICE - 4, SLICE, f"WEIGHTS from rank 1: {SLICE - 4} bytes, expected {SLICE}"),
+        (b"", 0, SLICE, f"WEIGHTS from rank 1: 0 bytes, expected {SLICE}"),
+        (b"", SLICE, 0, f"WEIGHTS from rank 1: {SLICE} bytes, expected 0"),
+    ],
+)
+def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_nbytes: int, told: int, message: str) -> None:
+    """MPI would fill what there is of a shorter one, and raise an error of its own for a longer one."""
+    wire, pulled = real.Wire(comm := Comm(), polite=polite), np.zeros(SIZE, np.float32)
+    comm.inbox = [
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, told) + more),
+        Envelope(1, Tag.WEIGHTS, bytes(slice_nbytes)),
+    ]
+    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
+    with pytest.raises(PeerError, match=message):
+        wire.header(asked)
+        wire.finish(asked)
+
+
 @pytest.mark.interpreted  # a compiled class has no Python functions to list
 def test_both_worlds_have_the_methods_of_the_communicator() -> None:
     named = [name for name, value in vars(Communicator).items() if inspect.isfunction(value) and not name.startswith("_")]
