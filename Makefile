@@ -105,8 +105,8 @@ gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 
 # Within two hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
-	$(IN_VENV) python -m tests.faults.bad_input
 	$(IN_VENV) python -m tests.faults --out results/faults $(if $(COUNT),--count $(COUNT))
+	$(IN_VENV) python -m tests.faults.bad_input
 
 faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits
 	$(IN_VENV) python -m tests.faults.nodes --out results/faults
