@@ -1,10 +1,10 @@
 """One job of real ranks for half an hour, with all that writes switched on: no rank's memory grows.
 
 `python -m tests.faults.soak --count 30 --out results/faults` writes soak.json there; `count` is minutes. Two shards, three learners
-and an evaluator, softsync with n = 2, a small model and short delays, so that many gradients pass; log, checkpoints and snapshots are
-on. Every few seconds the resident memory of each rank is read. SETTLED_S after the start of training it must be flat: the median of
-the last quarter of what follows at most GROWTH above the median of the first. Then a signal interrupts the run, and it is gone on
-with to a DONE, for which its books must balance.
+and an evaluator, softsync with n = 2, a small model and short delays, so that many gradients pass; log, checkpoints and
+snapshots are on. Every few seconds the resident memory of each rank is read. SETTLED_S after the start of training it must be
+flat: the median of the last quarter of what follows at most GROWTH above the median of the first. Then a signal interrupts the
+run, and it is gone on with to a DONE, for which its books must balance.
 """
 
 from __future__ import annotations
