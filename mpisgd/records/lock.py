@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpisgd import durable
-from mpisgd.errors import ConfigError
-from mpisgd.records import schema
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import schema, sums
 from mpisgd.records.storage import cause
 
 #: What file systems without hard links say.
@@ -66,7 +66,7 @@ class Lock:
 
     def __init__(self, run: Path) -> None:
         self._path = run / schema.LOCK
-        self._text = json.dumps(_mine())
+        self._text = sums.sealed_json(_mine())
         while True:
             chain = _chain(run)
             if not chain:
@@ -164,11 +164,11 @@ def _make_in_place(place: Path, text: str) -> bool:
 
 
 def _held_by(text: str) -> str:
-    """Who holds a lock that says this, or may, in words; "" where nobody does."""
+    """Who holds a lock that says this, or may, in words; "" where nobody does. What is damaged may be of a process that lives."""
     try:
-        holder = json.loads(text)
+        holder = sums.checked(schema.LOCK, json.loads(text), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, DataError) as error:
         return f"whose {schema.LOCK} cannot be read ({type(error).__name__})"
     mine = _mine()
 

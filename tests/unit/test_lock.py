@@ -248,3 +248,16 @@ def test_who_looked_before_another_took_it_over_and_gave_it_back(tmp_path: Path,
     assert (tmp_path / schema.LOCK).read_text() == before, "that of the other, not its own"
     others[1].release()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_one_keeps_others_out(tmp_path: Path) -> None:
+    """Whatever bit of it is another, or however much is missing: its holder, this process, lives."""
+    lock = Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for spoilt in (bytes([*whole[:place], whole[place] ^ 1 << place % 5, *whole[place + 1 :]]), whole[:place]):
+            path.write_bytes(spoilt)
+            with pytest.raises(ConfigError, match=r"is being written by another job"):
+                module.check(tmp_path)
+    lock.release()

@@ -417,6 +417,29 @@ def test_every_row_of_a_short_run(log: Path) -> None:
     assert read_summary(log).tolist() == [(0, 2, 4, 2, 2, 0)]
 
 
+class Noting(ScriptedChannel):
+    """Notes the second at which each chunk is taken."""
+
+    def __init__(self, script: list[Any]) -> None:
+        super().__init__(script)
+        self.taken_s: list[float] = []
+
+    def add_chunk(self, chunk: np.ndarray) -> None:
+        super().add_chunk(chunk)
+        self.taken_s.append(self.seconds)
+
+
+def test_weights_are_given_no_later_than_their_last_chunk_leaves(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has it goes on at once: a later second, of a shard that waited for a core, would make the next push untrue."""
+    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
+    script = [*pulls(0, 1), (push(1), 1.0), *pulls(1), (push(0), 1.0), *pulls(0), *byes({0: 1, 1: 1})]
+    channel = Noting(script)
+    serve(log, channel, SoftsyncOptions(n=2), 2, budget=4, weights=2)
+    last_s = channel.taken_s[2 * 2 + 1]  # after two answers of the first weights, in two chunks each, those of the first update
+    assert read_table(log, "pushes")["answer_s"][0] <= last_s
+    assert read_table(log, "updates")["time_s"][0] <= last_s
+
+
 # ------------------------------------------------------------------------------------------------------- random schedules
 
 PROTOCOLS: dict[str, ProtocolOptions] = {
