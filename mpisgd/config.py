@@ -454,8 +454,9 @@ class FaultOptions:
     `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams. fail-fast: the job ends. auto: tolerant where that
     can be."""
     patience_s: float = 60.0
-    """tolerant: a learner that owes a shard a push or a pull for longer is missed: the others go on without it, until it asks for
-    weights again. More than a mini-batch ever takes."""
+    """How long a rank may be silent: stopped, or behind a link that is down. fail-fast: then the job ends; a rank that computes for
+    long is not silent. tolerant: so does it for a shard; a learner that owes a shard a push or a pull for longer is missed: the
+    others go on without it, until it asks for weights again. So there more than a mini-batch ever takes."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd import ulfm
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on a rank's last lines before it is told to end the job: MPICH's drops what it has not read."""
+
+END_S = 5.0
+"""Seconds for MPI to end the job."""
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "MV2_COMM_WORLD_SIZE")
@@ -132,11 +136,21 @@ def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
     """End the job: MPI tells the launcher, and this rank goes, whatever MPI did.
 
     Where two ranks call it at once, MPICH's comes back in one of them now and then; that rank must neither go on nor say more.
+    Where the launcher cannot be reached, Open MPI's waits for it.
     """
+    leave_within(END_S)
     comm.Abort(status)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def leave_within(seconds: float) -> None:
+    """This process ends by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error.
+
+    Python's own watch over hangs does it, which needs no lock: it runs in C.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
 
 
 def is_of_others(error: BaseException) -> bool:

@@ -21,7 +21,6 @@ from mpisgd import (
     naming,
     parts,
     placement,
-    pulse,
     resume,
     tolerance,
     watchdog,
@@ -60,7 +59,6 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles
 from mpisgd.shard import Shard
-from mpisgd.siblings import Siblings
 from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
 from mpisgd.succession import Succession
@@ -96,11 +94,21 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
     def expendable() -> bool:
         return bool(ranks) and ranks[0].expendable
 
-    with failing_fast(comm, who, how, expendable), Signals() as signals, Vigil(comm, who, how) as vigil, kept():
-        ranks.append(Rank(config, comm, brought, resumed, signals))
+    def before_leaving() -> None:
+        vigil.stop()
+        pulse.stop()
+
+    with (
+        failing_fast(comm, who, how, expendable),
+        Signals() as signals,
+        Vigil(comm, who, how) as vigil,
+        Pulse(comm, config.faults.patience_s, how) as pulse,
+        kept(),
+    ):
+        ranks.append(Rank(config, comm, brought, resumed, signals, pulse))
         if ranks[0].tolerant:
             vigil.stop()
-        ranks[0].before_leaving = vigil.stop
+        ranks[0].before_leaving = before_leaving
         try:
             return ranks[0].run()
         finally:
@@ -111,9 +119,12 @@ def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT,
 class Rank:
     """One rank: agrees with the others on what to do, then does its part."""
 
-    def __init__(self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool, signals: Signals) -> None:
+    def __init__(
+        self, config: Config, comm: MPI.Intracomm, brought: Brought, resumed: bool, signals: Signals, pulse: Pulse
+    ) -> None:
         self.comm = comm
         self.signals = signals
+        self.pulse = pulse
         self.brought = brought
         self.world: World = look_around(comm)
         config = naming.as_brought(config, brought)
@@ -121,6 +132,7 @@ class Rank:
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
+        pulse.know(self.world, self._name)
         self.learns = self.rank in self.roles.computing_ranks
         self.computes = self.learns or self.rank == self.roles.evaluator_rank
         torch.set_num_threads(config.threads or self.world.threads)
@@ -150,9 +162,6 @@ class Rank:
         try:
             agree(comm, lambda: self._claim(resumed))
             self.tensors = agree(comm, self._load)
-            self.asking = comm.Dup() if self.tolerant else None
-            """Where shards are asked whether they live (`pulse.py`); None where they are not."""
-            self.pulse: Pulse | None = None
         except AgreedError:
             self.unlock()
             raise
@@ -289,7 +298,7 @@ class Rank:
         return self._end(wire, said)
 
     def _wire(self) -> Wire:
-        if self.asking is None:
+        if not self.tolerant:
             return Wire(self.comm, polite=self.world.oversubscribed, ranks_per_core=self.world.ranks_per_core)
         wire = TolerantWire(
             self.comm,
@@ -298,7 +307,7 @@ class Rank:
             describe=self.roles.describe,
             patience_s=self.config.faults.patience_s,
         )
-        self.pulse = self._pulse(wire, self.asking)
+        self.pulse.heed_shards(self.roles.shard_ranks, wire)
         return wire
 
     def _name(self, rank: int) -> str:
@@ -306,29 +315,7 @@ class Rank:
 
     def _watch(self, wire: Wire, describe: Callable[[], str]) -> None:
         """From now on the watchdog says this of a wait that is long."""
-        look = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
-
-        def every_second() -> None:
-            look()
-            if self.pulse is not None:
-                self.pulse.beat()
-
-        self.signals.every_second = every_second
-
-    def _pulse(self, wire: TolerantWire, asking: MPI.Intracomm) -> Pulse:
-        """What finds out that a shard hangs, and then ends the job."""
-
-        def leave(rank: int) -> None:
-            if self.world.hosts[rank] == self.world.hosts[self.rank]:
-                self.world.end([rank])
-            else:
-                Siblings().end_job()
-
-        def end(rank: int, silent_s: float) -> None:
-            text = f"mpisgd: {self._name(self.rank)} waits: nothing was heard of {self._name(rank)} for {silent_s:.0f} s, it hangs"
-            pulse.end(self.comm, f"{text}; the job is ended\n{self.way_on()}".rstrip(), lambda: leave(rank))
-
-        return Pulse(asking, wire, self.roles.shard_ranks, self.config.faults.patience_s, end)
+        self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
 
     @property
     def _resuming(self) -> str:
@@ -609,7 +596,7 @@ class Rank:
             f"{headline(self.config, learners, ranks, self.model.size, self.meta.train_samples)},"
             f" {len(set(self.world.hosts))} host(s)"
             f"{', more ranks than cores: waiting politely' if self.world.oversubscribed else ''};"
-            f" {tolerance.said(self.config, self.tolerant)}; log in {self.path}{self._going_on()}"
+            f" {tolerance.said(self.config, self.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )
 
     def _going_on(self) -> str:

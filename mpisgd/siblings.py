@@ -15,6 +15,7 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 2.0
 """Seconds for the launcher to end the job, before a rank goes by itself."""
+_PARENT, _BEGAN = 1, 19
+"""Where in a process's `stat` its parent and its beginning are, after its name."""
 
 
 class Siblings:
@@ -55,10 +58,14 @@ class Siblings:
         """The first ancestor that is not of the job; 0 where it cannot be seen, as in a container of its own."""
         try:
             while pid > 0 and self._rank(pid) is not None:
-                pid = int((self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+                pid = int(self._stat(pid)[_PARENT])
         except (OSError, ValueError):
             return 0
         return pid if pid > 0 and self._children(pid) else 0
+
+    def _stat(self, pid: int) -> list[str]:
+        """What the system says of a process, from its third word on."""
+        return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
     def _rank(self, pid: int) -> str | None:
         """The rank of a process; None = it is not of this job, or not yet."""
@@ -95,6 +102,20 @@ class Siblings:
         if self.launcher and self._job.startswith("prterun-"):
             with contextlib.suppress(OSError):
                 os.kill(self.launcher, signal.SIGTERM)
+
+    def end_launcher_within(self, seconds: float) -> None:
+        """Kill the launcher if it is still there by then; not one that serves several jobs.
+
+        It waits for its daemons, and for one behind a link that is down as long as TCP does.
+        A process of its own does that: this one will be gone.
+        """
+        if self.launcher and self._job.startswith("prterun-"):
+            with contextlib.suppress(OSError):
+                began = self._stat(self.launcher)[_BEGAN]
+                same = f"$(sed 's/.*)//' {self._proc}/{self.launcher}/stat | cut -d ' ' -f {_BEGAN + 2})"
+                script = f'sleep {seconds}; [ "{same}" = {began} ] && kill -KILL {self.launcher}'
+                null = subprocess.DEVNULL
+                subprocess.Popen(["sh", "-c", script], stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 @contextmanager

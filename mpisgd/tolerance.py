@@ -21,8 +21,8 @@ def of(config: Config) -> bool:
     return mode != "fail-fast" and possible and ulfm.enabled()
 
 
-def said(config: Config, tolerant: bool) -> str:
-    """In the first line of a run."""
+def said(config: Config, tolerant: bool, beats: bool) -> str:
+    """In the first line of a run; `beats`: whether it is noticed that a rank hangs (`pulse.py`)."""
     if tolerant:
         return f"fault-tolerant: learners may die, or hang for {config.faults.patience_s:g} s"
-    return "fail-fast"
+    return f"fail-fast{f': ends when a rank dies, or hangs for {config.faults.patience_s:g} s' * beats}"

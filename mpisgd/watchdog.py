@@ -93,6 +93,6 @@ def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
         since = f"was given clock {clock} {now_s - given_s:.0f} s ago: computing or gone"
         parts.append(f"{learner(learner_id)}, which {since if clock >= 0 else 'has not asked for weights yet'}")
     text += "; ".join(parts) or "nobody"
-    for learner_id, clock in waiting.items():
+    for learner_id, clock in list(waiting.items()):  # the loop goes on meanwhile
         text += f"; {learner(learner_id)} waits for it, for clock {clock} or later"
     return text

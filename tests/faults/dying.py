@@ -1,8 +1,9 @@
 """`python -m tests.faults.dying train ...`: mpisgd itself, but the rank DIE_RANK ends by SIGKILL when it comes to the point DIE_AT.
 
 The points are those of POINTS, in the order in which a rank comes to them; a learner that doubles as a shard, or is member of a
-team, does not come to all. In `mpi-init` the rank is killed from outside, while it waits in MPI_Init for rank DIE_WAITS, which
-begins that only when there is the file DIE_MARK.
+team, does not come to all. DIE_BY says what happens there instead: SIGSTOP, or a number of seconds, for which it sleeps, and goes
+on. In `mpi-init` the rank is killed from outside, while it waits in MPI_Init for rank DIE_WAITS, which begins that only when there
+is the file DIE_MARK.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from mpisgd.guard import launched_rank
 
 BEFORE_MPI = ("launch", "import", "mpi-init")
 #: Point -> (module, function, which call of it, after it): where agreement is under way, and where it is over.
@@ -48,11 +51,14 @@ POINTS = (*BEFORE_MPI, *START, *LATER)
 SAID = "dies now"
 
 
-def die() -> NoReturn:
-    os.write(2, f"rank {os.environ['OMPI_COMM_WORLD_RANK']} {SAID}\n".encode())
+def die() -> None:
+    by = os.environ.get("DIE_BY", "SIGKILL")
+    os.write(2, f"rank {launched_rank()} {SAID}\n".encode())
     time.sleep(0.2)  # for the launcher to pass it on
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
+    if by.isdigit():
+        time.sleep(float(by))
+    else:
+        os.kill(os.getpid(), signal.Signals[by])
 
 
 def _before_import(name: str, action: Callable[[], None]) -> None:
@@ -81,9 +87,9 @@ def _at_call(module: str, names: str, which: int, after: bool) -> None:
     def outer(*arguments: Any, **words: Any) -> Any:
         if next(count) != which:
             return inner(*arguments, **words)
-        if after:
-            inner(*arguments, **words)
+        result = inner(*arguments, **words) if after else None
         die()
+        return result if after else inner(*arguments, **words)
 
     setattr(owner, name, outer)
 
@@ -100,7 +106,7 @@ def _wait_for_mark() -> None:
 
 
 def main() -> int:
-    rank, at = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["DIE_AT"]
+    rank, at = str(launched_rank()), os.environ["DIE_AT"]
     if rank == os.environ["DIE_RANK"]:
         if at == "launch":
             die()

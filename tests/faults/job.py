@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpisgd.launch import environment, mpirun
 
-_RANK = "OMPI_COMM_WORLD_RANK="
+_RANKS = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
 GONE_S = 10.0
 """After the launcher has ended, or was to end, all processes must be gone."""
 
@@ -87,11 +87,11 @@ class Job:
         if len(self._pids) < self.ranks:
             for path in Path("/proc").glob("[0-9]*/environ"):
                 with contextlib.suppress(OSError):
-                    words = path.read_bytes().split(b"\0")
-                    parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
-                    rank = next((word for word in words if word.startswith(_RANK.encode())), b"")
-                    if rank and parent == self._process.pid:
-                        self._pids[int(rank[len(_RANK) :])] = int(path.parent.name)
+                    words = path.read_text(errors="replace").split("\0")
+                    parent = _parent(int(path.parent.name))
+                    rank = next((word.partition("=")[2] for word in words if word.startswith(_RANKS)), "")
+                    if rank and self._process.pid in (parent, _parent(parent)):  # MPICH's launcher has a daemon here, too
+                        self._pids[int(rank)] = int(path.parent.name)
         return self._pids
 
     def send(self, rank: int, signum: int) -> float:
@@ -126,6 +126,10 @@ class Job:
                 return None
             time.sleep(0.01)
         return time.monotonic() - begun_s
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _alive(pid: int) -> bool:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from mpisgd import guard
-from mpisgd.errors import ConfigError, DataError, PeerError
+from mpisgd.errors import EXIT_FAILED, ConfigError, DataError, PeerError
 from mpisgd.guard import AgreedError, agree, failing_fast, launched_rank
 from tests.unit.fakes import Aborted, Threads
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
+
+
+@pytest.fixture(autouse=True)
+def _tests_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rank that is not MPI's was to leave."""
+    monkeypatch.setattr(guard, "leave_within", lambda seconds: None)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +135,9 @@ def test_the_launchers_rank_is_known_without_mpi(environment: dict[str, str], ra
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launched_rank() == rank
+
+
+def test_a_process_leaves_in_time_whatever_hangs() -> None:
+    """It sleeps with Python's global lock held, as a call of MPI may, so none of its threads can run."""
+    script = "import ctypes; from mpisgd.guard import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == EXIT_FAILED

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,33 @@ def test_nothing_is_seen_without_a_launcher(proc: Proc) -> None:
     assert unseen.lost(100.0) == []
     (proc.root / f"{LAUNCHER}/task/101/children").unlink()  # a kernel without them
     assert siblings(proc).lost(100.0) == []
+
+
+def launcher(environ: Mapping[str, str], proc: Path) -> tuple[Siblings, subprocess.Popen[bytes]]:
+    """A launcher that does nothing more, and one of its ranks."""
+    process = subprocess.Popen(["sleep", "1000"])
+    siblings = Siblings(environ, proc)
+    siblings.launcher = process.pid
+    return siblings, process
+
+
+def test_a_launcher_that_hangs_is_killed() -> None:
+    siblings, process = launcher({"PMIX_NAMESPACE": "prterun-host-1@1"}, Path("/proc"))
+    siblings.end_launcher_within(0.1)
+    assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("job", "began"), [("prterun-host-1@1", 43), ("dvm@1", 42)], ids=["another with its number", "of many jobs"]
+)
+def test_no_other_process_is(tmp_path: Path, job: str, began: int) -> None:
+    siblings, process = launcher({"PMIX_NAMESPACE": job}, tmp_path)
+    stat = tmp_path / str(process.pid) / "stat"
+    stat.parent.mkdir()
+    stat.write_text(f"{process.pid} (a (b) c) S {' '.join(['7'] * 18)} 42 7 7")
+    siblings.end_launcher_within(0.5)
+    stat.write_text(f"{process.pid} (a (b) c) S {' '.join(['7'] * 18)} {began} 7 7")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.kill()
+    process.wait()

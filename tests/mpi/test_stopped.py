@@ -1,0 +1,121 @@
+"""A rank that is stopped (SIGSTOP), of which MPI never tells: the job ends with its name and the way on, whoever waits for it, and
+whether anybody does. One that is merely late is waited for (DESIGN 4, law 9)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpisgd.launch import mpirun
+from tests.faults import dying
+from tests.faults.job import Job
+
+pytestmark = pytest.mark.alone
+
+PATIENCE_S = 5.0
+LONG_S = 15
+"""No rank may be silent for so long."""
+HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
+COMMON = ("--threads", "1", "--model", "softmax", "--faults.patience-s", f"{PATIENCE_S}", "--log.progress", "plain")
+FOR_EVER = ("--epochs", "100000", "--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02")
+END_S = 90.0
+Begin = Callable[..., Job]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    jobs: list[Job] = []
+
+    def begun(ranks: int, *words: str, options: tuple[str, ...] = (), module: str = "tests.faults.dying", **env: str) -> Job:
+        job = Job(ranks, [*COMMON, "--out", str(tmp_path / "run"), *words], options, module=module, **HERE, **env)
+        jobs.append(job)
+        return job
+
+    yield begun
+    for job in jobs:
+        job.end(0.0)
+
+
+def ended(job: Job, out: Path) -> str:
+    """What the job said that was to end."""
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) not in (0, None), job.text
+    assert job.left_s is not None, "the one that was stopped is gone, too"
+    assert not (out / "DONE").exists()
+    return job.text
+
+
+@pytest.mark.parametrize(
+    ("victim", "point", "words", "named", "by"),
+    [
+        (2, "training", (), r"learner 1 \(rank 2 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
+        (2, "training", ("--protocol", "softsync"), r"learner 1 \(rank 2 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
+        (0, "serving", ("--shards", "2"), r"shard 0 \(rank 0 on \S+\)", r"(shard 1|learner \d) \(rank \d on \S+\)"),
+        (3, "evaluation", ("--evaluator",), r"evaluator \(rank 3 on \S+\)", r"shard 0 \(rank 0 on \S+\)"),
+        (
+            1,
+            "training",
+            ("--protocol", "allreduce"),
+            r"learner and shard 1 \(rank 1 on \S+\)",
+            r"learner and shard 0 \(rank 0 on \S+\)",
+        ),
+    ],
+    ids=["learner", "one of three that train on", "shard", "evaluator", "allreduce"],
+)
+def test_a_rank_that_is_stopped_ends_the_job(
+    begin: Begin, tmp_path: Path, victim: int, point: str, words: tuple[str, ...], named: str, by: str
+) -> None:
+    saved = ("--checkpoint.every-updates", "5")
+    job = begin(4, *FOR_EVER, *saved, *words, DIE_AT=point, DIE_RANK=str(victim), DIE_BY="SIGSTOP")
+    text = ended(job, tmp_path / "run")
+    assert re.search(rf"mpisgd: {by} has heard nothing of {named} for \d+ s, ", text), text
+    assert re.search(r"to go on from its checkpoint of clock [\d,]+.*: mpirun .*-n 4 mpisgd train --resume", text), text
+
+
+def test_a_rank_that_is_stopped_in_the_start_ends_the_job(begin: Begin, tmp_path: Path) -> None:
+    """The others are in a collective call."""
+    job = begin(4, *FOR_EVER, DIE_AT="check", DIE_RANK="2", DIE_BY="SIGSTOP")
+    text = ended(job, tmp_path / "run")
+    assert re.search(r"shard 0 \(rank 0 on \S+\) has heard nothing of learner 1 \(rank 2 on \S+\) for \d+ s, ", text), text
+
+
+@pytest.mark.parametrize("mode", ["fail-fast", "tolerant"])
+def test_where_mpi_tells_of_the_dead_too(begin: Begin, tmp_path: Path, mode: str) -> None:
+    """It tells of none that is stopped; a fault-tolerant run, too, begins with all."""
+    if "Open MPI" not in subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout:
+        pytest.skip("this MPI does not tell of failures (ULFM)")
+    point = "training" if mode == "fail-fast" else "model"
+    words = (*FOR_EVER, "--faults.mode", mode)
+    job = begin(4, *words, options=("--with-ft", "ulfm"), DIE_AT=point, DIE_RANK="2", DIE_BY="SIGSTOP")
+    text = ended(job, tmp_path / "run")
+    assert re.search(r"shard 0 \(rank 0 on \S+\) has heard nothing of learner 1 \(rank 2 on \S+\) for \d+ s, ", text), text
+
+
+@pytest.mark.parametrize("point", ["data", "training"])
+def test_one_that_is_late_is_waited_for(begin: Begin, tmp_path: Path, point: str) -> None:
+    job = begin(3, "--epochs", "1", DIE_AT=point, DIE_RANK="2", DIE_BY=str(LONG_S))
+    job.wait_for(dying.SAID)
+    assert job.end(END_S) == 0, job.text
+    assert (tmp_path / "run" / "DONE").exists()
+
+
+def test_a_job_that_is_stopped_as_a_whole_goes_on(begin: Begin, tmp_path: Path) -> None:
+    """As a batch system does that suspends jobs."""
+    words = ("--epochs", "8", "--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02", "--log.progress-s", "0.1")
+    job = begin(3, *words, module="mpisgd")
+    job.wait_for("epoch ")
+    assert len(job.pids) == 3
+    for rank in range(3):
+        job.send(rank, signal.SIGSTOP)
+    time.sleep(LONG_S)
+    for rank in range(3):
+        job.send(rank, signal.SIGCONT)
+    assert job.end(END_S) == 0, job.text
+    assert (tmp_path / "run" / "DONE").exists()
