@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from mpisgd import (
     placement,
     resume,
     tolerance,
+    usher,
     watchdog,
 )
 from mpisgd.aggregate import Leader, Member, follow
@@ -59,6 +60,7 @@ from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
 from mpisgd.roles import Role, Roles
 from mpisgd.shard import Shard
+from mpisgd.siblings import Siblings
 from mpisgd.signals import Signals, name_of
 from mpisgd.straggler import Delays
 from mpisgd.succession import Succession
@@ -157,13 +159,18 @@ class Rank:
         """The newest clock that this rank knows of."""
         self._at_the_end: list[Callable[[], None]] = []
         self.path = Path(config.out)
+        self._running = self.path.absolute() / schema.RUNNING
+        self._job = usher.name(self.world.hosts[0], self.world.pids[0], config.out)
         self.lock: Lock | None = None
         self.resumption: Resumption | None = None
         try:
             agree(comm, lambda: self._claim(resumed))
             self.tensors = agree(comm, self._load)
+            if self.tolerant:
+                agree(comm, self._call_usher)
         except AgreedError:
             self.unlock()
+            self._leave()
             raise
 
     # ----------------------------------------------------------------------------------------------- before the start
@@ -218,6 +225,8 @@ class Rank:
                     self.resumption = self._open_again()
                 else:
                     self._open_new()
+                if self.tolerant:
+                    usher.announce(self._running, self._job)
             except MpisgdError as error:
                 problem = error
         problem, self.resumption = self.comm.bcast((problem, self.resumption), root=0)
@@ -255,6 +264,21 @@ class Rank:
         vectors = 2 if self.config.averaging > 0 else 1
         check_spool(self._spool(shard), checkpoint.parts[shard].account.snapshots, 4 * vectors * (end - start))
         return checkpoint.tensors(shard)
+
+    def _call_usher(self) -> None:
+        """By the first rank of each node, once rank 0 has said that the job runs."""
+        hosts, launcher = self.world.hosts, Siblings().mpirun
+        if self.rank == hosts.index(hosts[self.rank]):
+            pids = [pid for pid, host in zip(self.world.pids, hosts, strict=True) if host == hosts[self.rank]]
+            is_first = self.rank == 0
+            usher.call(self._running, self._job, pids, pids[0] * is_first, launcher * is_first)
+
+    def _leave(self, away: Iterable[int] = ()) -> None:
+        """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""
+        if self.tolerant:
+            if self.rank == 0:
+                usher.retract(self._running, self._job)
+            usher.leave(self._job, given_up=any(self.world.hosts[rank] != self.world.hosts[0] for rank in away))
 
     def _environment(self) -> dict[str, Any]:
         return environment(
@@ -555,13 +579,18 @@ class Rank:
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
-        self.before_leaving()
-        wire.part()
+        self._part(wire)
         self.world.end(rank for rank, given in enumerate(given_up) if given)
         why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
         if why:
             raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
         return dataclasses.replace(outcome, diverged=bool(diverged))
+
+    def _part(self, wire: Wire) -> None:
+        self.before_leaving()
+        away = wire.away()
+        wire.part()
+        self._leave(away)
 
     def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
         """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
@@ -577,8 +606,7 @@ class Rank:
                 text, status = f"{type(error).__name__}: {error}", error.exit_status
             self.unlock()
         status = int(wire.gather(np.array([status]))[0, 0])
-        self.before_leaving()
-        wire.part()
+        self._part(wire)
         return AgreedError(text, status) if status else RunInterrupted(text)
 
     def _tell_the_terminal(self, signal: int) -> None:

@@ -97,6 +97,11 @@ class Siblings:
             lost.append(f"{unseen} rank{'s' * (unseen > 1)}, before any other looked")
         return lost
 
+    @property
+    def mpirun(self) -> int:
+        """The launcher, where it is `mpirun` itself and no daemon of its: a job of it is called after its process."""
+        return self.launcher if self._job.startswith("prterun-") and f"-{self.launcher}@" in self._job else 0
+
     def end_job(self) -> None:
         """Tell the launcher to end the job; not one that serves several jobs."""
         if self.launcher and self._job.startswith("prterun-"):

@@ -369,3 +369,6 @@ class TolerantWire(Wire):
 
     def given_up(self) -> list[int]:
         return sorted(self._given_up - self._lost)
+
+    def away(self) -> list[int]:
+        return sorted(self._given_up | self._lost)

@@ -459,6 +459,10 @@ class Wire:
         """Ranks that nobody waits for, and that are not known to be dead."""
         return []
 
+    def away(self) -> list[int]:
+        """Those, and the dead: as far as is known before ranks part."""
+        return []
+
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
         """Some ranks that will act together; only they call this."""
         return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds)

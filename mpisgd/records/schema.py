@@ -164,6 +164,8 @@ DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
 LOCK = "LOCK"
+RUNNING = "RUNNING"
+"""There while a fault-tolerant job runs (`usher.py`)."""
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
 

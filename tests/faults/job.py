@@ -29,11 +29,22 @@ def end_all() -> None:
 
 
 class Job:
-    """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for."""
+    """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for.
 
-    def __init__(self, ranks: int, words: Sequence[str], options: Sequence[str] = (), module: str = "mpisgd", **env: str) -> None:
+    `inside`: what, put before the launcher, has it run elsewhere.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: Sequence[str],
+        options: Sequence[str] = (),
+        module: str = "mpisgd",
+        inside: Sequence[str] = (),
+        **env: str,
+    ) -> None:
         launcher, *rest = mpirun(ranks)
-        command = [launcher, *options, *rest, sys.executable, "-m", module, "train", *words]
+        command = [*inside, launcher, *options, *rest, sys.executable, "-m", module, "train", *words]
         self.ranks = ranks
         self.lines: list[tuple[float, str]] = []
         self._new = threading.Condition()
@@ -88,11 +99,15 @@ class Job:
             for path in Path("/proc").glob("[0-9]*/environ"):
                 with contextlib.suppress(OSError):
                     words = path.read_text(errors="replace").split("\0")
-                    parent = _parent(int(path.parent.name))
                     rank = next((word.partition("=")[2] for word in words if word.startswith(_RANKS)), "")
-                    if rank and self._process.pid in (parent, _parent(parent)):  # MPICH's launcher has a daemon here, too
+                    if rank and self._is_rank(int(path.parent.name)):
                         self._pids[int(rank)] = int(path.parent.name)
         return self._pids
+
+    def _is_rank(self, pid: int) -> bool:
+        """Whether a process with a rank's environment is that rank itself, in this job."""
+        of = parent(pid)
+        return self._process.pid in (of, parent(of))  # MPICH's launcher has a daemon here, too
 
     def send(self, rank: int, signum: int) -> float:
         """Send a signal to a rank; the second at which that was."""
@@ -128,7 +143,7 @@ class Job:
         return time.monotonic() - begun_s
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

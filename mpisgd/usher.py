@@ -1,0 +1,201 @@
+"""Sees to it that the end of a fault-tolerant job comes to every node: a rank that hangs cannot leave by itself.
+
+A learner that was given up is still a process: stopped, or waiting for a network that carries nothing. Where it is on the node of
+the others they kill it at the end; on another node its launcher waits for it for ever, and the job with it. So one small process of
+each node, its usher, which is none of MPI's, looks now and then whether the job is over, and gives who is left `GRACE_S` to leave.
+A rank that has come to the end in order says so, and is no longer its business.
+
+The job is over when the file RUNNING is gone from the run's directory: rank 0 removes it at the end, and, however rank 0 ends, the
+usher of its node. Where mpirun is on that node, too, and hears no more of another one, since a link is down, it waits for that
+one's ranks for ever: so where a rank was given up mpirun is told to end, `LAUNCHER_S` after the last rank here.
+
+Limits: the directory lies on a file system that all nodes see. Where a node's network is down and the file system with it, its
+usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+GRACE_S = 5.0
+"""Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
+LAUNCHER_S = 10.0
+"""More than the other nodes' ushers take."""
+LOOK_S = 0.5
+
+_OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
+"""What tells a process that it is a rank."""
+
+
+def name(host: str, pid: int, out: str) -> str:
+    """What only this job is called, by the process of its rank 0, and where it writes."""
+    return hashlib.sha256(f"{host} {pid} {out}".encode()).hexdigest()[:24]
+
+
+def announce(running: Path, job: str) -> None:
+    """By rank 0, before any usher looks: this job runs."""
+    running.write_text(job)
+
+
+def retract(running: Path, job: str) -> None:
+    """This job is over; a file of another one is left."""
+    if _is_of(running, job):
+        running.unlink(missing_ok=True)
+
+
+def _is_of(running: Path, job: str) -> bool:
+    """Whether that job runs. A file system that fails says nothing: then it does."""
+    try:
+        return running.read_text() == job
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0) -> None:
+    """Start this node's usher, by one of its ranks; when this returns, ranks can say that they leave.
+
+    Args:
+        running: the file that says that the job runs.
+        job: a name of the job, which that file holds; no other job has it.
+        pids: the ranks of this node.
+        first: that of rank 0, where it is one of them.
+        launcher: that of mpirun, where that is on the node of rank 0.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(_address(job))
+        words = [str(door.fileno()), str(running), job, str(first), str(launcher), *map(str, pids)]
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # the launcher waits until nobody has its pipes any more
+            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)},
+            cwd="/",
+            pass_fds=[door.fileno()],
+            start_new_session=True,  # the launcher kills the groups of its ranks
+        )
+
+
+def leave(job: str, *, given_up: bool = False) -> None:
+    """This rank has come to the end of the job in order. `given_up`: another node has ranks of which nothing is known."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker, contextlib.suppress(OSError):
+        speaker.sendto(f"{os.getpid()} {given_up:d}".encode(), _address(job))
+
+
+def _address(job: str) -> str:
+    """Gone with whoever has it open, and each machine's own."""
+    return f"\0mpisgd-usher-{job}"
+
+
+class Process:
+    """A process of this machine; one that has got its number later is another one."""
+
+    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
+        self.pid = pid
+        self._stat = proc / str(pid) / "stat"
+        self._began = self._look()
+
+    def _look(self) -> str:
+        """When it began; "" = it is gone."""
+        try:
+            state, *rest = self._stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            return ""
+        return "" if state in "ZX" else rest[18]
+
+    @property
+    def lives(self) -> bool:
+        return self._began != "" and self._look() == self._began
+
+    def send(self, signum: int) -> None:
+        if self.lives:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+
+class Usher:
+    """One node's.
+
+    Args:
+        door: where ranks say that they leave.
+        running, job, first, launcher: as of `call`; None = not on this node.
+    """
+
+    def __init__(
+        self,
+        door: socket.socket,
+        running: Path,
+        job: str,
+        ranks: Sequence[Process],
+        first: Process | None = None,
+        launcher: Process | None = None,
+    ) -> None:
+        self._door = door
+        self._running = running
+        self._job = job
+        self._ranks = list(ranks)
+        self._inside = {rank.pid: rank for rank in ranks}
+        self._first = first
+        self._launcher = launcher
+        self._stranded = False
+        """Whether a launcher may wait for ranks that it cannot hear of."""
+
+    def attend(self) -> None:
+        """Until all ranks of this node have left, or have been made to."""
+        while self._hear(LOOK_S) and _is_of(self._running, self._job):
+            self._see_whether_rank_0_is_gone()
+        self._see_whether_rank_0_is_gone()
+        until_s = time.monotonic() + GRACE_S
+        while self._hear(0.05) and time.monotonic() < until_s:
+            pass
+        for rank in self._inside.values():
+            rank.send(signal.SIGKILL)
+        if self._launcher is not None and self._stranded:
+            self._end(self._launcher)
+
+    def _see_whether_rank_0_is_gone(self) -> None:
+        """Without order: then the job is over for all."""
+        if self._first is not None and self._first.pid in self._inside and not self._first.lives:
+            self._stranded = True
+            retract(self._running, self._job)
+
+    def _hear(self, within_s: float) -> bool:
+        """Take note of who leaves; whether anybody is still inside."""
+        self._door.settimeout(within_s)
+        with contextlib.suppress(TimeoutError):
+            pid, given_up = self._door.recv(64).split()
+            self._stranded |= given_up == b"1"
+            self._inside.pop(int(pid), None)
+        return any(rank.lives for rank in self._inside.values())
+
+    def _end(self, launcher: Process) -> None:
+        """`LAUNCHER_S` after the last rank here is gone."""
+        while any(rank.lives for rank in self._ranks):
+            time.sleep(LOOK_S)
+        until_s = time.monotonic() + LAUNCHER_S
+        while launcher.lives and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+        launcher.send(signal.SIGTERM)
+
+
+def main(words: Sequence[str]) -> None:
+    door, running, job, first, launcher, *pids = words
+    ranks = [Process(int(pid)) for pid in pids]
+    named = {rank.pid: rank for rank in ranks}
+    with socket.socket(fileno=int(door)) as opened:
+        Usher(opened, Path(running), job, ranks, named.get(int(first)), Process(int(launcher)) if int(launcher) else None).attend()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

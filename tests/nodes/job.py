@@ -1,0 +1,52 @@
+"""A job on a cluster in a box."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults import job
+from tests.nodes.cluster import Cluster
+
+POLITE = {"MPISGD_WAIT": "polite"}
+"""Each node believes that all of the machine's cores are its own."""
+_LAUNCHERS = ("mpirun", "prted", "prterun")
+
+
+class Job(job.Job):
+    """`mpirun ... mpisgd train words...` on the first node, with `spread[k]` ranks on node k, one node's after the other's."""
+
+    def __init__(
+        self, cluster: Cluster, spread: Sequence[int], words: Sequence[str], options: Sequence[str] = (), **env: str
+    ) -> None:
+        self.cluster = cluster
+        self.spread = spread
+        all_options = [*options, *cluster.launching(spread)]
+        super().__init__(sum(spread), words, all_options, inside=cluster.inside(0), **(POLITE | env))
+
+    def _is_rank(self, pid: int) -> bool:
+        """A child of the launcher, or of its daemon on another node; a rank's own children have other parents."""
+        comm = (Path("/proc") / str(job.parent(pid)) / "comm").read_text().strip()
+        return comm in _LAUNCHERS and any(pid in self.cluster.processes(node) for node in self.cluster.nodes)
+
+    def node_of(self, rank: int) -> int:
+        """On which node a rank is."""
+        return next(node for node in self.cluster.nodes if rank < sum(self.spread[: node + 1]))
+
+    def left(self) -> dict[int, list[int]]:
+        """What still runs on each node."""
+        return {node: found for node in self.cluster.nodes if (found := self.cluster.processes(node))}
+
+    def end(self, timeout_s: float) -> int | None:
+        """The same; nothing is left on any node afterwards, and `left_s` is None where something had to be killed."""
+        status = super().end(timeout_s)
+        left = self.left()
+        if left and status is not None:
+            self.left_s = None
+        for pid in (pid for pids in left.values() for pid in pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return status

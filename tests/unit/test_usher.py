@@ -1,0 +1,165 @@
+"""An usher and real processes, of which none is a rank: who is made to leave when the job is over, and who is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpisgd import usher
+from mpisgd.usher import Process, Usher
+
+END_S = 30.0
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Callable[[], int]]:
+    """Starts a process that would be there for long."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start() -> int:
+        begun.append(subprocess.Popen(["sleep", "600"]))
+        return begun[-1].pid
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    monkeypatch.setattr(usher, "LOOK_S", 0.02)
+    monkeypatch.setattr(usher, "GRACE_S", 0.1)
+    monkeypatch.setattr(usher, "LAUNCHER_S", 0.1)
+    running, job = tmp_path / "RUNNING", usher.name("here", os.getpid(), str(tmp_path))
+    usher.announce(running, job)
+    return running, job
+
+
+def lives(pid: int) -> bool:
+    return Process(pid).lives
+
+
+@contextlib.contextmanager
+def attending(job: tuple[Path, str], pids: list[int], first: int = 0, launcher: int = 0) -> Iterator[threading.Thread]:
+    """An usher at work."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(usher._address(job[1]))
+        ranks = {pid: Process(pid) for pid in pids}
+        mine = Usher(door, *job, list(ranks.values()), ranks.get(first), Process(launcher) if launcher else None)
+        thread = threading.Thread(target=mine.attend, daemon=True)
+        thread.start()
+        yield thread
+        thread.join(END_S)
+        assert not thread.is_alive()
+
+
+def says_that_it_leaves(job: tuple[Path, str], pid: int, given_up: bool = False) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid)
+        usher.leave(job[1], given_up=given_up)
+
+
+def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
+    job: tuple[Path, str], sleeper: Callable[[], int]
+) -> None:
+    stopped, in_order = sleeper(), sleeper()
+    os.kill(stopped, signal.SIGSTOP)
+    with attending(job, [stopped, in_order]) as thread:
+        says_that_it_leaves(job, in_order)
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert lives(stopped), "the job runs"
+        usher.retract(*job)
+    assert not lives(stopped)
+    assert lives(in_order), "it may do what it wants, after the run"
+
+
+def test_when_rank_0_is_gone_without_order_the_job_is_over_on_all_nodes(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+    first, other, launcher = sleeper(), sleeper(), sleeper()
+    with attending(job, [first, other], first, launcher):
+        os.kill(first, signal.SIGKILL)
+    assert not job[0].exists(), "which tells the other nodes"
+    assert not lives(other)
+    assert not lives(launcher), "it waits for ranks that it cannot hear of"
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_the_launcher_is_ended_only_where_another_node_may_hang(
+    job: tuple[Path, str], sleeper: Callable[[], int], given_up: bool
+) -> None:
+    first, launcher = sleeper(), sleeper()
+    with attending(job, [first], first, launcher) as thread:
+        usher.retract(*job)
+        says_that_it_leaves(job, first, given_up)
+        if given_up:
+            thread.join(0.5)
+            assert lives(launcher), "as long as a rank of this node is there"
+        os.kill(first, signal.SIGKILL)
+    assert lives(launcher) != given_up
+
+
+def test_a_file_of_another_job_is_left(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+    running, _ = job
+    first, other = sleeper(), sleeper()
+    usher.announce(running, "another attempt")
+    with attending(job, [first, other], first):
+        pass
+    assert not lives(other), "this job is over"
+    assert running.read_text() == "another attempt"
+    usher.retract(*job)
+    assert running.exists()
+
+
+def test_a_file_system_that_fails_says_nothing(job: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: Path) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "read_text", fails)
+    assert usher._is_of(*job)
+
+
+def test_one_that_has_the_number_of_a_rank_is_left(tmp_path: Path) -> None:
+    stat = tmp_path / "1" / "stat"
+    stat.parent.mkdir()
+    fields = "1 (a (b) c) S 0 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {began} 0"
+    stat.write_text(fields.format(began=5))
+    rank = Process(1, tmp_path)
+    assert rank.lives
+    stat.write_text(fields.format(began=6))
+    assert not rank.lives
+    stat.write_text(fields.format(began=5).replace(" S ", " Z "))
+    assert not rank.lives
+    stat.unlink()
+    assert not rank.lives
+    assert not Process(1, tmp_path).lives
+
+
+def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
+    job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    rank = sleeper()
+    before = set(Path("/proc").glob("[0-9]*"))
+    usher.call(*job, [rank])
+    found = [path for path in set(Path("/proc").glob("[0-9]*")) - before if job[1].encode() in (path / "cmdline").read_bytes()]
+    (place,) = found
+    until_s = time.monotonic() + END_S
+    while b"usher.py" not in (place / "cmdline").read_bytes():
+        assert time.monotonic() < until_s
+    assert b"OMPI_COMM_WORLD_RANK" not in (place / "environ").read_bytes()
+    assert {str((place / "fd" / str(number)).readlink()) for number in range(3)} == {"/dev/null"}
+    os.kill(rank, signal.SIGSTOP)
+    usher.retract(*job)
+    while lives(rank) or lives(int(place.name)):  # after GRACE_S, which is another one there
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
