@@ -1,8 +1,9 @@
-"""What a user may choose: one frozen dataclass per component, nested in `Config`.
+"""Options of a run: one frozen dataclass per component, nested in `Config`.
 
-Every field says its unit and source. A component that comes in kinds (protocol, model, data, optimizer, schedule) has one
-dataclass per kind and a table from the kind's name to it; `config_file.py` reads them from TOML, `cli/` from the command line.
-Checks that need no other component are made here, when the dataclass is made; the rest in `mpisgd.run`.
+The first sentence of each field's text is what `--help` shows; the text says its unit and source. A component that comes in kinds
+(protocol, model, data, optimizer, schedule) has one dataclass per kind and a table from the kind's name to it; `config_file.py`
+reads them from TOML, `cli/` from the command line. Checks that need no other component are made here, when the dataclass is made;
+the rest in `mpisgd.run`.
 """
 
 from __future__ import annotations
