@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ def in_order() -> list[Path]:
     return [DOCS / f"{line}.md" for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
 
 
-def commands() -> Iterator[tuple[str, str]]:
-    for page in in_order():
-        yield from ((page.stem, command) for command in pages.commands(page))
+def commands() -> list[tuple[str, str]]:
+    return [(page.stem, command) for page in in_order() for command in pages.commands(page)]
 
 
 @pytest.fixture(scope="module")

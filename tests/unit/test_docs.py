@@ -74,6 +74,14 @@ def test_every_law_that_the_code_cites_is_there() -> None:
     assert cited <= there
 
 
+def test_every_page_is_in_the_index() -> None:
+    """The order of tests/mpi/test_docs.py comes from there."""
+    listed = re.findall(r"^(tutorial|\w+/[\w-]+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(
+        str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md") if page.stem != "index"
+    )
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
