@@ -104,6 +104,6 @@ def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[s
 
 
 def _line(option: str, text: str) -> list[str]:
-    """One line, or more where the text is long."""
+    """Format an option in one line, or more where the text is long."""
     first = f"  {option:<{_OPTION - 3}} "
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * _OPTION, break_on_hyphens=False)

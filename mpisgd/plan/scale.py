@@ -18,7 +18,7 @@ def with_shards(config: Config, shards: int, placement: Placement) -> Config:
 
 
 def with_learners(config: Config, learners: int) -> Config:
-    """The same protocol among more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
+    """Take the same protocol to more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
 
     backup keeps its share of backup learners, n-softsync its n, others what they wait for, where there are as many learners;
     λ-softsync, where every gradient is an update, stays one.
