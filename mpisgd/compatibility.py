@@ -1,7 +1,8 @@
-"""What does not go together, in one table, which every way in asks: train, simulate, submit, `--print-config` and the API.
+"""Table of what does not go together. All ways in ask it: train, simulate, submit, `--print-config` and the API.
 
 A feature is something that a configuration asks for. `REFUSED` has the pairs that cannot be, with the reason; of a pair, the first
-is what the user is told to change. What depends on the number of ranks is in `placement`. `docs/compatibility.md` is this table.
+is what the user is told to change. What depends on the number of ranks is in `placement`. `docs/reference/compatibility.md` is
+this table.
 """
 
 from __future__ import annotations

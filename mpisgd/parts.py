@@ -44,7 +44,7 @@ from mpisgd.update import SliceUpdate
 
 @dataclass(frozen=True)
 class Brought:
-    """What the user brings as Python objects, instead of by name in the configuration."""
+    """Parts that the user brings as Python objects, instead of by name in the configuration."""
 
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
@@ -58,7 +58,7 @@ UNNAMED_LOSS = "custom"
 
 @dataclass(frozen=True)
 class Meta:
-    """What those without the data must know of it."""
+    """Facts about the data for ranks that do not have it."""
 
     train_samples: int
     test_samples: int
@@ -126,14 +126,14 @@ def layer_names(slices: list[list[Layer]]) -> dict[str, Any]:
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """How the data are dealt to all ranks that compute: learners, or in teams."""
+    """Make the dealing of data to all ranks that compute: learners, or in teams."""
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
 def make_gradient(
     config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int, *, direct: bool = False
 ) -> Gradient:
-    """What one rank computes; its number among those that do is its learner_id, unless it is in a team (`Roles.number`).
+    """Make the gradient of one rank; its number among those that compute is its learner_id, or `Roles.number` in a team.
 
     `direct`: MPI takes a GPU's memory.
     """
@@ -151,7 +151,7 @@ def make_gradient(
 
 
 def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
-    """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
+    """Wrap a gradient in `LocalSteps` where the protocol lets learners step by themselves: several mini-batches become one."""
     if not steps_by_itself(config):
         return gradient
     protocol = config.protocol
@@ -175,15 +175,15 @@ def pushes_what_it_computes(config: Config) -> bool:
 
 
 def as_pushed(config: Config, gradient: Travels) -> Travels:
-    """The same gradient in the type that it travels in."""
+    """Wrap a gradient in `Rounded` where it travels in another type than float32."""
     if config.push_format == "float32":
         return gradient
     return Rounded(gradient, tell_nonfinite=config.nonfinite == "drop")
 
 
 def loop_delays(config: Config, learner_id: int) -> Delays:
-    """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum, and layer by
-    layer the channel does, before the first push."""
+    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
+    layer by layer the channel does, before the first push."""
     by_itself = config.aggregation == "none" and config.exchange == "whole"
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
 
@@ -226,12 +226,12 @@ def team_channel(
 
 
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
-    """How many gradients normally make one update, where `ranks` compute for lambda_ learners; a whole number where all count."""
+    """Number of gradients that normally make one update, where `ranks` compute for lambda_ learners; whole where all count."""
     return protocol.gradients_per_update * ranks / lambda_
 
 
 def samples_per_update(config: Config, gradients_per_update: float) -> float:
-    """How many samples normally make one update; in teams, of all ranks."""
+    """Number of samples that normally make one update; in teams, of all ranks."""
     return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
 
 
@@ -264,7 +264,7 @@ def make_update(
 
 
 def run_samples(config: Config, train_samples: int) -> int:
-    """How many samples a run is meant to apply."""
+    """Number of samples that a run is meant to apply."""
     return math.ceil(config.epochs * train_samples)
 
 
@@ -303,7 +303,7 @@ def make_told(config: Config, data: DataSet) -> Evaluations:
 
 
 _WRONG = (RuntimeError, ValueError, TypeError, IndexError)
-"""What torch raises for shapes and types that do not fit."""
+"""Errors that torch raises for shapes and types that do not fit."""
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
@@ -341,7 +341,7 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
 
 
 def _expected_of_loss(output: Tensor, targets: Tensor, error: Exception) -> str:
-    """What the two most usual reasons want; "" for others."""
+    """Say what is wanted, for the two most usual errors; "" for others."""
     if isinstance(error, TypeError):
         return "; expected a callable of (output, target)"
     classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0

@@ -1,4 +1,4 @@
-"""Where a run came from: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
+"""Provenance of a run: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _directory_of_script() -> Path:
-    """Where the script lies that Python was started with, unless that is this package's own command."""
+    """Directory of the script that Python was started with, unless that is this package's own command."""
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if not file or Path(file).stem == "mpisgd" or (spec is not None and spec.name.partition(".")[0] == "mpisgd"):

@@ -94,7 +94,7 @@ class Roles:
 
 
 def world_size(config: Config, learners: int) -> int:
-    """How many ranks a job of so many learners has."""
+    """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
     return shards + learners + int(config.evaluator)
 
@@ -158,7 +158,7 @@ def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal[
 
 
 def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
-    """The same roles, but the learners of each host are teams of at most `most` ranks, as even as can be; 0 = one team.
+    """Join the learners of each host into teams of at most `most` ranks, as even as can be; 0 = one team.
 
     Learners are numbered by the ranks of their leaders.
     """

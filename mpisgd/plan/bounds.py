@@ -35,7 +35,7 @@ class Bounds:
 
     @property
     def shard(self) -> float:
-        """What a shard does one after the other: its link, the service of gradients, updates."""
+        """Seconds of a shard's work, one after the other: its link, the service of gradients, updates."""
         return 1 / (1 / self.shard_link + 1 / self.shard_service + 1 / self.shard_update)
 
     @property
@@ -44,7 +44,7 @@ class Bounds:
 
     @property
     def bottleneck(self) -> str:
-        """What limits: the learners, a node's link, or of a shard's work what takes longest."""
+        """Name the bottleneck: the learners, a node's link, or of a shard's work what takes longest."""
         least = self.gradients_per_s
         if least == self.learners:
             return "learners"
@@ -55,7 +55,8 @@ class Bounds:
 
 
 def bounds(config: Config) -> Bounds:
-    """Of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be drawn."""
+    """Compute the bounds of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be
+    drawn."""
     lambda_, network, service = config.virtual.learners, config.network, config.service
     protocol = config.protocol.make(lambda_)
     per_update = protocol.gradients_per_update

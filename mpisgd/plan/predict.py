@@ -45,7 +45,7 @@ def pushes_per_update(config: Config) -> int:
 
 
 def _cut(config: Config, samples: int, out: Path) -> Config:
-    """The same configuration, over so many applied samples, for its timing alone."""
+    """Cut a configuration to so many applied samples, for its timing alone."""
     return replace(
         config,
         out=str(out),

@@ -17,7 +17,7 @@ def with_shards(config: Config, shards: int, placement: Placement) -> Config:
 
 
 def with_learners(config: Config, learners: int) -> Config:
-    """The same protocol among more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
+    """Take the same protocol to more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
 
     What stays the same of the protocol, it says itself (`ProtocolOptions.among`).
     """

@@ -24,13 +24,13 @@ class AsyncOptions(ProtocolOptions):
     """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
 
     most_staleness: int | None = None
-    """Gradients of more staleness than this are dropped; default: none is."""
+    """Drop gradients of more staleness than this; default: none."""
     modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; Async-Opt of [Chen16] has none."""
+    """Weight stale gradients, as in softsync; Async-Opt of [Chen16] has none."""
     warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+    """Let one learner make this many updates before the others join [Dean12 4.1]."""
     ramp: int = 0
-    """Updates after those over which the others join, one after the other, so that staleness grows slowly [Chen16 2.1]."""
+    """Let the others join one by one over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -33,15 +33,15 @@ class BackupOptions(ProtocolOptions):
     """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""
 
     N: int | None = None
-    """Gradients wanted for one update; default: lambda - b [Chen16 3]."""
+    """Make an update of this many gradients; default: lambda - b [Chen16 3]."""
     b: int | None = None
-    """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
+    """Number of backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
     late: Literal["drop", "apply"] = "drop"
-    """A late gradient: drop it [Chen16 Alg. 4]; or apply it with the next update, uncounted in N."""
+    """Drop late gradients [Chen16 Alg. 4], or apply them with the next update. They do not count in N."""
     abort: bool = False
-    """When an update is done, learners that are still computing are told, give up, and begin their mini-batch anew."""
+    """Tell learners that are still computing when an update is done. They give up, and begin their mini-batch anew."""
     modulation: str = "inverse"
-    """Weight of a late gradient that is applied, by its staleness, as in softsync."""
+    """Weight late gradients that are applied, as in softsync."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -25,16 +25,16 @@ class DownpourOptions(ProtocolOptions):
     """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
 
     n_push: int = 1
-    """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
+    """Sum the gradients of this many mini-batches into one push. The learner takes a step of plain SGD after each."""
     n_fetch: int | None = None
-    """Mini-batches after which new weights are pulled; a multiple of n_push (the default), so that a push comes from weights of
+    """Pull new weights after this many mini-batches; default: n_push. A multiple of n_push, so that a push comes from weights of
     one clock."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
+    """Set the learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
     modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
+    """Weight stale gradients, as in softsync; [Dean12] has none."""
     warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
+    """Let one learner make this many updates before the others join [Dean12 4.1]."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -19,7 +19,7 @@ from mpisgd.protocols.verdict import APPLY, Verdict
 
 @dataclass(frozen=True)
 class HardsyncOptions(ProtocolOptions):
-    """hardsync: all learners' gradients make one update; staleness 0, always [Zhang16 2.2, eq. 1]."""
+    """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
 
     @property
     def fresh(self) -> bool:

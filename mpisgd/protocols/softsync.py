@@ -25,10 +25,12 @@ class SoftsyncOptions(ProtocolOptions):
     """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
 
     n: int = 1
-    """Splitting parameter n, 1 <= n <= lambda; the mean staleness comes out near n [Zhang16 2.2]."""
+    """Split lambda by n: floor(lambda/n) gradients make one update [Zhang16 2.2]. The mean staleness comes out near n; 1 <= n <=
+    lambda."""
     modulation: str = "inverse"
-    """Weight of a gradient of staleness tau: none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one =
-    1/(tau + 1); exponential:B = exp(-B tau) (Chan and Lane 2014); package.module:function of (tau, clock)."""
+    """Weight stale gradients: none, inverse, inverse_plus_one, exponential:B, or your function. A gradient of staleness tau has
+    weight none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one = 1/(tau + 1); exponential:B = exp(-B tau)
+    (Chan and Lane 2014); package.module:function of (tau, clock)."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

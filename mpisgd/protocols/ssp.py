@@ -31,13 +31,14 @@ class SspOptions(ProtocolOptions):
     """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""
 
     slack: int = 3
-    """s: a learner that has pushed more than s gradients more than the slowest gets no weights until that one has caught up."""
+    """Let no learner be more than this many mini-batches (s) ahead of the slowest. One that is gets no weights until that one has
+    caught up."""
     modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Ho13] has none."""
+    """Weight stale gradients, as in softsync; [Ho13] has none."""
     get_model_frequency: int = 1
-    """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
+    """Pull new weights after this many mini-batches [ElasticDL]. Between, the learner steps by itself, by plain SGD."""
     local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
+    """Set the learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

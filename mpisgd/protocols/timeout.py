@@ -19,11 +19,11 @@ class TimeoutOptions(ProtocolOptions):
     """timeout: N gradients make one update, or after a time-out those that are there, at least N_min [Chen16 6]."""
 
     N: int | None = None
-    """Gradients wanted for one update; default: lambda."""
+    """Make an update of this many gradients; default: lambda."""
     N_min: int = 1
-    """Gradients that are enough once the time is over, 1 <= N_min <= N."""
+    """Make it of this many once the time is over, 1 <= N_min <= N."""
     timeout_s: float = 1.0
-    """Seconds after the update before (or the start)."""
+    """Seconds from the previous update (or the start) to the time-out."""
 
     def __post_init__(self) -> None:
         at_least(self, "protocol.", N=1, N_min=1, timeout_s=0)

@@ -31,11 +31,11 @@ class VersionedOptions(ProtocolOptions):
     """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""
 
     grads_to_wait: int | None = None
-    """Gradients that make one update, 1 <= grads_to_wait <= lambda; default: lambda [ElasticDL]."""
+    """Make an update of this many gradients, 1 to lambda; default: lambda [ElasticDL]."""
     tolerance: int = 0
-    """Staleness that is still taken. Above 0 a learner may compute on slices of different clocks."""
+    """Take gradients up to this staleness. Above 0 a learner may compute on slices of different clocks."""
     modulation: str = "inverse"
-    """Weight of a gradient that is taken, by its staleness, as in softsync."""
+    """Weight stale gradients that are taken, as in softsync."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -1,4 +1,4 @@
-"""How many nodes, and ranks on each, a configuration's roles need; what cannot be is refused before a job waits in a queue."""
+"""Nodes, and ranks on each, that a configuration's roles need; what cannot be is refused before a job waits in a queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpisgd.roles import Roles
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asks for; None is worked out from the rest."""
+    """Sizes that the user asks for; None is worked out from the rest."""
 
     nodes: int | None = None
     tasks_per_node: int | None = None

@@ -1,4 +1,4 @@
-"""What does not go together is refused alike by every way in, and the documentation's table is the one that they ask."""
+"""What does not go together is refused alike by every way in; the documentation's page of it is made from the same table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from mpisgd.run import Rank
 from mpisgd.simulate.job import Job
 from mpisgd.world import World
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
 LEARNERS = 4
 
 #: Each protocol, and what its own options change.
@@ -153,25 +152,3 @@ def test_every_pair_can_come_up() -> None:
             config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)
-
-
-def test_the_documentation_has_the_table() -> None:
-    """`python -m tests.unit.test_compatibility` renews it."""
-    assert DOCUMENT.read_text() == document()
-
-
-def document() -> str:
-    head = """# What does not go together
-
-`mpisgd train`, `simulate`, `submit`, `--print-config` and `mpisgd.train()` refuse these pairs alike, before anything is started;
-a configuration that has several of them is told of all at once. What depends on the number of ranks (n, N, b, stragglers, shards)
-is checked where that is known: by `submit`, by `simulate`, and by `train` when it starts.
-
-This is `REFUSED` of `mpisgd/compatibility.py`; `python -m tests.unit.test_compatibility` renews this page, and a test compares it.
-
-"""
-    return head + compatibility.table()
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(document())
