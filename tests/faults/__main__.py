@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.faults import summary
+from tests.faults.job import stop_orderly
 
 #: Campaign -> how many runs. Seconds per run on two quiet cores stand in results/faults/README.md.
 BESIDE_THE_SOAK = {"flips": 1000, "fuzz": 45, "power": 21, "cuts": 12}
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True, help="the directory of their files")
     parser.add_argument("--count", type=int, help="runs of each, and minutes of the soak; default: what each is meant to have")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    stop_orderly()
     begun_s, failed = time.monotonic(), []
     under_way: list[subprocess.Popen[bytes]] = []
 

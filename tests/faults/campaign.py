@@ -7,7 +7,6 @@ import collections
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import numpy as np
 from mpisgd import config_file
 from mpisgd.bench.machine import write
 from mpisgd.launch import mpirun
-from tests.faults.job import end_all
+from tests.faults.job import end_all, stop_orderly
 from tests.faults.where import machine
 
 
@@ -170,7 +169,7 @@ def main(name: str, about: str, count: int, execute: Execute, argv: list[str]) -
     parser.add_argument("--out", type=Path, help=f"a directory for {name}.json")
     parser.add_argument("--keep", type=Path, help="a directory for what failed runs left")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    stop_orderly()
     where = machine(mpi=launcher())
     head = {"seed": options.seed, "commit": where["commit"]}
     out = options.out / f"{name}.json" if options.out is not None and options.only is None else None

@@ -22,6 +22,18 @@ GONE_S = 10.0
 _UNDER_WAY: list[Job] = []
 
 
+def stop_orderly() -> None:
+    """From now on the first SIGINT or SIGTERM ends this process by SystemExit; no other disturbs what it then does, `end_all`."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
 def end_all() -> None:
     """Kill what is left of jobs whose end nobody has waited for: the campaign was stopped, or did not come so far."""
     for job in list(_UNDER_WAY):

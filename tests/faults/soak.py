@@ -24,7 +24,7 @@ from mpisgd.bench.machine import write
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from tests.faults.campaign import configured, kept, launcher
-from tests.faults.job import Job, end_all
+from tests.faults.job import Job, end_all, stop_orderly
 from tests.faults.where import machine
 
 SETTLED_S = 120.0
@@ -59,8 +59,8 @@ def resident(pid: int) -> dict[str, float]:
 
 
 def flat(seconds: list[float], mib: list[float]) -> tuple[float, float]:
-    """Medians of the first and of the last quarter of what lies after SETTLED_S."""
-    late = np.array(mib)[np.array(seconds) >= SETTLED_S]
+    """Medians of the first and of the last quarter of what lies after SETTLED_S; of a shorter soak, after its first half."""
+    late = np.array(mib)[np.array(seconds) >= min(SETTLED_S, seconds[-1] / 2)]
     quarter = max(1, len(late) // 4)
     return float(np.median(late[:quarter])), float(np.median(late[-quarter:]))
 
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--count", type=float, default=30.0, help="minutes")
     parser.add_argument("--out", type=Path, help="a directory for soak.json")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    stop_orderly()
     head = {"seed": 1, "commit": machine()["commit"]}
     found = kept(options.out / "soak.json", head) if options.out is not None else {}
     if found.get("count", 0) < options.count:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import pytest
 
 from tests.faults import campaign
 from tests.faults.campaign import Found
+
+ROOT = Path(__file__).parents[2]
 
 
 class Runs:
@@ -38,7 +43,7 @@ class Runs:
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "launcher", lambda: "mpirun")
     monkeypatch.setattr(campaign, "machine", lambda mpi: {"commit": "abc1234", "mpi": mpi})
-    monkeypatch.setattr(campaign.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(campaign, "stop_orderly", lambda: None)
 
 
 def main(runs: Runs, out: Path, *words: str) -> int:
@@ -65,6 +70,26 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert runs.done == [5]
     assert table(parts) == table(whole)
     assert [path.name for path in parts.iterdir()] == ["try.json"]
+
+
+STOPPED = """
+import os, signal, sys, time
+from tests.faults import job
+job.stop_orderly()
+try:
+    os.kill(os.getpid(), signal.Signals(int(sys.argv[1])))
+    time.sleep(10)
+finally:
+    for other in (signal.SIGTERM, signal.SIGINT):  # of whoever started it, and of its terminal
+        os.kill(os.getpid(), other)
+    print("all jobs are ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_stops_it_twice_stops_it_once(number: int) -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED, str(int(number))], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (128 + number, "all jobs are ended\n"), done.stderr
 
 
 def test_one_that_is_whole_is_only_told(tmp_path: Path) -> None:
