@@ -53,14 +53,14 @@ types: $(READY)  ## mypy, strict
 REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
 
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
-	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi $(REAL_JOBS:%=--ignore=%) $(ARGS)
+	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%) $(ARGS)
 
 # Two at a time, since much of it is waiting; then those that measure seconds, by themselves. ARGS may select none of either (5).
-TEST_MPI = $(IN_VENV) python -m pytest tests/mpi $(REAL_JOBS)
-test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), and those of a real SLURM, where there is one
-	first=0; $(TEST_MPI) -m 'not alone' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
+TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
+test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
+	first=0; $(TEST_MPI) -m 'not alone and not long' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
 	  [[ $$first == [05] ]] || exit $$first; \
-	  second=0; $(TEST_MPI) -m alone $(ARGS) || second=$$?; \
+	  second=0; $(TEST_MPI) -m 'alone and not long' $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
 
 compiled: $(READY)  ## the virtual cluster compiled in place, about three times as fast; again after each edit (needs a C compiler)
@@ -106,6 +106,8 @@ gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it
 # Within two hours on two cores; stopped and begun again on the same commit it goes on where it was. COUNT=2: two runs of each.
 faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files, every bad input; into results/faults (Open MPI)
 	$(IN_VENV) python -m tests.faults --out results/faults $(if $(COUNT),--count $(COUNT))
+	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; \
+	  else echo "nodes: left out: only root makes network namespaces"; fi
 	$(IN_VENV) python -m tests.faults.bad_input
 
 faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits

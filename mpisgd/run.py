@@ -267,11 +267,10 @@ class Rank:
 
     def _call_usher(self) -> None:
         """By the first rank of each node, once rank 0 has said that the job runs."""
-        hosts, launcher = self.world.hosts, Siblings().mpirun
+        hosts = self.world.hosts
         if self.rank == hosts.index(hosts[self.rank]):
             pids = [pid for pid, host in zip(self.world.pids, hosts, strict=True) if host == hosts[self.rank]]
-            is_first = self.rank == 0
-            usher.call(self._running, self._job, pids, pids[0] * is_first, launcher * is_first)
+            usher.call(self._running, self._job, pids, pids[0] * (self.rank == 0), Siblings().launcher_of_this_job)
 
     def _leave(self, away: Iterable[int] = ()) -> None:
         """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""

@@ -98,13 +98,13 @@ class Siblings:
         return lost
 
     @property
-    def mpirun(self) -> int:
-        """The launcher, where it is `mpirun` itself and no daemon of its: a job of it is called after its process."""
-        return self.launcher if self._job.startswith("prterun-") and f"-{self.launcher}@" in self._job else 0
+    def launcher_of_this_job(self) -> int:
+        """The launcher; 0 where it serves several jobs."""
+        return self.launcher if self._job.startswith("prterun-") else 0
 
     def end_job(self) -> None:
         """Tell the launcher to end the job; not one that serves several jobs."""
-        if self.launcher and self._job.startswith("prterun-"):
+        if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
                 os.kill(self.launcher, signal.SIGTERM)
 
@@ -114,7 +114,7 @@ class Siblings:
         It waits for its daemons, and for one behind a link that is down as long as TCP does.
         A process of its own does that: this one will be gone.
         """
-        if self.launcher and self._job.startswith("prterun-"):
+        if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
                 began = self._stat(self.launcher)[_BEGAN]
                 same = f"$(sed 's/.*)//' {self._proc}/{self.launcher}/stat | cut -d ' ' -f {_BEGAN + 2})"

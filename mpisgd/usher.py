@@ -6,8 +6,10 @@ each node, its usher, which is none of MPI's, looks now and then whether the job
 A rank that has come to the end in order says so, and is no longer its business.
 
 The job is over when the file RUNNING is gone from the run's directory: rank 0 removes it at the end, and, however rank 0 ends, the
-usher of its node. Where mpirun is on that node, too, and hears no more of another one, since a link is down, it waits for that
-one's ranks for ever: so where a rank was given up mpirun is told to end, `LAUNCHER_S` after the last rank here.
+usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as
+TCP is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed,
+the usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
+leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed.
 
 Limits: the directory lies on a file system that all nodes see. Where a node's network is down and the file system with it, its
 usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
@@ -16,6 +18,7 @@ usher waits until that is back. Where rank 0's node loses its power, nobody remo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
@@ -28,10 +31,14 @@ from pathlib import Path
 
 GRACE_S = 5.0
 """Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
-LAUNCHER_S = 10.0
+LAUNCHER_S = 8.0
 """More than the other nodes' ushers take."""
+FORCE_S = 5.0
+"""Seconds for mpirun to leave, before it is killed."""
 LOOK_S = 0.5
 
+_PIDFD_GETFD = 438
+"""The number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
 """What tells a process that it is a rank."""
 
@@ -70,7 +77,7 @@ def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher:
         job: a name of the job, which that file holds; no other job has it.
         pids: the ranks of this node.
         first: that of rank 0, where it is one of them.
-        launcher: that of mpirun, where that is on the node of rank 0.
+        launcher: that of mpirun, or its daemon on this node, where it serves no other job; 0 = not known.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
         door.bind(_address(job))
@@ -118,6 +125,13 @@ class Process:
     def lives(self) -> bool:
         return self._began != "" and self._look() == self._began
 
+    def lives_on(self, within_s: float) -> bool:
+        """Whether it is still there then; False as soon as it is not."""
+        until_s = time.monotonic() + within_s
+        while self.lives and time.monotonic() < until_s:
+            time.sleep(0.1)
+        return self.lives
+
     def send(self, signum: int) -> None:
         if self.lives:
             with contextlib.suppress(ProcessLookupError):
@@ -159,8 +173,9 @@ class Usher:
         until_s = time.monotonic() + GRACE_S
         while self._hear(0.05) and time.monotonic() < until_s:
             pass
-        for rank in self._inside.values():
+        for rank in (rank for rank in self._inside.values() if rank.lives):
             rank.send(signal.SIGKILL)
+            self._stranded = True
         if self._launcher is not None and self._stranded:
             self._end(self._launcher)
 
@@ -183,10 +198,29 @@ class Usher:
         """`LAUNCHER_S` after the last rank here is gone."""
         while any(rank.lives for rank in self._ranks):
             time.sleep(LOOK_S)
-        until_s = time.monotonic() + LAUNCHER_S
-        while launcher.lives and time.monotonic() < until_s:
-            time.sleep(LOOK_S)
-        launcher.send(signal.SIGTERM)
+        if launcher.lives_on(LAUNCHER_S):
+            hang_up(launcher.pid)
+            if launcher.lives_on(FORCE_S):
+                launcher.send(signal.SIGKILL)
+
+
+def hang_up(pid: int) -> None:
+    """End a process's connections to other machines, as seen from both ends."""
+    with contextlib.suppress(OSError):  # it has ended, or is not ours
+        process = os.pidfd_open(pid)
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                copy = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, int(path.name), 0)
+                if copy >= 0 and str(path.readlink()).startswith("socket:"):
+                    _end_connection(socket.socket(fileno=copy))
+                elif copy >= 0:
+                    os.close(copy)
+
+
+def _end_connection(end: socket.socket) -> None:
+    with end:
+        if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[0] != end.getsockname()[0]:
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def main(words: Sequence[str]) -> None:

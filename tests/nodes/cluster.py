@@ -191,7 +191,7 @@ class Cluster:
         """All that run there, as they are called here; but for what makes the node."""
         pids = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - self._own
         here = _namespace(self._holders[node])
-        return sorted(pid for pid in pids if _namespace(pid) == here)
+        return sorted(pid for pid in pids if here and _namespace(pid) == here)
 
     def nbytes(self, node: int) -> tuple[int, int]:
         """How many a node has sent and received."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,8 +44,10 @@ class Job(job.Job):
     def end(self, timeout_s: float) -> int | None:
         """The same; nothing is left on any node afterwards, and `left_s` is None where something had to be killed."""
         status = super().end(timeout_s)
-        left = self.left()
-        if left and status is not None:
+        until_s = time.monotonic() + (job.GONE_S if status is not None else 0.0)
+        while (left := self.left()) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        if left:
             self.left_s = None
         for pid in (pid for pids in left.values() for pid in pids):
             with contextlib.suppress(ProcessLookupError):

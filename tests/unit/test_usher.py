@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
     monkeypatch.setattr(usher, "LOOK_S", 0.02)
     monkeypatch.setattr(usher, "GRACE_S", 0.1)
     monkeypatch.setattr(usher, "LAUNCHER_S", 0.1)
+    monkeypatch.setattr(usher, "FORCE_S", 0.1)
     running, job = tmp_path / "RUNNING", usher.name("here", os.getpid(), str(tmp_path))
     usher.announce(running, job)
     return running, job
@@ -47,6 +49,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
 
 def lives(pid: int) -> bool:
     return Process(pid).lives
+
+
+def goes(pid: int) -> bool:
+    """Whether a process that was sent a signal ends."""
+    return not Process(pid).lives_on(END_S)
 
 
 @contextlib.contextmanager
@@ -80,7 +87,7 @@ def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
         assert thread.is_alive()
         assert lives(stopped), "the job runs"
         usher.retract(*job)
-    assert not lives(stopped)
+    assert goes(stopped)
     assert lives(in_order), "it may do what it wants, after the run"
 
 
@@ -89,8 +96,8 @@ def test_when_rank_0_is_gone_without_order_the_job_is_over_on_all_nodes(job: tup
     with attending(job, [first, other], first, launcher):
         os.kill(first, signal.SIGKILL)
     assert not job[0].exists(), "which tells the other nodes"
-    assert not lives(other)
-    assert not lives(launcher), "it waits for ranks that it cannot hear of"
+    assert goes(other)
+    assert goes(launcher), "it waits for ranks that it cannot hear of"
 
 
 @pytest.mark.parametrize("given_up", [False, True])
@@ -105,7 +112,7 @@ def test_the_launcher_is_ended_only_where_another_node_may_hang(
             thread.join(0.5)
             assert lives(launcher), "as long as a rank of this node is there"
         os.kill(first, signal.SIGKILL)
-    assert lives(launcher) != given_up
+    assert goes(launcher) if given_up else lives(launcher)
 
 
 def test_a_file_of_another_job_is_left(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
@@ -114,7 +121,7 @@ def test_a_file_of_another_job_is_left(job: tuple[Path, str], sleeper: Callable[
     usher.announce(running, "another attempt")
     with attending(job, [first, other], first):
         pass
-    assert not lives(other), "this job is over"
+    assert goes(other), "this job is over"
     assert running.read_text() == "another attempt"
     usher.retract(*job)
     assert running.exists()
@@ -142,6 +149,33 @@ def test_one_that_has_the_number_of_a_rank_is_left(tmp_path: Path) -> None:
     stat.unlink()
     assert not rank.lives
     assert not Process(1, tmp_path).lives
+
+
+CONNECTED = """
+import socket, sys
+far = socket.create_connection(("127.0.0.2", int(sys.argv[1])))  # the other end has another address
+own = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+file = open("/dev/null")
+print("connected", flush=True)
+far.settimeout(30)
+assert far.recv(1) == b""
+own.sendall(b"x")
+print("ended", flush=True)
+"""
+
+
+def test_connections_to_other_machines_end_and_no_others() -> None:
+    with socket.create_server(("", 0)) as server:
+        words = [sys.executable, "-c", CONNECTED, str(server.getsockname()[1])]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        (far, _), (own, _) = server.accept(), server.accept()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        usher.hang_up(process.pid)
+        assert process.communicate(timeout=END_S)[0] == "ended\n"
+        with far, own:
+            assert far.recv(1) == b""
+            assert own.recv(1) == b"x"
 
 
 def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(

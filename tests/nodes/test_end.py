@@ -1,0 +1,82 @@
+"""Real ranks on several nodes: a link is cut, a learner alone on its node hangs, and the job ends for everybody."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpisgd import replay
+from mpisgd.records.reader import Run
+from tests.nodes.cluster import Cluster
+from tests.nodes.job import Job
+
+SPREAD = (2, 1, 1)
+"""A shard and a learner on the first node, a learner alone on each other one."""
+FAR = 2
+"""A node, and the learner on it; its rank is one more."""
+LIMIT_S = 60.0
+COMMON = {
+    "threads": "1",
+    "log.progress": "plain",
+    "log.progress-s": "0.1",
+    "straggler.delay": "constant",
+    "straggler.delay-mean-s": "0.01",
+}
+
+
+@pytest.fixture
+def cluster(open_mpi: None) -> Iterator[Cluster]:
+    with Cluster(len(SPREAD)) as made:
+        yield made
+
+
+def begin(cluster: Cluster, out: Path, *options: str, **more: str) -> Job:
+    settings = COMMON | {"out": str(out)} | {name.replace("__", ".").replace("_", "-"): value for name, value in more.items()}
+    job = Job(cluster, SPREAD, [word for name, value in settings.items() for word in (f"--{name}", value)], options)
+    try:
+        job.wait_for("epoch ")
+    except TimeoutError:
+        job.end(0)
+        raise
+    return job
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
+def test_a_cut_link_ends_a_fail_fast_job_on_both_sides(cluster: Cluster, tmp_path: Path, protocol: str) -> None:
+    job = begin(cluster, tmp_path / "run", protocol=protocol, epochs="10000", faults__patience_s="5")
+    cluster.cut(FAR)
+    assert job.end(LIMIT_S) not in (0, None), job.text
+    assert job.left_s is not None, job.text
+    assert "has heard nothing of" in job.text
+    assert not (tmp_path / "run" / "DONE").exists()
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("cut off", marks=pytest.mark.long)])
+def test_a_learner_that_hangs_alone_on_its_node_does_not_hold_up_the_end(cluster: Cluster, tmp_path: Path, how: str) -> None:
+    out = tmp_path / "run"
+    job = begin(cluster, out, "--with-ft", "ulfm", epochs="3", faults__patience_s="1")
+    if how == "stopped":
+        job.send(FAR + 1, signal.SIGSTOP)
+    else:
+        cluster.cut(FAR)
+    assert job.end(LIMIT_S) == 0, job.text
+    assert job.left_s is not None, "nothing is left on any node"
+    run = Run(out)
+    assert run.done is not None
+    assert all(books.balanced for books in run.books())
+    assert not (out / "RUNNING").exists()
+    assert replay.replay(out).lines()[-1].startswith("identical")
+
+
+def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(cluster: Cluster, tmp_path: Path) -> None:
+    job = begin(cluster, tmp_path / "run", "--with-ft", "ulfm", epochs="10000", faults__patience_s="1")
+    job.send(FAR + 1, signal.SIGSTOP)
+    job.wait_for(f"learner {FAR} was not heard of")
+    job.send(0, signal.SIGKILL)
+    assert job.end(LIMIT_S) not in (0, None), job.text
+    assert job.left_s is not None, "nothing is left on any node"
+    assert not (tmp_path / "run" / "DONE").exists()
