@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from mpisgd.errors import ProtocolError
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Computes(ABC):
@@ -61,7 +63,11 @@ class Travels(Computes):
     wire_gradients: Any
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
+        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`.
+
+        Raises ProtocolError unless a stage says how: it may keep memory of the one below, which nobody else sees then.
+        """
+        raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
