@@ -44,7 +44,7 @@ def settings(out: Path) -> dict[str, Any]:
         "mu": 8,
         "alpha0": 0.001,
         "threads": 1,
-        "straggler": {"delay": "constant", "delay_mean_s": 0.002},  # for what runs beside it
+        "straggler": {"delay": "constant", "delay_mean_s": 0.01},  # for what runs beside it
         "evaluation": {"train": False, "every_epochs": 50.0},
         "log": {"progress": "plain", "progress_s": 5.0},
         "checkpoint": {"every_updates": 5_000},
