@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
     "train": "train a model; start it by mpirun",
-    "simulate": "the same training on a virtual cluster, in virtual time",
-    "report": "tables and figures of one run",
-    "compare": "several runs side by side",
-    "timeline": "who computed, waited, sent and received when: a Chrome trace",
+    "simulate": "train on a virtual cluster, in virtual time",
+    "report": "print tables and draw figures of one run",
+    "compare": "put several runs side by side",
+    "timeline": "write a Chrome trace: who computed, waited, sent and received when",
     "replay": "recompute a run serially from its log, and compare bit for bit",
-    "plan": "from runs: which protocol, N, b or n, and how many shards",
-    "submit": "a batch script for SLURM or LSF from a configuration, printed or submitted",
+    "plan": "predict from runs: which protocol, N, b or n, and how many shards",
+    "submit": "print or submit a batch script for SLURM or LSF",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",
-    "demo": "three small runs that show what staleness does",
+    "demo": "train three small runs that show what staleness does",
 }
 
 _PATIENCE_S = 20.0

@@ -50,7 +50,7 @@ def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
 
 
 class Member:
-    """One rank of a team: a gradient of its own, and its part in the sum.
+    """A rank's part in its team: its own gradient, and its share of the sum.
 
     `weights`, the team's, and `summed`, the first slot, are both (parameters,) float32, or, where only sizes travel, what stands
     for them. After `disband` they are not to be looked at.
@@ -101,7 +101,7 @@ class Member:
         return losses, int(sum(samples))
 
     def add(self) -> None:
-        """This rank's part of the sum; whether it is finite, others ask."""
+        """Add this rank's part of the sum. Others ask whether it is finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             for part in self._parts[1:]:
                 np.add(self._parts[0], part, out=self._parts[0])
@@ -114,7 +114,7 @@ class Member:
 
 
 class Leader(Travels):
-    """What the learner's loop asks of a gradient, done by the whole team.
+    """The gradient of a whole team, as the learner's loop asks for it.
 
     Args:
         drop_nonfinite: a sum that is not finite is to be dropped by all shards alike.
@@ -131,7 +131,7 @@ class Leader(Travels):
         self._member.gradient.prepare(seq)
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Nobody gives up alone: protocols that abort have no teams (`roles.of_job`)."""
+        """Do nothing: protocols that abort have no teams (`roles.of_job`), so no rank gives up alone."""
 
     def compute(self, seq: int) -> float:
         """Compute the team's gradients and their sum; returns its loss."""

@@ -29,7 +29,7 @@ SAMPLES = 6
 """So many of each split are looked at: the first, the last, and others that the seed names."""
 
 _TOLERANCE = 1e-3
-"""Of sums, as a share of the norm: other draws differ by about the norm itself."""
+"""Tolerance of sums, as a share of the norm. Other draws differ by about the norm itself."""
 _CHUNK = 1 << 17
 _OF_A_LOSS = 1e-2
 """GPUs of different kinds may differ in the third digit."""
@@ -45,7 +45,7 @@ Facts = Mapping[str, "str | float | Rough"]
 
 
 class Rough(NamedTuple):
-    """What a tensor of floats is like: its norm, and sums of all elements, of every second one, of first halves."""
+    """Fingerprint of a float tensor: its norm, and sums of all elements, of every second one, of first halves."""
 
     norm: float
     total: float

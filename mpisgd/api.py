@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpisgd import config_file
+from mpisgd import trust as consent
 from mpisgd.config import Config, replace
 from mpisgd.imports import refuse_in_import
 
@@ -24,6 +25,7 @@ def train(
     config: str | Path | Mapping[str, Any] | Config | None = None,
     comm: MPI.Intracomm | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
 ) -> Outcome:
     """Train; every rank of the job calls this with the same arguments.
 
@@ -33,10 +35,11 @@ def train(
         loss: callable of (output, target) -> scalar tensor. Default: the configuration's loss.
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
-        config: a TOML file, a nested mapping of the same shape, or a `Config`.
+        config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.resume`). `config`
             is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
-            ended is returned.
+            ended is returned. The code that the run names is imported only where it is brought here, or named in `config`.
+        trust: import what the run names all the same (`mpisgd.trust`).
         comm: an mpi4py communicator; default: all ranks.
 
     Returns:
@@ -53,6 +56,7 @@ def train(
     refuse_in_import("mpisgd.train()")
     objects = {"model": model, "data": data, "loss": loss}
     path = None if resume is None else Path(resume)
+    of_the_run = config is None and not trust
     if config is None and path is not None:
         config = config_file.of_run(path)
     elif config is None:
@@ -60,7 +64,7 @@ def train(
     elif isinstance(config, Mapping):
         config = config_file.from_mapping(config)
     elif not isinstance(config, Config):
-        config = config_file.read(config)
+        config = consent.read(config, trust)
     if path is not None:
         from mpisgd.naming import PARTS
         from mpisgd.resume import as_many_shards_as_ranks, check_changes, finished
@@ -71,6 +75,10 @@ def train(
         outcome = finished(path)
         if outcome is not None:
             return outcome
+        if of_the_run:
+            names = consent.names_of(config)
+            brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
+            consent.check(path, config, brought, consent.resume_line(path, config))
         config = as_many_shards_as_ranks(path, config)
     from mpisgd.mpi import MPI
     from mpisgd.parts import Brought

@@ -1,4 +1,4 @@
-"""Which learners owe a shard something, and since when."""
+"""Learners that owe a shard something, and since when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Attendance:
         self._since_s = [0.0] * lambda_
         self._owes_push = [False] * lambda_
         self.look_s = math.inf
-        """When to look again who is overdue."""
+        """Second at which to look again who is overdue."""
 
     def begin(self, now_s: float) -> None:
         """All owe their first pull."""
@@ -31,17 +31,17 @@ class Attendance:
         self.look_s = now_s + self.patience_s / 4
 
     def pushed(self, learner_id: int, now_s: float) -> None:
-        """It owes a pull."""
+        """Note that it has pushed, and owes a pull."""
         self._since_s[learner_id] = now_s
         self._owes_push[learner_id] = False
 
     def given(self, learner_id: int, now_s: float) -> None:
-        """It has been given weights, and owes a push."""
+        """Note that it has been given weights, and owes a push."""
         self._since_s[learner_id] = now_s
         self._owes_push[learner_id] = True
 
     def waits(self, learner_id: int) -> None:
-        """It has asked for weights, and waits."""
+        """Note that it has asked for weights, and waits."""
         self._since_s[learner_id] = math.inf
 
     def owes_push(self, learner_id: int) -> bool:
@@ -53,5 +53,5 @@ class Attendance:
         return max(0.0, now_s - self._since_s[learner_id])
 
     def overdue(self, among: Iterable[int], now_s: float) -> list[int]:
-        """Those of whom too little has been heard for too long."""
+        """List those of whom too little has been heard for too long."""
         return [learner_id for learner_id in sorted(among) if now_s - self._since_s[learner_id] > self.patience_s]

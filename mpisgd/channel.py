@@ -27,6 +27,7 @@ from mpisgd.chunks import chunks_of
 from mpisgd.communicator import Buffer, Communicator, Pattern
 from mpisgd.errors import PeerError
 from mpisgd.messages import (
+    NOTHING_MORE,
     Ending,
     Fields,
     GaveUp,
@@ -54,6 +55,7 @@ _PUSH: Final[int] = Tag.PUSH
 _PULL: Final[int] = Tag.PULL
 _ANSWER: Final[int] = Tag.ANSWER
 _GOES_ON: Final[int] = Ending.NONE
+_LAST_ENDING: Final[int] = Ending.INTERRUPTED
 _REJECT: Final[int] = Kind.REJECT
 _NEVER: Final = math.inf
 _TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
@@ -171,6 +173,8 @@ class ShardChannel:
             _, seq = fields
             return GaveUp(sender, seq)
         if tag == Tag.SNAPSHOT_PULL:
+            if fields[0] < NOTHING_MORE:
+                raise PeerError(f"rank {source} pulled snapshot {fields[0]}: expected {NOTHING_MORE} or more", source)
             if source != self._evaluator_rank:
                 self._succeeds(source)
             return SnapshotPull(*fields)
@@ -431,10 +435,10 @@ class LearnerChannel:
             sender, clock, stopped, verdict, notices, nbytes = fields
             began_ns = began_ns or wire.now_ns()
             expected = 0 if stopped else self._weights_nbytes[shard]
-            if sender != shard or nbytes != expected or (clock < min_clock and not stopped):
+            if sender != shard or nbytes != expected or (clock < min_clock and not stopped) or stopped > _LAST_ENDING:
                 raise PeerError(
-                    f"answer of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock};"
-                    f" expected shard {shard}, {expected} bytes, clock >= {min_clock}"
+                    f"ANSWER of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock}, ending {stopped};"
+                    f" expected shard {shard}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
                 )
             wire.finish(answer)
             while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
@@ -455,6 +459,8 @@ class LearnerChannel:
 
     def _take_notice(self, shard: int) -> int:
         """The clock that a shard has told; waits for it."""
+        if not self._notices[shard]:
+            raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
         posted = self._notices[shard].popleft()
         fields: tuple[int, int] = self._wire.header(posted)
         self._wire.finish(posted)

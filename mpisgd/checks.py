@@ -22,7 +22,7 @@ def at_least(options: object, prefix: str, **least: float) -> None:
 
 
 def at_least_each(options: object, prefix: str, bound: float, *names: str) -> None:
-    """The same of every value in tables of numbers."""
+    """Check every value in tables of numbers, as `at_least` does."""
     for name in names:
         for key, value in getattr(options, name).items():
             require(math.isfinite(value) and value >= bound, f"{prefix}{name}[{key}]", value, f"a finite number >= {bound}")

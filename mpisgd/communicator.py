@@ -1,4 +1,4 @@
-"""What the channels ask of a communicator. On a cluster it is `wire.Wire`, over MPI; in virtual time `virtual.wire.VirtualWire`.
+"""The communicator's interface, as the channels use it: `wire.Wire` over MPI, `virtual.wire.VirtualWire` in virtual time.
 
 Every call blocks until what it says is done, or begins something that `header` and `finish` wait for. A rank's own code between
 two calls depends on nothing but what it was sent: so the loops cannot know which world they are in.
@@ -19,7 +19,7 @@ Pattern = tuple[int | None, int | None]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Buffer(Protocol):
-    """What a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
+    """Memory that a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
 
     @property
     def nbytes(self) -> int: ...
@@ -27,7 +27,8 @@ class Buffer(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Communicator(Protocol):
-    """One rank's end. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after it."""
+    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
+    it."""
 
     rank: int
     signal: int
@@ -50,7 +51,7 @@ class Communicator(Protocol):
         """
 
     def aside(self, body: Any) -> Any:
-        """What to send in the place of a body that will soon be another: itself, or a copy, where the receivers may take long.
+        """Give what to send in the place of a body that will soon change: itself, or a copy, where the receivers may take long.
 
         `finish` does not wait for what is sent of a copy. It must be called for all of it before the next copy is made.
         """
@@ -96,7 +97,7 @@ class Communicator(Protocol):
         """
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """The same, but None where no such message has come by that nanosecond."""
+        """Take a message as `take` does; None where no such message has come by that nanosecond."""
 
     def take_body(self, *bodies: Any) -> bool:
         """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
@@ -105,7 +106,7 @@ class Communicator(Protocol):
         """
 
     def give_up(self, rank: int) -> None:
-        """Nobody will wait for this rank any more, not even at the end."""
+        """Wait for this rank no more, not even at the end."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""
@@ -148,7 +149,7 @@ class Node(Protocol):
     """
 
     place: int
-    """Of this rank, from 0."""
+    """Number of this rank, from 0."""
     places: int
 
     def vectors(self, count: int, size: int) -> list[Any]:

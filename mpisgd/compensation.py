@@ -65,11 +65,11 @@ class Compensation:
 
     @property
     def copies(self) -> int:
-        """How many are kept now."""
+        """Number of copies that are kept now."""
         return len(self._copies)
 
     def state(self, summing: bool = False) -> dict[str, Tensor]:
-        """What outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.
+        """State that outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.
 
         `summing`: as it was before the sum in the making, of which something was corrected.
         """

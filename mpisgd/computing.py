@@ -1,6 +1,6 @@
-"""What the loops ask of what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or where only sizes travel.
+"""Interfaces between the loops and what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or sizes alone.
 
-And what a gradient tells in return, where layers are exchanged one by one.
+`Exchanges` is what a gradient tells in return, where layers are exchanged one by one.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from mpisgd.errors import ProtocolError
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Computes(ABC):
-    """What a learner's loop asks of its gradient; after `compute`, it lies where the channel sends it from."""
+    """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
 
     samples: int
-    """Of the mini-batch computed last."""
+    """Samples of the mini-batch computed last."""
     rounded: float = 0.0
-    """What was rounded off its gradient, as a share of its norm (`rounding.py`)."""
+    """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
 
     @abstractmethod
     def prepare(self, seq: int) -> None:
@@ -43,7 +45,7 @@ class Computes(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Exchanges(Protocol):
-    """What is told of a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
+    """Listener to a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
 
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
@@ -61,19 +63,23 @@ class Travels(Computes):
     wire_gradients: Any
 
     def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
+        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`.
+
+        Raises ProtocolError unless a stage says how: it may keep memory of the one below, which nobody else sees then.
+        """
+        raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Updates(ABC):
-    """What a shard's loop asks of its slice: the sum of gradients in the making, and the weights."""
+    """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
 
     scratch: Any
     """The gradient that was taken in last; (slice,) float32."""
     weights: Any
     averaged: Any
     compensation: Any
-    """What corrects stale gradients (`compensation.Compensation`), or None."""
+    """Correction of stale gradients (`compensation.Compensation`), or None."""
     cached: bool
     """Whether the slice is so small that each gradient is checked at once."""
     checks_sums: bool
@@ -83,12 +89,12 @@ class Updates(ABC):
     samples: int
     """Applied so far."""
     learning_rate: float
-    """Of the next update."""
+    """Learning rate of the next update."""
 
     @property
     @abstractmethod
     def inbox(self) -> Any:
-        """Where the next gradient is received, (slice,): `scratch`, or memory of the type that it travels in."""
+        """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
     def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
         """The gradient that is in `inbox` is to be in `scratch`."""
@@ -141,7 +147,7 @@ class Updates(ABC):
 
     @abstractmethod
     def sum_is_finite(self) -> bool:
-        """The same of the sum that the last update was made from."""
+        """Whether the sum that the last update was made from is finite."""
 
     @abstractmethod
     def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
@@ -153,7 +159,7 @@ class Updates(ABC):
         """Make the update from what was summed; returns an `update.Step`."""
 
     def begin_step(self) -> Any:
-        """The same; but nobody may look at the weights, nor sum the next gradient, before all of `chunks` have been asked for."""
+        """Begin a `step`. Nobody may look at the weights, nor sum the next gradient, before all of `chunks` have been asked for."""
         return self.step()
 
     def chunks(self) -> Iterator[Any]:

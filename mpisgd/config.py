@@ -1,8 +1,9 @@
-"""What a user may choose: one frozen dataclass per component, nested in `Config`.
+"""Options of a run: one frozen dataclass per component, nested in `Config`.
 
-Every field says its unit and source. A component that comes in kinds (protocol, model, data, optimizer, schedule) has one
-dataclass per kind and a table from the kind's name to it; `config_file.py` reads them from TOML, `cli/` from the command line.
-Checks that need no other component are made here, when the dataclass is made; the rest in `mpisgd.run`.
+The first sentence of each field's text is what `--help` shows; the text says its unit and source. A component that comes in kinds
+(protocol, model, data, optimizer, schedule) has one dataclass per kind and a table from the kind's name to it; `config_file.py`
+reads them from TOML, `cli/` from the command line. Checks that need no other component are made here, when the dataclass is made;
+the rest in `mpisgd.run`.
 """
 
 from __future__ import annotations
@@ -24,183 +25,8 @@ from mpisgd.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
-from mpisgd.errors import ConfigError, nearest
-
-# ---------------------------------------------------------------------------------------------------------- protocols
-
-
-@dataclass(frozen=True)
-class HardsyncOptions:
-    """hardsync: all learners' gradients make one update; staleness 0, always [Zhang16 2.2, eq. 1]."""
-
-
-#: How a gradient of staleness tau is weighted; `protocols/modulation.py` says what each is.
-MODULATIONS = ("none", "inverse", "inverse_plus_one", "exponential:0.1")
-
-
-def _check_modulation(name: str) -> None:
-    """A name, or two with a colon between them: which, `protocols/modulation.py` finds out."""
-    known = f"{', '.join(MODULATIONS)} (or another number), or package.module:function{nearest(name, MODULATIONS)}"
-    require(name in MODULATIONS or ":" in name, "protocol.modulation", name, known)
-
-
-@dataclass(frozen=True)
-class SoftsyncOptions:
-    """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
-
-    n: int = 1
-    """Splitting parameter n, 1 <= n <= lambda; the mean staleness comes out near n [Zhang16 2.2]."""
-    modulation: str = "inverse"
-    """Weight of a gradient of staleness tau: none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one =
-    1/(tau + 1); exponential:B = exp(-B tau) (Chan and Lane 2014); package.module:function of (tau, clock)."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", n=1)
-
-
-@dataclass(frozen=True)
-class AsyncOptions:
-    """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
-
-    most_staleness: int | None = None
-    """Gradients of more staleness than this are dropped; default: none is."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; Async-Opt of [Chen16] has none."""
-    warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
-    ramp: int = 0
-    """Updates after those over which the others join, one after the other, so that staleness grows slowly [Chen16 2.1]."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", most_staleness=0, warm_up=0, ramp=0)
-
-
-@dataclass(frozen=True)
-class DownpourOptions:
-    """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""
-
-    n_push: int = 1
-    """Mini-batches whose gradients are summed into one push; the learner takes a step of plain SGD after each."""
-    n_fetch: int | None = None
-    """Mini-batches after which new weights are pulled; a multiple of n_push (the default), so that a push comes from weights of
-    one clock."""
-    local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Dean12] has none."""
-    warm_up: int = 0
-    """Updates that one learner makes alone before the others join [Dean12 4.1]."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", n_push=1, n_fetch=1, local_alpha=0, warm_up=0)
-        multiple = f"a multiple of protocol.n_push = {self.n_push}: a push must come from weights of one clock"
-        require((self.n_fetch or 0) % self.n_push == 0, "protocol.n_fetch", self.n_fetch, multiple)
-
-
-@dataclass(frozen=True)
-class SspOptions:
-    """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""
-
-    slack: int = 3
-    """s: a learner that has pushed more than s gradients more than the slowest gets no weights until that one has caught up."""
-    modulation: str = "none"
-    """Weight of a gradient by its staleness, as in softsync; [Ho13] has none."""
-    get_model_frequency: int = 1
-    """Mini-batches after which new weights are pulled; between, the learner steps by itself, by plain SGD [ElasticDL]."""
-    local_alpha: float | None = None
-    """Learning rate of the learner's own steps, to which the schedule applies, too; default: alpha0."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", slack=0, get_model_frequency=1, local_alpha=0)
-
-
-@dataclass(frozen=True)
-class VersionedOptions:
-    """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""
-
-    grads_to_wait: int | None = None
-    """Gradients that make one update, 1 <= grads_to_wait <= lambda; default: lambda [ElasticDL]."""
-    tolerance: int = 0
-    """Staleness that is still taken. Above 0 a learner may compute on slices of different clocks."""
-    modulation: str = "inverse"
-    """Weight of a gradient that is taken, by its staleness, as in softsync."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", grads_to_wait=1, tolerance=0)
-
-
-@dataclass(frozen=True)
-class BackupOptions:
-    """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""
-
-    N: int | None = None
-    """Gradients wanted for one update; default: lambda - b [Chen16 3]."""
-    b: int | None = None
-    """Backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
-    late: Literal["drop", "apply"] = "drop"
-    """A late gradient: drop it [Chen16 Alg. 4]; or apply it with the next update, uncounted in N."""
-    abort: bool = False
-    """When an update is done, learners that are still computing are told, give up, and begin their mini-batch anew."""
-    modulation: str = "inverse"
-    """Weight of a late gradient that is applied, by its staleness, as in softsync."""
-
-    def __post_init__(self) -> None:
-        _check_modulation(self.modulation)
-        at_least(self, "protocol.", N=1, b=0)
-        expected = 'False, or late = "drop": a learner that gives up has no late gradient'
-        require(not (self.abort and self.late == "apply"), "protocol.abort", self.abort, expected)
-
-
-@dataclass(frozen=True)
-class TimeoutOptions:
-    """timeout: N gradients make one update, or after a time-out those that are there, at least N_min [Chen16 6]."""
-
-    N: int | None = None
-    """Gradients wanted for one update; default: lambda."""
-    N_min: int = 1
-    """Gradients that are enough once the time is over, 1 <= N_min <= N."""
-    timeout_s: float = 1.0
-    """Seconds after the update before (or the start)."""
-
-    def __post_init__(self) -> None:
-        at_least(self, "protocol.", N=1, N_min=1, timeout_s=0)
-        if self.N is not None:
-            require(self.N_min <= self.N, "protocol.N_min", self.N_min, f"at most protocol.N = {self.N}")
-
-
-@dataclass(frozen=True)
-class AllreduceOptions:
-    """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
-
-
-ProtocolOptions = (
-    HardsyncOptions
-    | SoftsyncOptions
-    | BackupOptions
-    | TimeoutOptions
-    | VersionedOptions
-    | AsyncOptions
-    | DownpourOptions
-    | SspOptions
-    | AllreduceOptions
-)
-PROTOCOLS: Mapping[str, type] = {
-    "hardsync": HardsyncOptions,
-    "softsync": SoftsyncOptions,
-    "backup": BackupOptions,
-    "timeout": TimeoutOptions,
-    "versioned": VersionedOptions,
-    "async": AsyncOptions,
-    "downpour": DownpourOptions,
-    "ssp": SspOptions,
-    "allreduce": AllreduceOptions,
-}
-
+from mpisgd.errors import ConfigError
+from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 # ------------------------------------------------------------------------------------------------------------- models
 
@@ -217,7 +43,7 @@ class MlpOptions:
     hidden: tuple[int, ...] = (128,)
     """Units of each hidden layer."""
     batch_norm: bool = False
-    """Batch normalisation after each hidden layer."""
+    """Add batch normalisation after each hidden layer."""
 
     def __post_init__(self) -> None:
         require(all(units >= 1 for units in self.hidden), "model.hidden", self.hidden, "positive numbers of units")
@@ -313,7 +139,7 @@ class Hdf5Options:
     """Any HDF5 file with inputs and targets."""
 
     path: str = ""
-    """The file; relative paths are looked for below <data-dir> too."""
+    """Path of the file. Relative paths are looked for below <data-dir>, too."""
     train_inputs: str = "train/inputs"
     """Data set of the training inputs, first axis = sample."""
     train_targets: str = "train/targets"
@@ -349,7 +175,7 @@ class CustomDataOptions:
     """The user's own data, from a factory."""
 
     factory: str = ""
-    """package.module:factory, a callable that returns (train, test); see mpisgd.data."""
+    """package.module:factory, a callable that returns (train, test)."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
 
@@ -378,7 +204,7 @@ class SgdOptions:
     momentum: float = 0.9
     """Momentum factor m of v <- m v + g [Zhang16 4.1: 0.9]."""
     nesterov: bool = False
-    """Nesterov momentum."""
+    """Use Nesterov momentum."""
     weight_decay: float = 0.0
     """L2 penalty added to the gradient."""
 
@@ -410,7 +236,7 @@ class RmspropOptions:
     momentum: float = 0.0
     """Momentum factor [Chen16 A.2: 0.9]."""
     eps: float = 1e-8
-    """Term added to the denominator; what is larger than the gradients makes of RMSprop an SGD of rate alpha0 / eps."""
+    """Term added to the denominator. Where it exceeds the gradients, RMSprop becomes SGD of rate alpha0 / eps."""
     weight_decay: float = 0.0
     """L2 penalty added to the gradient."""
 
@@ -456,7 +282,7 @@ class ConstantOptions:
     """The learning rate stays at alpha0."""
 
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", warmup_epochs=0)
@@ -467,11 +293,11 @@ class StepOptions:
     """The learning rate is divided after given epochs [Zhang16 4.1: by 10 after 120 and 130]."""
 
     epochs: tuple[float, ...] = (120.0, 130.0)
-    """Epochs after which the learning rate is multiplied by `factor`."""
+    """Multiply the learning rate by `factor` after each of these epochs."""
     factor: float = 0.1
     """Multiplier at each of them."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", factor=0, warmup_epochs=0)
@@ -486,7 +312,7 @@ class ExponentialOptions:
     every_epochs: float = 2.0
     """Epochs per decay [Chen16 A.2: 2]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
@@ -497,11 +323,11 @@ class LinearOptions:
     """The learning rate stays at alpha0 to `start_epochs`, and is then annealed linearly to `end` * alpha0 at the last epoch."""
 
     start_epochs: float = 0.0
-    """Epochs after which annealing begins: 0 = from the start; [Chen16 A.1] anneals the last 10 of 25 epochs: 15."""
+    """Begin annealing after this many epochs. [Chen16 A.1] anneals the last 10 of 25 epochs: 15."""
     end: float = 0.0
-    """Fraction of alpha0 that is left at the end of the run [Chen16 A.1: 0]."""
+    """Fraction of alpha0 at the end of the run [Chen16 A.1: 0]."""
     warmup_epochs: float = 0.0
-    """Epochs over which the learning rate grows linearly to its value: of k updates, the first has 1/k of it; 0 = off."""
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
 
     def __post_init__(self) -> None:
         at_least(self, "schedule.", start_epochs=0, end=0, warmup_epochs=0)
@@ -521,29 +347,29 @@ SCHEDULES: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class StragglerOptions:
-    """Stragglers put in on purpose; what learner l suffers at mini-batch seq depends on (seed, l, seq) alone."""
+    """Stragglers put in on purpose. What learner l suffers at mini-batch seq depends on (seed, l, seq) alone."""
 
     slowdown: dict[int, float] = field(default_factory=dict)
-    """learner_id -> factor: its mini-batches take this many times as long (>= 1)."""
+    """Slow learners down: learner_id factor learner_id factor ... A mini-batch takes factor (>= 1) times as long."""
     delay: Literal["none", "constant", "normal", "exponential", "lognormal", "pareto"] = "none"
-    """Distribution of an extra delay of each mini-batch of every learner; pareto is the heavy tail."""
+    """Delay every mini-batch. pareto has the heavy tail."""
     delay_mean_s: float = 0.01
-    """Mean of the extra delay, in seconds."""
+    """Mean of that delay, in seconds."""
     delay_spread: float = 1.0
-    """normal: deviation/mean; lognormal: sigma of the logarithm; pareto: shape (> 1; small = heavy)."""
+    """Spread of that delay. normal: deviation/mean; lognormal: sigma of the logarithm; pareto: shape (> 1; small = heavy)."""
     delay_probability: float = 1.0
-    """Share of mini-batches that are delayed."""
+    """Share of mini-batches that are delayed, 0 to 1."""
     pause_learner: int = -1
-    """learner_id that pauses now and then; -1 = none."""
+    """Let this learner pause now and then; -1 = none."""
     pause_every: int = 100
     """Mini-batches from one pause to the next."""
     pause_s: float = 1.0
     """Length of a pause, in seconds."""
     rest_mean_s: float = 0.0
-    """Mean of one more delay of each mini-batch of every learner, in seconds, which no slowdown multiplies: what `plan` finds that
-    a cycle takes besides computing and messages."""
+    """Mean of one more delay of every mini-batch, in seconds. No slowdown multiplies it. `plan` sets it to what a cycle takes
+    besides computing and messages."""
     rest_deviation_s: float = 0.0
-    """Its standard deviation, in seconds: log-normal; 0 = constant."""
+    """Standard deviation of that, in seconds; 0 = constant. Log-normal."""
 
     def __post_init__(self) -> None:
         at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
@@ -567,19 +393,20 @@ class StragglerOptions:
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """When snapshots are taken and how they are evaluated; learners and shards never wait for it."""
+    """Evaluation of snapshots. Learners and shards never wait for it."""
 
     every_epochs: float = 1.0
-    """Epochs between snapshots; the last weights are always evaluated; 0 = only those."""
+    """Epochs between snapshots; 0 = evaluate only the last weights. Those are always evaluated."""
     train: bool = False
-    """Measure loss and error on the training data as well."""
+    """Measure loss and error on the training data, too."""
     batch: int = 500
     """Samples per evaluation batch."""
     buffers: Literal["recalibrate", "initial"] = "recalibrate"
-    """Batch-norm statistics are never exchanged. recalibrate: measured anew, at the weights to evaluate, on training
-    mini-batches that are drawn at random by the seed; initial: left as the model factory made them."""
+    """Measure batch-norm statistics anew, or keep the first ones. They are never exchanged. initial: as the factory made them.
+    recalibrate: measured at the weights to evaluate, on training mini-batches that are drawn at random by the seed."""
     recalibrate_batches: int = 20
-    """Mini-batches of `batch` distinct training samples used to recalibrate: by default 10,000, or all if there are fewer."""
+    """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
+    are fewer."""
 
     def __post_init__(self) -> None:
         at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)
@@ -587,20 +414,20 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The run log (HDF5) and the progress line."""
+    """Run log (HDF5) and progress line."""
 
     enabled: bool = True
-    """Write the run log; without it there is no report, and no proof."""
+    """Write the run log. Without it there is no report, and no proof."""
     flush_rows: int = 256
-    """Rows after which a shard flushes its file."""
+    """Flush a shard's file after this many rows."""
     flush_s: float = 2.0
-    """Seconds after which a shard flushes its file."""
+    """Flush a shard's file after this many seconds."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
-    """auto: a live bar on a terminal, a plain line now and then elsewhere."""
+    """Show progress: a live bar, plain lines, or none. auto: a bar on a terminal, lines elsewhere."""
     progress_s: float = 10.0
     """Seconds between plain lines."""
     quiet_s: float = 60.0
-    """Seconds for which a rank waits in silence; then it says for whom, and again after twice the time (`watchdog`); 0 = never."""
+    """Report what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
 
     def __post_init__(self) -> None:
         at_least(self, "log.", flush_rows=1, flush_s=0, progress_s=0, quiet_s=0)
@@ -608,13 +435,13 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What a run writes down to be continued from (`mpisgd train --resume`); virtual jobs pass over it: they are done again."""
+    """Checkpoints, from which `mpisgd train --resume` goes on. Virtual jobs write none: run them again."""
 
     every_updates: int = 0
-    """Clocks from one checkpoint to the next: each shard writes its slice when its clock is a multiple; 0 = only where a signal
-    interrupts the run."""
+    """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple; a
+    signal that interrupts the run leads to one in any case."""
     keep: int = 2
-    """Complete checkpoints that are kept, besides those that the run was continued from."""
+    """Keep this many complete checkpoints. Those that the run was continued from are kept besides."""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint.", every_updates=0, keep=1)
@@ -622,16 +449,15 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class FaultOptions:
-    """What becomes of a run whose learners die or hang; virtual jobs have `failures`."""
+    """Learners that die or hang. Virtual jobs have `failures`."""
 
     mode: Literal["auto", "tolerant", "fail-fast"] = "auto"
-    """tolerant: the others go on with those who are left; it needs an MPI that tells of failures (Open MPI 5:
-    `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams. fail-fast: the job ends. auto: tolerant where that
-    can be."""
+    """Go on without learners that die, or end the job. auto: go on where that can be. tolerant needs an MPI that tells of
+    failures (Open MPI 5: `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams."""
     patience_s: float = 60.0
-    """How long a rank may be silent: stopped, or behind a link that is down. fail-fast: then the job ends; a rank that computes for
-    long is not silent. tolerant: so does it for a shard; a learner that owes a shard a push or a pull for longer is missed: the
-    others go on without it, until it asks for weights again. So there more than a mini-batch ever takes."""
+    """Seconds of silence after which a rank is given up. Silent is a rank that is stopped, or behind a link that
+    is down; not one that computes for long. fail-fast, and tolerant for a shard: the job ends. tolerant: the others go on without
+    a learner that owes a shard a push or a pull for longer, until it asks for weights again; more than a mini-batch ever takes."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")
@@ -676,67 +502,69 @@ class Config:
     """simulate: learners that fail."""
 
     shards: int = 1
-    """Parameter-server ranks S; each owns one contiguous slice of the flat parameter vector [Zhang16 2.3]. Not to be given for
+    """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
     exchange: Literal["whole", "layerwise"] = "whole"
-    """whole: pull all weights, compute, push the whole gradient. layerwise: shards own whole layers; an asynchronous learner pulls
-    each slice as its forward pass reaches it, and every learner pushes each as its backward pass leaves it [Chen16 2, A.3]."""
+    """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
+    whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
+    backward pass leaves it [Chen16 2, A.3]."""
     push_format: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: gradients are pushed in half of the bytes; what a learner rounds off, it adds to its next gradient (error feedback,
-    arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench train
-    --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
+    """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
+    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
+    train --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
     evaluator: bool = False
-    """Give one rank to evaluating snapshots; without it learner 0 does so after the run."""
+    """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"
-    """node: ranks that compute on one node are a team, which sums its gradients in shared memory; one of them pulls and pushes for
-    all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
+    """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
+    for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
-    """aggregation: most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
+    """Most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
     placement: Literal["packed", "spread"] = "packed"
-    """packed: shards are the first ranks; spread: shards land on different nodes."""
+    """Make the first ranks shards, or spread them over nodes."""
     out: str = "results/run"
-    """The run directory, made by this run."""
+    """Directory of the run, which is made."""
     overwrite: bool = False
-    """Replace an existing run directory of mpisgd."""
+    """Replace an existing run directory."""
     data_dir: str = ""
-    """Where staged data files lie; default: the environment variable MPISGD_DATA."""
+    """Directory of data files; default: the variable MPISGD_DATA."""
     seed: int = 1
-    """Seed of all randomness; every draw is a function of (seed, learner_id, seq); in teams, of the rank's own number."""
+    """Seed of all randomness. Every draw is a function of (seed, learner_id, seq); in teams, of the rank's own number."""
     epochs: float = 10.0
     """Length of the run: applied samples / training samples."""
     mu: int = 16
-    """Mini-batch size per learner (in teams: per rank), in samples [Zhang16 2.1]."""
+    """Mini-batch size per learner, in samples [Zhang16 2.1]. In teams: per rank."""
     alpha0: float = 0.05
     """Base learning rate [Zhang16 eq. 3]."""
     linear_scaling: bool = False
-    """Multiply alpha0 by the number of gradients that make one update [Chen16 A.2: 0.045 N]; in teams, by those of all ranks."""
+    """Multiply alpha0 by the gradients that make one update [Chen16 A.2: 0.045 N]. In teams, by those of all ranks."""
     averaging: float = 0.0
-    """Decay of the averaged weights, thetabar <- a thetabar + (1 - a) theta per update [Chen16 Alg. 2, 4: 0.9999]; 0 = off."""
+    """Average the weights with this decay a; 0 = off [Chen16 Alg. 2, 4: 0.9999]. thetabar <- a thetabar + (1 - a) theta per
+    update."""
     averaging_bias_correction: bool = False
-    """Leave theta(0), with which thetabar begins, out of it: divide by 1 - a^t, as Adam does. For runs of fewer updates than some
-    5 / (1 - a): of theta(0), a^t is left after t updates, 37 % after 10,000 at a = 0.9999."""
+    """Leave the first weights out of the average. It divides by 1 - a^t, as Adam does. For runs of fewer updates than some 5 / (1 -
+    a): of theta(0), a^t is left after t updates, 37 % after 10,000 at a = 0.9999."""
     compensation: float = 0.0
-    """DC-ASGD (arXiv:1609.08326): lambda_0 of g + lambda_t g g (theta - theta_pulled), for stale gradients g; 0 = off. A shard
-    keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
+    """Correct stale gradients: DC-ASGD with this lambda_0; 0 = off. They become g + lambda_t g g (theta - theta_pulled)
+    (arXiv:1609.08326). A shard keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
     compensation_memory: float = 0.0
-    """m of DC-ASGD-a, whose lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]; 0 = DC-ASGD-c, constant."""
+    """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
     clip_norm: float = 0.0
-    """Learners clip their gradient to this global L2 norm [Chen16 A.3]; 0 = off."""
+    """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
     sampling: Literal["epoch", "replacement"] = "epoch"
-    """epoch: permutations of the training set split over learners; replacement: each mini-batch drawn anew [Zhang16 2.1]."""
+    """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
     loss: str = "cross_entropy"
-    """A function of torch.nn.functional, or package.module:callable of (output, target) -> scalar."""
+    """Function of torch.nn.functional, or your own a.b:callable. It takes (output, target) and returns a scalar."""
     nonfinite: Literal["stop", "drop", "continue"] = "stop"
-    """A gradient that is not finite: stop the run; drop and log it; or let the experiment run on and report it as diverged."""
+    """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
-    """Memory format of 4-d inputs and weights; channels_last is faster on CPUs and most GPUs."""
+    """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where learners compute."""
+    """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
-    """Where shards sum and update; a GPU that learners compute on is shared with them."""
+    """Sum and update on the CPU or on a GPU. A GPU that learners compute on is shared with them."""
     threads: int = 0
-    """torch threads per rank; 0 = cores of the node / ranks on it, at least 1."""
+    """torch threads per rank; 0 = cores of the node / ranks on it. At least 1."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -763,12 +591,12 @@ class Config:
     @property
     def in_teams(self) -> bool:
         """Whether learners are teams of ranks, which pull and push together."""
-        return self.aggregation == "node" and not isinstance(self.protocol, AllreduceOptions)
+        return self.aggregation == "node" and not self.protocol.collective
 
 
 #: The components that come in kinds, and the kinds of each.
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "protocol": PROTOCOLS,
+    "protocol": {**PROTOCOLS, "custom": OwnProtocolOptions},
     "model": MODELS,
     "data": DATA,
     "optimizer": OPTIMIZERS,

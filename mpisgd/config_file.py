@@ -50,6 +50,11 @@ def of_run(run: Path) -> Config:
     return replace(read(path), out=str(run), overwrite=False)
 
 
+def is_of_a_run(path: str | Path) -> bool:
+    """Whether a file that can be read as a configuration was written by a run."""
+    return ENVIRONMENT in tomllib.loads(Path(path).read_text())
+
+
 def from_mapping(table: Mapping[str, Any]) -> Config:
     """A nested mapping, as TOML gives it, into a `Config`."""
     table = {key: value for key, value in table.items() if key != ENVIRONMENT}

@@ -1,6 +1,6 @@
-"""What a user may choose of a virtual cluster: its learners, and what everything costs in virtual seconds.
+"""Options of a virtual cluster: its learners, and what everything costs in virtual seconds.
 
-Read by `mpisgd simulate` and `mpisgd plan`; `mpisgd train` has a real cluster, and passes over these tables of a job file.
+Read by `mpisgd simulate` and `mpisgd plan`. `mpisgd train` ignores these tables of a job file.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from mpisgd.checks import at_least, at_least_each, require
 
 @dataclass(frozen=True)
 class VirtualOptions:
-    """The virtual cluster and what it computes."""
+    """Virtual cluster, and what it computes."""
 
     learners: int = 30
-    """Number of virtual learners lambda; shards and evaluator come on top. With aggregation, ranks that compute, in teams."""
+    """Number of virtual learners lambda. Shards and evaluator come on top. With aggregation: ranks that compute, in teams."""
     gradients: bool = True
-    """Compute real gradients when virtual learners do; without, only sizes travel: timing and staleness at any scale."""
+    """Compute real gradients. Without, only sizes travel: timing and staleness at any scale."""
     batched: bool = False
-    """Compute the outstanding gradients of many learners as one batch (torch.func.vmap); equal to float tolerance only."""
+    """Compute gradients of many learners as one batch. By torch.func.vmap; equal to float tolerance only."""
     parameters: int = 0
-    """Without gradients: parameters of the model; 0 = count those of `model`."""
+    """Parameters of the model, without gradients; 0 = count those of `model`."""
     train_samples: int = 50_000
-    """Without gradients: samples of one epoch [Zhang16 4.1: CIFAR-10]."""
+    """Samples of one epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
     ranks_per_node: int = 1
-    """Ranks that share a node, its link and its slowness; ranks are placed node by node."""
+    """Ranks that share a node, its link and its slowness. Ranks are placed node by node."""
     slow_nodes: dict[int, float] = field(default_factory=dict)
-    """node -> factor: mini-batches of its learners take this many times as long."""
+    """Slow nodes down: node factor node factor ... Mini-batches of its learners take factor times as long."""
     pause_mean_s: float = 0.0
-    """Mean length of a random pause of a learner (operating system, garbage, neighbours), exponential; 0 = none."""
+    """Mean length of random pauses of a learner, exponential; 0 = none. Of the operating system, garbage collection, neighbours."""
     pause_every_s: float = 60.0
-    """Mean compute seconds from one pause of a learner to its next, exponential."""
+    """Mean compute seconds from one pause to the next, exponential."""
 
     def __post_init__(self) -> None:
         at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
@@ -149,13 +149,13 @@ class NetworkOptions:
     latency_s: float = 2e-6
     """Seconds from sender to receiver of a message without bytes."""
     overhead_s: float = 1e-6
-    """Seconds that a rank is busy for each message that it sends, or takes without having posted a receive for it."""
+    """Seconds that a rank is busy for each message. Of those that it sends, or takes without having posted a receive for it."""
     bandwidth: float = 5e9
     """Bytes per second into, and out of, one rank."""
     node_bandwidth: float = 10e9
     """Bytes per second into, and out of, one node, shared by its ranks."""
     local_bandwidth: float = 10e9
-    """Bytes per second between two ranks of one node; such messages use no node link."""
+    """Bytes per second between two ranks of one node. Such messages use no node link."""
 
     def __post_init__(self) -> None:
         at_least(self, "network.", latency_s=0, overhead_s=0, bandwidth=1, node_bandwidth=1, local_bandwidth=1)
@@ -163,12 +163,12 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """What a shard's own work costs, beside the wire."""
+    """Cost of a shard's own work, beside the wire."""
 
     gradient_s_per_byte: float = 1e-10
-    """Seconds per byte of the slice to check a gradient and add it to the sum."""
+    """Seconds per byte to check a gradient and add it to the sum."""
     update_s_per_byte: float = 5e-10
-    """Seconds per byte of the slice to make an update."""
+    """Seconds per byte to make an update."""
     gradient_s: float = 0.0
     """Seconds per gradient, whatever its size."""
     update_s: float = 0.0
@@ -180,16 +180,16 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class FailureOptions:
-    """Virtual learners that fail: the mini-batch under way is lost, and the shards learn of it some time later."""
+    """Virtual learners that fail. The mini-batch under way is lost, and the shards learn of it some time later."""
 
     at_s: dict[int, float] = field(default_factory=dict)
-    """learner_id -> virtual second of its failure."""
+    """Let learners fail: learner_id second learner_id second ... Seconds are virtual."""
     mean_s: float = 0.0
-    """Mean seconds of a learner's life, exponential; 0 = they live for ever."""
+    """Mean seconds of a learner's life, exponential; 0 = for ever."""
     notice_s: float = 0.05
-    """Seconds until the shards know."""
+    """Seconds until the shards know of a failure."""
     then: Literal["leave", "stop"] = "leave"
-    """leave: the shards go on without it; stop: the job ends, as a fail-fast run on real ranks does."""
+    """Go on without the learner, or end the job. stop: as a fail-fast run on real ranks does."""
 
     def __post_init__(self) -> None:
         at_least(self, "failures.", mean_s=0, notice_s=0)

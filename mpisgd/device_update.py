@@ -29,7 +29,7 @@ from mpisgd.update import SliceUpdate, Step
 
 
 class DeviceUpdate(SliceUpdate):
-    """The same as `SliceUpdate`, on a GPU whose memory MPI takes: chunks are sent one by one, but made all at once."""
+    """`SliceUpdate` on a GPU whose memory MPI takes: chunks are sent one by one, but made all at once."""
 
     def __init__(self, weights: Tensor, *arguments: Any, **fields: Any) -> None:
         super().__init__(weights, *arguments, **fields)
@@ -39,7 +39,7 @@ class DeviceUpdate(SliceUpdate):
 
     @property
     def inbox(self) -> Any:
-        """Where the next gradient is to be received, when the GPU is done with what came before."""
+        """Memory for the next gradient, once the GPU is done with what came before."""
         wait_for(self.weights)
         return super().inbox
 
@@ -78,7 +78,7 @@ class DeviceUpdate(SliceUpdate):
 
 
 class StagedUpdate(DeviceUpdate):
-    """The same, where MPI takes host memory alone.
+    """`DeviceUpdate` where MPI takes host memory alone.
 
     `inbox` and `served` are numpy views of pinned memory, or, after `live_in`, `served` is of memory that ranks of a node share.
     """
@@ -89,7 +89,7 @@ class StagedUpdate(DeviceUpdate):
         self._emptying: list[Copy | None] = [None, None]
         """The copy out of each, where one was begun."""
         self._turn: Tensor | None = None
-        """Where the next gradient lies, where many come at once."""
+        """The next gradient, where many come at once."""
         self._serve_from(staging(weights))
 
     def _new_inbox(self) -> Tensor:
@@ -97,7 +97,7 @@ class StagedUpdate(DeviceUpdate):
 
     @property
     def inbox(self) -> Any:
-        """Where the next gradient is to be received: the inbox that was filled before the last one, once it is free again."""
+        """Memory for the next gradient: the inbox that was filled before the last one, once it is free again."""
         emptying = self._emptying[0]
         if emptying is not None:
             emptying.wait()

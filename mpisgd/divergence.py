@@ -11,9 +11,9 @@ import numpy as np
 _FIRST = 8
 """Mini-batches that the start is."""
 _FAR = 3.0
-"""How far is far, in units of the start (below): of a positive loss, four times what it was."""
+"""Rise of the loss that counts as far, in units of the start (below): of a positive loss, to four times what it was."""
 _LONG = 4
-"""One in so many mini-batches, the last ones, are long."""
+"""Share of the run, its end, that counts as long: one in so many mini-batches."""
 
 
 def has_diverged(losses: np.ndarray) -> bool:

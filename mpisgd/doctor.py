@@ -19,7 +19,7 @@ Level = Literal["ok", "warning", "fault"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found, and what mends it."""
+    """Result of one check, and what mends it."""
 
     name: str
     level: Level
@@ -28,7 +28,7 @@ class Finding:
 
 
 def launched_size(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """How many ranks the launcher started, and the variable that says so; None where there was no launcher."""
+    """Number of ranks that the launcher started, and the variable that says so; None where there was no launcher."""
     for name in SIZE_VARIABLES:
         if environment.get(name, "").isdigit():
             return name, int(environment[name])

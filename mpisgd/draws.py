@@ -18,7 +18,7 @@ from mpisgd.streams import Domain, stream
 
 
 class Seeds(NamedTuple):
-    """One for each: torch's and numpy's generators are the same algorithm, and would draw the same numbers from the same seed."""
+    """A seed for each generator: torch's and numpy's are the same algorithm, and would draw the same numbers from the same seed."""
 
     torch: int
     numpy: int

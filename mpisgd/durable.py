@@ -44,7 +44,7 @@ def made_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[io.FileIO]:
-    """The same file, open for writing and reading; it has the mode that the user's umask gives."""
+    """Open a file aside for writing and reading, which takes the path's place at the end. Its mode is that of the user's umask."""
     with made_aside(path) as aside, aside.open("w+b", buffering=0) as raw:
         yield raw
 
@@ -64,7 +64,7 @@ def write_all(raw: io.FileIO, content: bytes | memoryview) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """It and those above it, each there to stay. Raises OSError: also where it exists."""
+    """Make a directory and those above it, each there to stay. Raises OSError: also where it exists."""
     missing = [path]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -75,7 +75,7 @@ def make_directory(path: Path) -> None:
 
 @contextmanager
 def thrown_away() -> Iterator[None]:
-    """What is made meanwhile, by this process, is not to be kept: nothing is synced."""
+    """Sync nothing meanwhile: what this process makes is not to be kept."""
     _thrown_away.append(True)
     try:
         yield

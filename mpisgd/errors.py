@@ -26,7 +26,7 @@ class MpisgdError(Exception):
 
 
 class ConfigError(MpisgdError):
-    """What the user wrote cannot be: names the field, the value, and what was expected."""
+    """A configuration or option that cannot be; names the field, the value, and what was expected."""
 
     exit_status = EXIT_USAGE
 
@@ -56,7 +56,7 @@ class PeerError(MpisgdError):
 
 
 class ProtocolError(MpisgdError):
-    """A law of DESIGN 4 is broken: our bug."""
+    """A law of DESIGN 4 is broken: a bug of mpisgd."""
 
 
 class DivergenceError(MpisgdError):

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from mpisgd import footprint, parts, protocols
+from mpisgd import footprint, parts
 from mpisgd.config import Config, kind_of
 from mpisgd.divergence import has_diverged
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory, schema, sums
 from mpisgd.records.reader import Books, Run
 from mpisgd.records.schema import Verdict
+from mpisgd.shard import Shard
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
@@ -64,12 +66,18 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
     """What is to be said of thetabar: a run of few updates leaves it near the initial weights."""
     if config.averaging == 0 or config.averaging_bias_correction:
         return ""
-    of_each = parts.gradients_per_update(protocols.make(config.protocol, lambda_), lambda_, ranks)
+    of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
     updates = parts.run_samples(config, train_samples) / parts.samples_per_update(config, of_each)
     left = config.averaging**updates
     if left < _MOST_INITIAL:
         return ""
     return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves them out)"
+
+
+def blown_up(server: Shard) -> bool:
+    """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
+    weights = server.update.weights
+    return server.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
 
 
 def account(

@@ -166,7 +166,7 @@ def host_view(vector: Tensor) -> np.ndarray:
 
 
 def view_of(vector: Tensor) -> np.ndarray | Tensor:
-    """What is looked at, and what MPI is given, of a vector: its numpy view on the CPU; on a GPU the vector itself."""
+    """View of a vector to look at, and to give to MPI: numpy's on the CPU; on a GPU the vector itself."""
     return host_view(vector) if vector.device.type == "cpu" else vector
 
 

@@ -1,4 +1,4 @@
-"""What a run keeps in memory beyond weights, gradients and the optimiser's own, in words; without torch, for reports too."""
+"""Memory that a run keeps beyond weights, gradients and the optimiser's own, in words; without torch, for reports too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commit a file or directory is of, and whether that is all there is to say."""
+"""Commit of a file or directory, and whether the file differs from it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def commit_of(directory: Path, files: Sequence[Path] = ()) -> Commit:
 
 
 def commit_of_package(package: Path) -> Commit:
-    """That of a package's sources, where they are a checkout; not of a repository in which it is merely installed."""
+    """Commit of a package's sources, where they are a checkout; not of a repository in which it is merely installed."""
     tracked = _said(package, "ls-files", "--error-unmatch", "__init__.py")
     return commit_of(package) if tracked else Commit("", dirty=False)
 
 
 def _said(directory: Path, *words: str) -> str | None:
-    """What git says; None where it fails, or takes too long."""
+    """Run git; returns what it says, or None where it fails, or takes too long."""
     command = ["git", "--no-optional-locks", "-C", str(directory), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)

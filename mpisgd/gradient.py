@@ -1,4 +1,4 @@
-"""One mini-batch's gradient: sample, forward, loss, backward into the flat vector, clip."""
+"""The gradient of a mini-batch: sample, forward, loss, backward into the flat vector, clip."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Gradient(Travels):
-    """What a learner computes; after `compute`, the gradient is in `wire_gradients`.
+    """A learner's gradient; after `compute`, it is in `wire_gradients`.
 
     `wire_weights` and `wire_gradients`, both (parameters,) float32, are what goes over the wire: numpy views of the flat vectors
     on a CPU; on a GPU those of two pinned buffers that are reused, or, where MPI takes a GPU's memory, the flat vectors themselves.
@@ -112,7 +112,7 @@ class Gradient(Travels):
         return self._loss(output, targets)
 
     def output(self, seq: int) -> tuple[Any, Tensor]:
-        """What the model returns for mini-batch `seq` at the present weights, and the targets, where it computes; sets `samples`.
+        """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`.
 
         What the model draws, and the loss after it, from the global generators depends on the names alone.
         """

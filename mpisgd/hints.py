@@ -146,7 +146,7 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False) -> str:
-    """What to say of an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where it is nobody's."""
+    """Explain an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where no framework has it."""
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
@@ -170,7 +170,7 @@ def _ours(name: str) -> str:
 
 
 def kind(component: str, name: str, kinds: Collection[str]) -> str:
-    """What to say of a kind that there is not: what it is called here, or that it is another thing; and all kinds."""
+    """Explain an unknown kind: what it is called here, or that it is another thing; and list all kinds."""
     plain = name.lower().replace("-", "_")
     if plain in kinds:
         return f"; did you mean {plain!r}?"
@@ -181,14 +181,14 @@ def kind(component: str, name: str, kinds: Collection[str]) -> str:
 
 
 def command(name: str) -> str:
-    """What to say of an unknown first word; "" where it is nobody's."""
+    """Explain an unknown first word; "" where no framework has it."""
     if name.endswith(".toml"):
         return f"; did you mean: mpisgd train {name}"
     return next((f"; that is: {text}" for text, names in _COMMANDS.items() if name.lstrip("-") in names.split()), "")
 
 
 def loss(name: str) -> str:
-    """What the class of torch.nn is called as a function, `mse_loss` for `MSELoss`."""
+    """Name a class of torch.nn as the function, `mse_loss` for `MSELoss`."""
     words = re.findall(r"[A-Z0-9]+(?![a-z])|[A-Z][a-z0-9]*", name)
     snake = "_".join(words).lower()
     return snake.removesuffix("_loss") if snake in ("cross_entropy_loss", "bce_loss", "bce_with_logits_loss") else snake

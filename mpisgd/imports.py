@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import importlib.util
 import inspect
 import re
 import sys
@@ -17,13 +19,39 @@ _under_way: list[str] = []
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
+def is_spec(spec: str) -> bool:
+    """Whether a text has the form package.module:attribute."""
+    return bool(_SPEC.fullmatch(spec))
+
+
+def file_of(module: str) -> str:
+    """Where a module would be imported from, whether it is or not; "" where there is none, or it is no file.
+
+    Nothing is imported to find out, not even the packages that it is in, which `importlib.util.find_spec` does.
+    """
+    here, before = str(Path.cwd()), list(sys.path)
+    top, *below = module.split(".")
+    try:
+        sys.path.insert(0, here)
+        found = importlib.util.find_spec(top)
+        for depth in range(1, 1 + len(below)):
+            inside = None if found is None else found.submodule_search_locations
+            name = ".".join([top, *below[:depth]])
+            found = None if inside is None else importlib.machinery.PathFinder.find_spec(name, list(inside))
+    except (ImportError, ValueError, AttributeError, KeyError):
+        return ""
+    finally:
+        sys.path[:] = before
+    return (found.origin or "") if found is not None and found.has_location else ""
+
+
 def load_attribute(spec: str, field: str) -> Any:
     """Import `package.module:attribute`; the current directory is importable too, and comes first.
 
     Raises ConfigError, which names `field`, where the spec is malformed, the module is not found or fails while it is
     imported, or has no such attribute.
     """
-    if not _SPEC.fullmatch(spec):
+    if not is_spec(spec):
         raise ConfigError(f"{field} = {spec!r}: expected package.module:attribute, e.g. my_models:make_model")
     module_name, attribute = spec.split(":")
     value = _import(module_name, spec, field)

@@ -1,4 +1,4 @@
-"""What is installed in this Python environment, and whence it came."""
+"""Packages of this Python environment, and whence they came."""
 
 from __future__ import annotations
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from pathlib import Path
 
-from mpisgd import launch
 from mpisgd.errors import CheckpointError
 from mpisgd.records import checkpoint as disk
 from mpisgd.signals import name_of
 
 
-def farewell(run: Path, signal: int, clocks: tuple[int, ...], ranks: int) -> str:
-    """The last line of an interrupted run, on its first rank, when all shards have written what they had.
+def farewell(run: Path, signal: int, clocks: tuple[int, ...], command: str) -> str:
+    """The last line of an interrupted run, on its first rank, when all shards have written what they had; `command` goes on.
 
     Raises CheckpointError where no checkpoint is complete.
     """
@@ -22,17 +20,15 @@ def farewell(run: Path, signal: int, clocks: tuple[int, ...], ranks: int) -> str
     if saved is None:
         raise CheckpointError(f"{said}, and {run} has no checkpoint that is complete: begin anew with --overwrite")
     lost = "nothing is lost" if saved == clock else f"{clock - saved:,} updates are lost"
-    command = f"{launch.words(ranks)} mpisgd train --resume {shlex.quote(str(run))}"
     return f"mpisgd: {said}, checkpoint at clock {saved:,} ({lost}); go on with: {command}"
 
 
-def last_words(run: Path, signal: int, ranks: int) -> str:
+def last_words(run: Path, signal: int, command: str) -> str:
     """What is told at once where the launcher kills its ranks a quarter of a second later, and there may be no farewell."""
     saved = newest(run)
     if saved is None:
         until = f"{run} has none: begin anew with --overwrite"
     else:
-        command = f"{launch.words(ranks)} mpisgd train --resume {shlex.quote(str(run))}"
         until = f"the newest is that of clock {saved:,}; go on with: {command}"
     return (
         f"\nmpisgd: the launcher ends the job ({name_of(signal)}): writing a checkpoint;"

@@ -1,4 +1,4 @@
-"""How to start ranks: the launcher that belongs to this Python's MPI, and the words that a user can copy."""
+"""Launching ranks: the launcher that belongs to this Python's MPI, and the words that a user can copy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_open_mpi() -> bool:
 
 @cache
 def version() -> str:
-    """What that launcher says it is, in one line; empty where there is none."""
+    """Version of that launcher, in one line; empty where there is none."""
     found = _found()
     if found is None:
         return ""

@@ -70,7 +70,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
-        """Of this mini-batch: spent on anything but computing."""
+        """Nanoseconds of this mini-batch spent on anything but computing."""
         self._needed_ns = [0 for _ in bounds]
         """Computing in this mini-batch until the weights of each slice were needed."""
         self._delay_s = 0.0
@@ -191,4 +191,4 @@ class LayerwiseChannel(PipelinedChannel):
         answers.pull_ns += end_ns - began_ns
 
     def gave_up(self, seq: int) -> None:
-        """It was the shards who said so."""
+        """Do nothing: it was the shards who said so."""

@@ -34,7 +34,7 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_samples: int) -> str:
-    """What the report says of batch normalisation in this model."""
+    """Describe how batch normalisation is treated in this model, for the report."""
     layers = len(batch_norms(module))
     if not layers:
         return "no batch-norm layers"
@@ -44,7 +44,7 @@ def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_sampl
 
 
 def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Batch:
-    """Those samples; what they draw, and the model after them, depends on the other names alone (law 5)."""
+    """Fetch these samples. What they draw, and the model after them, depends on the other names alone (law 5)."""
     seed_all(seeds_of(Domain.EVALUATION, seed, purpose, number))
     return split.batch(indices)
 

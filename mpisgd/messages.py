@@ -36,10 +36,10 @@ class Tag(enum.IntEnum):
 
 
 class Ending(enum.IntEnum):
-    """How it ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
+    """Ways in which a run ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
 
     NONE = 0
-    """It goes on; in a goodbye: the learner leaves by itself, while others go on."""
+    """Go on; in a goodbye: the learner leaves by itself, while others go on."""
     FINISHED = 1
     """The run is over."""
     INTERRUPTED = 2
@@ -53,11 +53,11 @@ Fields = tuple[Any, ...]
 _FLOATS = frozenset({"rounded", "loss"})
 
 NOBODY = -2
-"""What stands in the place of a learner_id where a communicator says that a rank is lost, or stuck: no rank has sent that."""
+"""In the place of a learner_id, where a communicator says that a rank is lost, or stuck: no rank has sent that."""
 
 
 class Layout:
-    """One kind of message.
+    """Layout of one kind of message.
 
     Args:
         fields: names of its fields, in order; each is an int64, those in `_FLOATS` a float64.

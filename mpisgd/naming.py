@@ -1,4 +1,4 @@
-"""What the user brought, said so that a reader can trust it: model, data and loss, by name, file and checksum (DESIGN 6).
+"""What the user brought, said so that a reader can trust it: model, data, loss and protocol, by name, file and checksum (DESIGN 6).
 
 An object that was handed to `mpisgd.train` gets into a run's config.toml under the name by which it can be imported; a lambda, a
 function inside another or an instance has none, and is said to have none.
@@ -7,7 +7,6 @@ function inside another or an instance has none, and is said to have none.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,13 @@ from typing import Any
 import torch
 
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
+from mpisgd.imports import file_of
 from mpisgd.parts import UNNAMED_LOSS, Brought
 
 PARTS = ("model", "data", "loss")
+"""What may be brought as objects."""
+NAMED = (*PARTS, "protocol")
+"""What may be named."""
 
 
 def as_brought(config: Config, brought: Brought) -> Config:
@@ -40,10 +43,11 @@ def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
         "model": getattr(config.model, "factory", ""),
         "data": getattr(config.data, "factory", ""),
         "loss": config.loss if ":" in config.loss else "",
+        "protocol": getattr(config.protocol, "factory", ""),
     }
     found = {}
-    for part in PARTS:
-        value = getattr(brought, part)
+    for part in NAMED:
+        value = getattr(brought, part, None)
         if part == "loss" and value is not None and _name_in_torch(value):
             continue
         if value is not None:
@@ -95,15 +99,6 @@ def _of_spec(spec: str) -> dict[str, str]:
     """Without importing it: the first rank may be one that has no use for it."""
     module, _, name = spec.partition(":")
     return {"object": spec, "module": module, "qualified_name": name, **_of_file(file_of(module))}
-
-
-def file_of(module: str) -> str:
-    """Where a module lies, whether it is imported or not; "" where there is none."""
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return ""
-    return (found.origin or "") if found is not None and found.has_location else ""
 
 
 def _of_file(file: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
 
 
 def _begin(optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
-    """What torch's own first step would make, where the optimiser has not made it yet."""
+    """Make the state that torch's own first step would make, where the optimiser has not made it yet."""
     group, state = optimizer.param_groups[0], optimizer.state[parameter]
     for name in sorted(_SLOTS[type(optimizer)] - set(state)):
         if name != "momentum_buffer" or group.get("momentum", 0.0) > 0:
@@ -131,7 +131,7 @@ class Stepper:
         self._scale = torch.ones((), device=self._weights.device)
 
     def reach(self, stop: int) -> int:
-        """Where a step to this element ends: there, or, where that cannot be, at the last one.
+        """Element at which a step to this one ends: there, or, where that cannot be, at the last one.
 
         The first step of SGD makes its momentum, all at once.
         """
@@ -150,7 +150,7 @@ class Stepper:
         self._kernel(self._group, weights, gradient, slots, self._scale if self._fused and divisor > 1 else None)
 
     def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
-        """What is kept for these elements; steps are counted with the last of them."""
+        """State of these elements; steps are counted with the last of them."""
         slots = {name: tensor[start:stop] if tensor.dim() else tensor for name, tensor in self._state.items()}
         if stop < self._size and "step" in slots:
             slots["step"] = slots["step"].clone()

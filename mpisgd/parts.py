@@ -19,7 +19,7 @@ from mpisgd.channel import LearnerChannel
 from mpisgd.communicator import Communicator, Team
 from mpisgd.compensation import Compensation
 from mpisgd.computing import Travels, Updates
-from mpisgd.config import Config, DownpourOptions, ProtocolOptions, SspOptions, TimeoutOptions
+from mpisgd.config import Config
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.device_update import DeviceUpdate, StagedUpdate
@@ -44,7 +44,7 @@ from mpisgd.update import SliceUpdate
 
 @dataclass(frozen=True)
 class Brought:
-    """What the user brings as Python objects, instead of by name in the configuration."""
+    """Parts that the user brings as Python objects, instead of by name in the configuration."""
 
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
@@ -58,7 +58,7 @@ UNNAMED_LOSS = "custom"
 
 @dataclass(frozen=True)
 class Meta:
-    """What those without the data must know of it."""
+    """Facts about the data for ranks that do not have it."""
 
     train_samples: int
     test_samples: int
@@ -126,14 +126,14 @@ def layer_names(slices: list[list[Layer]]) -> dict[str, Any]:
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """How the data are dealt to all ranks that compute: learners, or in teams."""
+    """Make the dealing of data to all ranks that compute: learners, or in teams."""
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
 def make_gradient(
     config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int, *, direct: bool = False
 ) -> Gradient:
-    """What one rank computes; its number among those that do is its learner_id, unless it is in a team (`Roles.number`).
+    """Make the gradient of one rank; its number among those that compute is its learner_id, or `Roles.number` in a team.
 
     `direct`: MPI takes a GPU's memory.
     """
@@ -151,12 +151,12 @@ def make_gradient(
 
 
 def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
-    """The same gradient, or, where the protocol lets learners step by themselves, several mini-batches as one."""
-    protocol = config.protocol
-    if not isinstance(protocol, DownpourOptions | SspOptions) or not steps_by_itself(config):
+    """Wrap a gradient in `LocalSteps` where the protocol lets learners step by themselves: several mini-batches become one."""
+    if not steps_by_itself(config):
         return gradient
-    alpha = config.alpha0 if protocol.local_alpha is None else protocol.local_alpha
-    factor, count = make_schedule(config, 1, train_samples), _mini_batches_per_push(protocol)
+    protocol = config.protocol
+    alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
+    factor, count = make_schedule(config, 1, train_samples), protocol.mini_batches_per_push
 
     def rate(clock: int) -> float:
         return alpha * factor(clock * count * config.mu / train_samples)
@@ -166,20 +166,7 @@ def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> T
 
 def steps_by_itself(config: Config) -> bool:
     """Whether a learner goes on from its own weights between two pulls."""
-    return _mini_batches_per_pull(config.protocol) > 1
-
-
-def _mini_batches_per_push(protocol: ProtocolOptions) -> int:
-    return protocol.n_push if isinstance(protocol, DownpourOptions) else 1
-
-
-def _mini_batches_per_pull(protocol: ProtocolOptions) -> int:
-    match protocol:
-        case DownpourOptions(n_push=count, n_fetch=n_fetch):
-            return n_fetch or count
-        case SspOptions(get_model_frequency=mini_batches):
-            return mini_batches
-    return 1
+    return config.protocol.mini_batches_per_pull > 1
 
 
 def pushes_what_it_computes(config: Config) -> bool:
@@ -188,15 +175,15 @@ def pushes_what_it_computes(config: Config) -> bool:
 
 
 def as_pushed(config: Config, gradient: Travels) -> Travels:
-    """The same gradient in the type that it travels in."""
+    """Wrap a gradient in `Rounded` where it travels in another type than float32."""
     if config.push_format == "float32":
         return gradient
     return Rounded(gradient, tell_nonfinite=config.nonfinite == "drop")
 
 
 def loop_delays(config: Config, learner_id: int) -> Delays:
-    """What a learner's loop waits after its mini-batches; in a team each rank does so by itself, before the sum, and layer by
-    layer the channel does, before the first push."""
+    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
+    layer by layer the channel does, before the first push."""
     by_itself = config.aggregation == "none" and config.exchange == "whole"
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
 
@@ -239,13 +226,13 @@ def team_channel(
 
 
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
-    """How many gradients normally make one update, where `ranks` compute for lambda_ learners; a whole number where all count."""
+    """Number of gradients that normally make one update, where `ranks` compute for lambda_ learners; whole where all count."""
     return protocol.gradients_per_update * ranks / lambda_
 
 
 def samples_per_update(config: Config, gradients_per_update: float) -> float:
-    """How many samples normally make one update; in teams, of all ranks."""
-    return gradients_per_update * _mini_batches_per_push(config.protocol) * config.mu
+    """Number of samples that normally make one update; in teams, of all ranks."""
+    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
 
 
 def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
@@ -277,7 +264,7 @@ def make_update(
 
 
 def run_samples(config: Config, train_samples: int) -> int:
-    """How many samples a run is meant to apply."""
+    """Number of samples that a run is meant to apply."""
     return math.ceil(config.epochs * train_samples)
 
 
@@ -290,11 +277,6 @@ def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: in
     """Mini-batches after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
     mini_batches = math.ceil(run_samples(config, train_samples) / config.mu)
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
-
-
-def timeout_s(config: Config) -> float:
-    """Seconds after which the protocol is told that an update takes long; infinite where it does not want to know."""
-    return config.protocol.timeout_s if isinstance(config.protocol, TimeoutOptions) else math.inf
 
 
 def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:
@@ -321,7 +303,7 @@ def make_told(config: Config, data: DataSet) -> Evaluations:
 
 
 _WRONG = (RuntimeError, ValueError, TypeError, IndexError)
-"""What torch raises for shapes and types that do not fit."""
+"""Errors that torch raises for shapes and types that do not fit."""
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
@@ -359,7 +341,7 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
 
 
 def _expected_of_loss(output: Tensor, targets: Tensor, error: Exception) -> str:
-    """What the two most usual reasons want; "" for others."""
+    """Say what is wanted, for the two most usual errors; "" for others."""
     if isinstance(error, TypeError):
         return "; expected a callable of (output, target)"
     classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0

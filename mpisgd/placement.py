@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpisgd import compatibility, protocols
+from mpisgd import compatibility
+from mpisgd.checks import require
 from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.protocols import Protocol
@@ -19,7 +20,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
     """
     compatibility.check(config, virtual=virtual)
     roles = of_job(config, hosts)
-    protocol = protocols.make(config.protocol, roles.lambda_)
+    protocol = config.protocol.make(roles.lambda_)
     _check_stragglers(config, len(roles.computing_ranks))
     return roles, protocol
 
@@ -28,12 +29,24 @@ def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
     """The same of a virtual cluster, whose learners the configuration counts; and the node of each rank. Raises ConfigError."""
     options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
-    return nodes, *on_ranks(config, virtual_hosts(nodes), virtual=True)
+    roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
+    _check_named(config, [nodes[rank] for rank in roles.computing_ranks])
+    return nodes, roles, protocol
 
 
 def virtual_hosts(nodes: Sequence[int]) -> list[str]:
     """The host name of each rank of a virtual cluster."""
     return [f"node-{node}" for node in nodes]
+
+
+def _check_named(config: Config, nodes: Sequence[int]) -> None:
+    """Refuse a slow node that has no learner, and failures of one that is not there; `nodes` are those of the learners."""
+    among = f"a node of learners, from {min(nodes)} to {max(nodes)}"
+    for node, factor in config.virtual.slow_nodes.items():
+        require(node in nodes, f"virtual.slow_nodes[{node}]", factor, among)
+    for learner_id, at_s in config.failures.at_s.items():
+        expected = f"a learner_id from 0 to {len(nodes) - 1}"
+        require(0 <= learner_id < len(nodes), f"failures.at_s[{learner_id}]", at_s, expected)
 
 
 def _check_stragglers(config: Config, ranks: int) -> None:

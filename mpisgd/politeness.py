@@ -13,14 +13,14 @@ from typing import Any
 
 _SPIN_S = 20e-6
 YIELD_S = 1e-3
-"""Of a wait in which the core is yielded before the first sleep, divided by the ranks that share the core (31 ranks on two cores:
-softsync 6 % slower under Open MPI, 14 % under MPICH, if all yield for so long)."""
+"""Seconds of a wait in which the core is yielded before the first sleep, divided by the ranks that share the core (31 ranks on two
+cores: softsync 6 % slower under Open MPI, 14 % under MPICH, if all yield for so long)."""
 SLEEP_LEAST_S = 20e-6
 SLEEP_MOST_S = 1e-3
 
 
 class Politeness:
-    """How one rank waits.
+    """The way in which one rank waits.
 
     Args:
         ranks_per_core: how many share its core.

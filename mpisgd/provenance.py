@@ -1,4 +1,4 @@
-"""Where a run came from: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
+"""Provenance of a run: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import torch
 
-from mpisgd import __version__, compiled, naming, protocols
+from mpisgd import __version__, compiled, naming
 from mpisgd.config import Config
 from mpisgd.git import commit_of, commit_of_package
 from mpisgd.parts import Meta
@@ -47,7 +47,7 @@ def environment(
         "threads": torch.get_num_threads(),
         "train_samples": meta.train_samples,
         "test_samples": meta.test_samples,
-        "gradients_per_update": protocols.make(config.protocol, roles.lambda_).gradients_per_update,
+        "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
         **more,
         "rules": schema.RULES,
         "form": compiled.form(),
@@ -79,7 +79,7 @@ def _commits(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _directory_of_script() -> Path:
-    """Where the script lies that Python was started with, unless that is this package's own command."""
+    """Directory of the script that Python was started with, unless that is this package's own command."""
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if not file or Path(file).stem == "mpisgd" or (spec is not None and spec.name.partition(".")[0] == "mpisgd"):

@@ -14,11 +14,11 @@ from mpisgd.messages import Push, Refused
 
 TOLD_PER_RANK = 5
 _MOST_SAMPLES = 2**31 - 1
-"""What the log has room for."""
+"""Most samples that the log has room for."""
 
 
 class Refusals:
-    """Those of one shard.
+    """Refused messages of one shard.
 
     Attributes:
         by_rank: how many messages of each rank.
@@ -31,7 +31,7 @@ class Refusals:
         self.pushes = [0] * lambda_
         self.last_seq = [-1] * lambda_
         self._waits = [""] * lambda_
-        """Why the last push of a learner was refused, if it was."""
+        """Reason why the last push of each learner was refused, if it was."""
 
     def refuse(self, refused: Refused, learner_id: int) -> None:
         """Count a message of a rank, which is this learner (-1 = none), and say so, but not for ever."""
@@ -45,7 +45,8 @@ class Refusals:
             print(f"mpisgd: a message was refused: {refused.why}{more}", file=sys.stderr, flush=True)
 
     def why_not(self, push: Push, clock: int, fresh_only: bool) -> str:
-        """Why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all learners."""
+        """Say why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all
+        learners."""
         learner_id, last = push.learner_id, self.last_seq[push.learner_id]
         if not 0 <= push.timestamp <= clock:
             return f"learner {learner_id} pushed timestamp {push.timestamp}: expected 0 ... {clock}, the shard's clock"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd import config_file
-from mpisgd.config import AllreduceOptions, Config, replace
+from mpisgd.config import Config, replace
 from mpisgd.data.sampling import dealt_on
 from mpisgd.errors import CheckpointError, ConfigError, DataError
 from mpisgd.finish import Outcome
@@ -38,7 +38,7 @@ _TOLD = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run goes on.
+    """The way in which a run goes on.
 
     Attributes:
         attempt: the number of this attempt.
@@ -58,7 +58,7 @@ class Resumption:
         return {self.checkpoint.clock} | {each["clock"] for each in self.attempts if "clock" in each}
 
     def attributes(self, rows: list[list[int]]) -> dict[str, Any]:
-        """Those of a log file of this attempt, before which come these rows (`schema`)."""
+        """Attributes of a log file of this attempt, before which come these rows (`schema`)."""
         own = {
             "attempt": self.attempt,
             "continues_clock": self.checkpoint.clock,
@@ -103,14 +103,14 @@ def check_changes(run: Path, config: Config) -> None:
 
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
-    """Where learners double as shards, those that config.toml says there were are not asked for again."""
-    if isinstance(config.protocol, AllreduceOptions) and config.shards == config_file.of_run(run).shards:
+    """Drop the number of shards of config.toml where learners double as shards: as many as ranks are started."""
+    if config.protocol.collective and config.shards == config_file.of_run(run).shards:
         return replace(config, shards=1)
     return config
 
 
 def finished(run: Path) -> Outcome | None:
-    """How the run ended, where it did. Raises DataError where what it says of that is damaged."""
+    """Read how the run ended, where it did. Raises DataError where what it says of that is damaged."""
     done = Run(run).done
     if done is None:
         return None
@@ -121,7 +121,7 @@ def finished(run: Path) -> Outcome | None:
 
 
 def find(run: Path, config: Config) -> Resumption:
-    """Which checkpoint to go on from.
+    """Find the checkpoint to go on from.
 
     Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
     """
@@ -150,7 +150,7 @@ def forget_newer(run: Path, clock: int) -> None:
 def lay_out(
     found: Resumption, config: Config, lambda_: int, bounds: list[tuple[int, int]], model: str, averaged: bool
 ) -> Resumption:
-    """The same for so many learners, and shards with these slices; where they were others, it says so, and what that means.
+    """Fit a resumption to so many learners, and shards with these slices; where they were others, it says so, and what that means.
 
     Raises CheckpointError where the checkpoint is of another model.
     """
@@ -184,5 +184,5 @@ def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
 
 
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """What is kept of one attempt."""
+    """Make the entry of one attempt."""
     return {**{name: environment[name] for name in _TOLD if name in environment}, "shards": config.shards, "epochs": config.epochs}

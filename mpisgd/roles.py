@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from mpisgd.config import AllreduceOptions, Config
+from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.launch import words
 
@@ -94,8 +94,8 @@ class Roles:
 
 
 def world_size(config: Config, learners: int) -> int:
-    """How many ranks a job of so many learners has."""
-    shards = 0 if isinstance(config.protocol, AllreduceOptions) else config.shards
+    """Number of ranks of a job of so many learners."""
+    shards = 0 if config.protocol.collective else config.shards
     return shards + learners + int(config.evaluator)
 
 
@@ -104,7 +104,7 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
 
     Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
     """
-    if not isinstance(config.protocol, AllreduceOptions):
+    if not config.protocol.collective:
         roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
@@ -158,7 +158,7 @@ def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal[
 
 
 def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
-    """The same roles, but the learners of each host are teams of at most `most` ranks, as even as can be; 0 = one team.
+    """Join the learners of each host into teams of at most `most` ranks, as even as can be; 0 = one team.
 
     Learners are numbered by the ranks of their leaders.
     """

@@ -31,7 +31,7 @@ elements take 7.2 ms; in chunks of 2^16 9.3, for torch takes 10 µs to begin eac
 
 
 class Rounding:
-    """One learner's remainder, and what it pushes.
+    """A learner's remainder, and what it pushes.
 
     Attributes:
         sent: (parameters,) bfloat16, the last gradient as it is pushed.
@@ -72,7 +72,7 @@ class Rounding:
 
 
 class Rounded(Travels):
-    """What a learner computes, rounded; `wire_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
+    """A learner's gradient, rounded; `wire_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
 
     Args:
         gradient: computes; or, where only sizes travel, stands for that.

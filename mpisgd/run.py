@@ -36,7 +36,7 @@ from mpisgd.draws import kept
 from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import EvaluatorChannel
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of, refusals
+from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
 from mpisgd.guard import AgreedError, agree, failing_fast, is_single
@@ -67,6 +67,7 @@ from mpisgd.succession import Succession
 from mpisgd.tolerant import TolerantWire
 from mpisgd.tolerant_channel import TolerantShardChannel
 from mpisgd.tolerant_shard import TolerantShard
+from mpisgd.trust import resume_line
 from mpisgd.update import SliceUpdate
 from mpisgd.vigil import Vigil
 from mpisgd.watchdog import Watchdog
@@ -339,9 +340,14 @@ class Rank:
         """From now on the watchdog says this of a wait that is long."""
         self.signals.every_second = Watchdog(wire, self.config.log.quiet_s, self._name(self.rank), describe).look
 
+    @property
+    def _resuming(self) -> str:
+        """The command that goes on with this run, and brings what it was brought."""
+        return f"{launch.words(self.world.size)} {resume_line(self.path, self.config)}"
+
     def way_on(self) -> str:
         """How this run can be continued, as the last words of one that fails."""
-        return way_on(self.path, self.newest_clock(), launch.words(self.world.size))
+        return way_on(self.path, self.newest_clock(), self._resuming)
 
     def _shard(self, wire: Wire) -> np.ndarray:
         update = self._update()
@@ -408,7 +414,7 @@ class Rank:
             update,
             lambda_=self.roles.lambda_,
             budget_samples=parts.budget_samples(config, self.protocol, self.meta.train_samples),
-            timeout_s=parts.timeout_s(config),
+            timeout_s=config.protocol.deadline_s,
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),
@@ -591,7 +597,7 @@ class Rank:
         text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
         if self.rank == 0:
             try:
-                text = interruption.farewell(self.path, signal, outcome.clocks, self.world.size)
+                text = interruption.farewell(self.path, signal, outcome.clocks, self._resuming)
                 print(text, file=sys.stderr, flush=True)
                 if self.signals.hurried:
                     interruption.tell_terminal(text)
@@ -608,7 +614,7 @@ class Rank:
         Without a terminal it was no Ctrl-C: a batch system ends its jobs by the same signals, leaves them half a minute to save,
         and may begin the job anew meanwhile, for which the lock is there.
         """
-        if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self.world.size)):
+        if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.unlock()
 
     def _headline(self) -> str:
@@ -642,6 +648,5 @@ class Rank:
 
 def _account(server: Shard) -> np.ndarray:
     update = server.update
-    diverged = server.diverged or not bool(torch.isfinite(update.weights).all())
     refused, interrupted = server.refusals, server.interrupted and not server.finished
-    return account(server.clock, update.samples, diverged, server.updated_s, refused.total, refused.most, interrupted)
+    return account(server.clock, update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted)

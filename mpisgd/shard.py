@@ -383,14 +383,16 @@ class Shard:
             self._finish_answers(answered, self.updated_s)
 
     def _timed(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
-        """The same, the seconds of their making summed; when the last one is made, the update is."""
+        """The same, the seconds of their making summed; when the last one is made, the update is.
+
+        That is before it leaves: a learner that has it goes on at once, and this rank may have to wait for a core just then.
+        """
         start_s = self.channel.now_s()
         for chunk in chunks:
-            self._making_s += self.channel.now_s() - start_s
+            self.updated_s = self.channel.now_s()
+            self._making_s += self.updated_s - start_s
             yield chunk
             start_s = self.channel.now_s()
-        self.updated_s = self.channel.now_s()
-        self._making_s += self.updated_s - start_s
 
     def _take_pulls(self) -> None:
         """Let those whose pulls have come, and may be answered, wait with the others; all else is put off."""

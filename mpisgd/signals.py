@@ -140,4 +140,4 @@ def ignore_from_now_on() -> None:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """What is to be done, the thread does; but without a handler a signal would end the process, or be lost."""
+    """Do nothing: the thread does what is to be done. Without a handler a signal would end the process, or be lost."""

@@ -39,7 +39,7 @@ class Delays:
         return delay_s
 
     def _rest(self, number: int) -> float:
-        """What a cycle takes besides, also of a slow learner: log-normal, of the mean and deviation that were asked for."""
+        """Draw what a cycle takes besides, also of a slow learner: log-normal, of the mean and deviation that were asked for."""
         mean_s, deviation_s = self._options.rest_mean_s, self._options.rest_deviation_s
         if deviation_s == 0:
             return mean_s
@@ -58,7 +58,7 @@ class Delays:
 
 
 NO_DELAYS = Delays(StragglerOptions(), seed=0, learner_id=0)
-"""Nobody is late."""
+"""Delays of a learner that is never late."""
 
 
 def _unit(generator: np.random.Generator, options: StragglerOptions) -> float:

@@ -20,7 +20,7 @@ _WORD = 2**64
 
 
 class Domain(IntEnum):
-    """What a stream is drawn for; values are part of every seeded run: never renumber."""
+    """Purposes that streams are drawn for; values are part of every seeded run: never renumber."""
 
     EPOCH = 1
     REPLACEMENT = 2

@@ -1,4 +1,4 @@
-"""Who evaluates, where learners and the evaluator may be lost: shard 0 decides.
+"""Choice of who evaluates, where learners and the evaluator may be lost: shard 0 decides.
 
 A dedicated evaluator does it while it lives. Otherwise, and after that, it is the first learner that has said goodbye; where that
 is lost too, the next. So the weights of a run that has come to its end are evaluated and saved as long as anybody is left.

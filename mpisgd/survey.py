@@ -1,4 +1,4 @@
-"""What can be known of a job before it runs: facts of every rank and host, asked for and gathered; `doctor` judges them.
+"""Survey of a job before it runs: facts of every rank and host, asked for and gathered; `doctor` judges them.
 
 Nothing here raises for what may be wrong with a machine: a thing that fails is a fact, too.
 """
@@ -46,7 +46,7 @@ SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "mpich_shar_tmp", "uc
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank knows of itself."""
+    """Facts that a rank knows of itself."""
 
     host: str
     cores: frozenset[int]
@@ -55,7 +55,7 @@ class RankFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package -> version, and "MPI" -> the first line of the library's own version; "" where it is missing."""
     torch_problem: str = ""
-    """Why torch cannot be imported; "" where it can."""
+    """Reason why torch cannot be imported; "" where it can."""
     torch_import_s: float = 0.0
     torch_threads: int = 0
     """Threads that torch would start by itself."""
@@ -64,12 +64,12 @@ class RankFacts:
     sees_directory: bool = True
     """Whether the directory that rank 0 made is there."""
     hdf5_read_problem: str = ""
-    """Why another host's (or, on one host, another rank's) open HDF5 file could not be read; "" where it could."""
+    """Reason why another host's (or, on one host, another rank's) open HDF5 file could not be read; "" where it could."""
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the first rank of a host found there."""
+    """Facts that the first rank of a host found there."""
 
     machine_cores: int
     cpu_quota: float = float("inf")
@@ -77,7 +77,7 @@ class HostFacts:
     free_nbytes: int = 0
     """Free space where runs are written."""
     hdf5_problem: str = ""
-    """Why no HDF5 file can be written; "" where it can."""
+    """Reason why no HDF5 file can be written; "" where it can."""
     hdf5_locks: bool = True
     """Whether file locks work."""
     stale_segments: int = 0
@@ -88,7 +88,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class MpiFacts:
-    """What the MPI library says of itself."""
+    """Facts that the MPI library tells of itself."""
 
     standard: tuple[int, int]
     thread_multiple: bool
@@ -102,7 +102,7 @@ class MpiFacts:
 
 @dataclass(frozen=True)
 class Ring:
-    """What came of sending bytes around."""
+    """Result of sending bytes around."""
 
     corrupted: tuple[int, ...]
     """Ranks that received other bytes than were sent."""
@@ -118,10 +118,10 @@ class Survey:
     hosts: Mapping[str, HostFacts]
     directory: str = "."
     directory_problem: str = ""
-    """Why nothing can be written there; "" where it can."""
+    """Reason why nothing can be written there; "" where it can."""
     mpi: MpiFacts | None = None
     mpi_problem: str = ""
-    """Why there is no MPI; "" where there is."""
+    """Reason why there is no MPI; "" where there is."""
     ring: Ring | None = None
     """None: one rank alone."""
 
@@ -287,7 +287,7 @@ def _ring(comm: Any) -> Ring:
 
 
 def _try_files(comm: Any, own: RankFacts, hosts: list[str], directory: Path) -> tuple[str, RankFacts, HostFacts | None]:
-    """Why nothing can be written, this rank's facts, and on the first rank of a host that host's.
+    """Try files; returns why nothing can be written, this rank's facts, and on the first rank of a host that host's.
 
     The first rank of each host writes an HDF5 file as a shard does; others read that of the next host while it grows.
     """
@@ -348,7 +348,7 @@ def _write_rows(path: Path) -> tuple[Any, str, bool]:
 
 
 def _read_rows(path: Path) -> str:
-    """Why the rows cannot be read; "" where they can."""
+    """Say why the rows cannot be read; "" where they can."""
     try:
         import h5py
 

@@ -95,7 +95,7 @@ class TeamChannel(ShardChannel):
         self._clock, self._made = clock, weights
 
     def add_chunk(self, chunk: Buffer) -> None:
-        """One chunk is not shared alone."""
+        """Do nothing: one chunk is not shared alone."""
 
     def close_answers(self) -> None:
         if self._made is not None:
@@ -114,7 +114,7 @@ class TeamChannel(ShardChannel):
         return self._clock
 
     def snapshot_pull(self) -> SnapshotPull | None:
-        """What the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
+        """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
         patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
         taken = self._wire.take_until(patterns, self._wire.now_ns())
         if taken is not None and taken[1] == Tag.INTERRUPT:

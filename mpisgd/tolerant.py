@@ -25,7 +25,7 @@ from mpisgd.errors import PeerError
 from mpisgd.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.mpi import MPI
 from mpisgd.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
-from mpisgd.wire import Receiving, Sending, Wire, nowhere
+from mpisgd.wire import Receiving, Sending, Wire, nowhere, of_size
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
@@ -135,10 +135,16 @@ class TolerantWire(Wire):
         announced = isinstance(transfer, Sending) and transfer.announced
         chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
         for at, request in enumerate(transfer.requests):
-            if not self._until(request, peer, until_s, begins=chunked or (announced and at == 0)):
+            try:
+                done = self._until(request, peer, until_s, begins=chunked or (announced and at == 0))
+            except MPI.Exception as error:
+                raise of_size(error, transfer, "body") from None
+            if not done:
                 self._kept.append(transfer)
                 self._goes_on()
                 return peer in self._lost
+            if isinstance(transfer, Receiving) and at < len(transfer.rooms):
+                transfer.check(at, self._status.Get_elements(MPI.BYTE))
         self._goes_on()
         return True
 
@@ -149,7 +155,7 @@ class TolerantWire(Wire):
         most_s = SLEEP_MOST_S if begins else _SLEEP_S
         while True:
             try:
-                if request.Test():
+                if request.Test(self._status):
                     return True
                 self._see_whether_all_is_over()
             except MPI.Exception as error:

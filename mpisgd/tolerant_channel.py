@@ -34,7 +34,7 @@ class TolerantShardChannel(ShardChannel):
         self._parted.add(self._learner_ranks[learner_id])
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
-        """The same; snapshots are pulled by who may evaluate, and only shard 0 passes on that nothing more will be asked for."""
+        """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
         if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
             what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
             raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
@@ -53,7 +53,7 @@ class TolerantShardChannel(ShardChannel):
             self._evaluator_rank = rank
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
-        """The same; who evaluates is known only when it asks."""
+        """Patterns of what may come meanwhile; who evaluates is known only when it asks."""
         return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (None, Tag.SNAPSHOT_PULL), (None, Tag.INTERRUPT)
 
     def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
@@ -68,5 +68,5 @@ class TolerantShardChannel(ShardChannel):
             self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))
 
     def give_up(self, rank: int) -> None:
-        """Nobody waits for this rank any more."""
+        """Wait for this rank no more."""
         self._wire.give_up(rank)

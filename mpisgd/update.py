@@ -31,7 +31,7 @@ PARKED_NBYTES = 2**30
 
 
 class Step(NamedTuple):
-    """What one update did."""
+    """Result of one update."""
 
     gradients: int
     """The divisor: how many gradients were summed, those that teams had summed before counted each."""
@@ -80,21 +80,21 @@ class SliceUpdate(Updates):
         self.averaged: Tensor | None = weights.clone() if averaging > 0 else None
         self._averaging = averaging
         self._averages: Tensor | None = torch.zeros(()) if bias_correction and averaging > 0 else None
-        """How many updates thetabar is the mean of, where that matters; kept in checkpoints."""
+        """Number of updates that thetabar is the mean of, where that matters; kept in checkpoints."""
         self._share = 1.0 - averaging
-        """Of the way to the new weights, by which the averaged ones go."""
+        """Share of the way to the new weights, by which the averaged ones go."""
         self._train_samples = train_samples
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
         self.chunks_count = len(self._cuts)
         self._made = weights.numel()
-        """How many of the weights are those of the last update."""
+        """Number of weights that are those of the last update."""
         self._divisor = 0
         self._sum_sq = 0.0
         self.checks_sums = False
         self._weight, self._first = 1.0, True
         self._added = weights.numel()
-        """How much of the gradient accumulated last is in the sum."""
+        """Number of elements of the gradient accumulated last that are in the sum."""
         self._sum = vector_like(weights)
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
@@ -117,7 +117,7 @@ class SliceUpdate(Updates):
 
     @property
     def inbox(self) -> Any:
-        """Where the next gradient is to be received: `scratch`, or (slice,) int16, the bits of bfloat16."""
+        """Memory for the next gradient: `scratch`, or (slice,) int16, the bits of bfloat16."""
         return self.scratch if self._half is None else view_of(self._half)
 
     def take_in(self) -> None:
@@ -199,7 +199,7 @@ class SliceUpdate(Updates):
         return math.isfinite(squared) or is_finite(self.scratch)
 
     def sum_is_finite(self) -> bool:
-        """The same of the sum that the last update was made from; to be asked before the next gradient is summed.
+        """Whether the sum that the last update was made from is finite; to be asked before the next gradient is summed.
 
         Where that was to be expected, each chunk was looked at while it was in the cache.
         """
@@ -250,7 +250,7 @@ class SliceUpdate(Updates):
         return step
 
     def begin_step(self) -> Step:
-        """The same; but the weights are made as `chunks` are asked for."""
+        """Begin a `step`; the weights are made as `chunks` are asked for."""
         if self._norms.due and self._added < len(self.weights):
             self._add(len(self.weights))
         gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
@@ -291,12 +291,11 @@ class SliceUpdate(Updates):
             self._set_learning_rate()
 
     def _look_at_sum(self, start: int, stop: int) -> None:
-        """These elements of it are about to be used up, and `sum_is_finite` will be asked."""
+        """Look at these elements of the sum, which are about to be used up: `sum_is_finite` will be asked."""
         self._sum_sq += squared_norm(self._summed[start:stop])
 
     def state(self) -> dict[str, Tensor]:
-        """What the updates after the last one depend on, besides `samples`: a name for each tensor, not copied. The sum in the
-        making is none of it.
+        """State that later updates depend on, besides `samples`: tensors by name, not copied. The sum in the making is none of it.
 
         `weights`, `averaged` and `averages` where there is such, `compensation`, and the optimiser's own as `optimizer.<name>`;
         each (slice,) float32, but for counts of steps, which are scalars.

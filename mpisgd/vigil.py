@@ -26,7 +26,7 @@ LOOK_S = 0.1
 OWN_S = 1.0
 """Seconds for a rank's own loop to find out and to say so, as it mostly does (`guard.failing_fast`)."""
 TURN_S = 0.2
-"""One rank after the other, so that not all say it."""
+"""Seconds between one rank and the next, so that not all say it."""
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 2.0

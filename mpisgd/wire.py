@@ -63,15 +63,34 @@ class Sending:
 
 
 class Receiving:
-    """A message whose receives are posted: the header's, then the bodies'."""
+    """A message whose receives are posted: the header's, then the bodies'.
 
-    __slots__ = ("buffer", "layout", "requests", "source")
+    `rooms`: bytes that each body has room for; `nbytes`: of the slice, as the header says; 0 = the bodies are empty.
+    """
 
-    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request]) -> None:
+    __slots__ = ("buffer", "layout", "nbytes", "requests", "rooms", "source")
+
+    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request], rooms: list[int]) -> None:
         self.source = source
         self.layout = layout
         self.buffer = buffer
         self.requests = requests
+        self.rooms = rooms
+        self.nbytes = 0
+
+    def check(self, at: int, nbytes: int) -> None:
+        """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""
+        expected = self.rooms[at] if self.nbytes else 0
+        if nbytes != expected:
+            raise PeerError(f"{_name(self.layout.body)} from rank {self.source}: {nbytes} bytes, expected {expected}")
+
+
+def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
+    """What to raise for what MPI has raised: PeerError where a message was longer than the memory that was posted for it."""
+    if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+        return error
+    tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)
+    return PeerError(f"{tag} from rank {transfer.source}: its {part} is longer than expected")
 
 
 class Wire:
@@ -186,7 +205,7 @@ class Wire:
         requests = [receive(buffer, source, tag)]
         for body in bodies:
             requests.append(receive(body, source, layout.body))
-        return Receiving(source, layout, buffer, requests)
+        return Receiving(source, layout, buffer, requests, [body.nbytes for body in bodies])
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: np.ndarray) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
@@ -197,9 +216,15 @@ class Wire:
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
         self.awaited = posted
-        self.wait(posted.requests.pop(0))
+        try:
+            self.wait(posted.requests.pop(0))
+        except MPI.Exception as error:
+            raise of_size(error, posted, "header") from None
         self._goes_on()
-        return posted.layout.unpack(posted.buffer, posted.source)
+        fields = posted.layout.unpack(posted.buffer, posted.source)
+        if posted.rooms:
+            posted.nbytes = fields[-1]
+        return fields
 
     def header_or_signal(self, posted: Receiving) -> None:
         """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
@@ -360,6 +385,19 @@ class Wire:
             transfer.outbox.keep(requests)
             return True
         self.awaited = transfer
+        try:
+            self._wait_for_all(transfer, requests)
+        except MPI.Exception as error:
+            raise of_size(error, transfer, "body") from None
+        self._goes_on()
+        return True
+
+    def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
+        if type(transfer) is Receiving and transfer.rooms:
+            for at in range(len(transfer.rooms)):
+                self._wait_politely(requests[at], _BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
+                transfer.check(at, self._status.Get_elements(MPI.BYTE))
+            requests = requests[len(transfer.rooms) :]
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
                 self.wait(requests.pop(0))
@@ -369,8 +407,6 @@ class Wire:
             requests[0].Wait()
         elif requests:
             MPI.Request.Waitall(requests)
-        self._goes_on()
-        return True
 
     def _goes_on(self) -> None:
         """A wait is over."""
@@ -442,9 +478,9 @@ class Wire:
         else:
             request.Wait()
 
-    def _wait_politely(self, request: MPI.Request, most_s: float) -> None:
+    def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:
         """With sleeps of at most so many seconds."""
-        self._politely(lambda: request.Test() or None, most_s)
+        self._politely(lambda: request.Test(status) or None, most_s)
 
 
 class Team:

@@ -1,4 +1,5 @@
-"""Where Python's garbage collector only costs time: it looks for cycles among all objects, again and again."""
+"""Imports without Python's garbage collector, which only costs time there: it looks for cycles among all objects, again and
+again."""
 
 from __future__ import annotations
 

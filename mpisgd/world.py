@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """What all ranks know of each other."""
+    """Facts that all ranks know of each other."""
 
     size: int
     rank: int

@@ -87,11 +87,7 @@ def status(run: Run) -> Status:
     """Read this first: DONE and the summaries are written last, so whatever is read afterwards is complete if they are."""
     done, summaries = run.done, run.summaries
     ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
-    diverged = (
-        bool(done and done.get("diverged"))
-        or bool(np.any(summaries["diverged"]))
-        or bool(np.any(run.events["kind"] == schema.Event.DIVERGED))
-    )
+    diverged = bool(done and done.get("diverged")) or bool(np.any(summaries["diverged"]))
     if done is not None:
         text = "finished"
     elif ended:

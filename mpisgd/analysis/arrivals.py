@@ -1,4 +1,4 @@
-"""When gradients arrive, and how long it takes to collect k of λ [Chen16 Fig. 3, 4].
+"""Arrival times of gradients, and the time to collect k of λ [Chen16 Fig. 3, 4].
 
 Synchronous protocols (hardsync, backup, timeout, allreduce): the gradients of one clock value are those computed from its weights,
 also dropped ones. Their time runs from the update that made the weights (clock 0: the start barrier) to their arrival on shard 0;

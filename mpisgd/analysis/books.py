@@ -26,8 +26,8 @@ class LearnerBooks(Books):
 
 @dataclass(frozen=True)
 class Coverage:
-    """One learner: mini-batches it sampled; how often it gave one up, to begin it anew; gradients it computed to their end; and
-    mini-batches that every shard applied."""
+    """Coverage of one learner: mini-batches that it sampled, gave up to begin anew, computed to their end, and that every shard
+    applied."""
 
     learner_id: int
     sampled: int
@@ -51,7 +51,7 @@ def final_clocks(run: Run) -> np.ndarray:
 
 
 def applied_rows(run: Run) -> np.ndarray:
-    """Which rows of `run.pushes` are part of an update that was made: bool, shape (pushes,).
+    """Mark the rows of `run.pushes` that are part of an update that was made: bool, shape (pushes,).
 
     A gradient with verdict APPLY whose update never came is still in flight.
     """
@@ -94,7 +94,7 @@ def learner_books(run: Run) -> list[LearnerBooks]:
 
 
 def coverage(run: Run) -> list[Coverage]:
-    """How much of what each learner sampled was applied; what is always dropped biases the training data."""
+    """Count how much of what each learner sampled was applied. What is always dropped biases the training data."""
     rows, learners = run.pushes, learners_of(run)
     sampled, computed = _sampled(run, learners), _computed(run, learners)
     taken = rows[applied_rows(run)]
@@ -115,7 +115,7 @@ def never_counted(run: Run) -> list[int]:
 
 
 def imbalances(run: Run) -> list[str]:
-    """One line, with the numbers, for each shard and learner whose books do not balance; meaningful on ended runs only."""
+    """List shards and learners whose books do not balance: a line each, with the numbers. Meaningful for ended runs only."""
     lines = [f"shard {book.shard}: {_equation(book)}" for book in run.books() if not book.balanced]
     lines += [
         f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}" for book in learner_books(run) if not book.balanced

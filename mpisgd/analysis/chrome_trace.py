@@ -179,7 +179,7 @@ _CATEGORIES = {"X": "span", "i": "instant", "C": "counter", "s": "gradient", "f"
 
 
 def _line(phase: str, name: str, where: str, start: int = 0, end: int | None = None, args: str = "", extra: str = "") -> str:
-    """One event; `start`, `end` in nanoseconds, so that spans that touch do so to the last digit."""
+    """Render one event; `start`, `end` in nanoseconds, so that spans that touch do so to the last digit."""
     length = "" if end is None else f',"dur":{(end - start) / 1e3:.3f}'
     scope = ',"s":"t"' if phase == "i" else ""  # on its thread
     told = f',"args":{args}' if args else ""

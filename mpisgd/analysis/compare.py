@@ -36,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was printed and written."""
+    """The comparison as it was printed and written."""
 
     table: Table
     drawings: tuple[Drawing, ...]

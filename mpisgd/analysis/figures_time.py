@@ -81,7 +81,7 @@ def collect(title: str, found: Sequence[tuple[str, Collected]], lambda_: int, wa
 
 
 def time_spent(title: str, spent: LearnerTime) -> Figure | None:
-    """Where each learner's time went, stacked, and beside them the mean learner's."""
+    """Draw where each learner's time went, stacked, and beside them the mean learner's."""
     pushing = spent.mini_batches > 0
     if not pushing.any():
         return None

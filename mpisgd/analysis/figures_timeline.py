@@ -58,7 +58,7 @@ def drawing(run: Run, timeline: Timeline | None = None) -> Drawing:
 
 
 def unreadable(run: Run, timeline: Timeline | None = None) -> str:
-    """Why a figure of this timeline, or of the whole run, could not be read, and what could be drawn; "" = it can."""
+    """Say why a figure of this timeline, or of the whole run, could not be read, and what could be drawn; "" = it can be read."""
     learners = timeline.learners if timeline else run.lambda_
     others = run.shards + int(run.environment.get("evaluator_rank", -1) >= 0)
     if learners + others > MOST_ROWS:

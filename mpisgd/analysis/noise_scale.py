@@ -110,7 +110,7 @@ def measured(run: Run) -> Measured:
     summed_in = pushes["shard"].astype(np.int64) * clocks + pushes["clock"] + 1
 
     def sums(values: np.ndarray) -> np.ndarray:
-        """Of one value per gradient, the sum in each update."""
+        """Sum one value per gradient over each update."""
         return np.asarray(np.bincount(summed_in, weights=values, minlength=cells)[cell])
 
     last = np.zeros(run.shards, np.int64)

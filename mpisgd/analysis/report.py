@@ -18,7 +18,8 @@ from mpisgd.records.reader import Run
 
 @dataclass(frozen=True)
 class Report:
-    """What was printed and written. `problems`: one line for each part of an ended run's books that does not balance."""
+    """The report as it was printed and written. `problems`: one line for each part of an ended run's books that does not
+    balance."""
 
     tables: tuple[Table, ...]
     drawings: tuple[Drawing, ...]

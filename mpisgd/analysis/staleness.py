@@ -31,7 +31,7 @@ class Staleness:
 
 
 def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
-    """Of int64 `tau`, shape (gradients,); the deviation is that of the population (divisor = gradients)."""
+    """Summarise `tau`, int64 (gradients,); the deviation is that of the population (divisor = gradients)."""
     if len(tau) == 0:
         return Staleness(0, dropped)
     return Staleness(
@@ -67,7 +67,7 @@ def histogram(run: Run) -> np.ndarray:
 
 @dataclass(frozen=True)
 class OverClock:
-    """Of each update: its clock, and mean, least and largest τ of its gradients; arrays, shape (updates,)."""
+    """Staleness of each update: its clock, and mean, least and largest τ of its gradients; arrays, shape (updates,)."""
 
     clock: np.ndarray
     mean: np.ndarray
@@ -90,13 +90,13 @@ def over_clock(run: Run) -> OverClock:
 
 
 def shard_table(run: Run) -> Table:
-    """One row per shard, and one for all."""
+    """Staleness by shard: one row for each, and one for all."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_shard(run)), ("all", overall(run))]
     return _table(run, "staleness_shards", "Staleness of applied gradients, by shard", "shard", groups)
 
 
 def layer_table(run: Run) -> Table:
-    """One row per layer, the top one first; layers of one slice are exchanged together. No rows where slices are no layers."""
+    """Staleness by layer, the top one first; layers of one slice are exchanged together. No rows where slices are no layers."""
     slices = run.environment.get("layers", [])
     layers = [(shard, name) for shard, names in enumerate(slices) for name in names]
     found = by_shard(run) if layers else []
@@ -119,7 +119,7 @@ def layer_table(run: Run) -> Table:
 
 
 def learner_table(run: Run) -> Table:
-    """One row per learner, over all shards."""
+    """Staleness by learner, over all shards."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_learner(run))]
     return _table(run, "staleness_learners", "Staleness of applied gradients, by learner", "learner", groups)
 

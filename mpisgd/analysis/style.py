@@ -1,4 +1,4 @@
-"""How figures look: colour-blind-safe colours with line styles and markers beside them, axes with units, PNG at 150 dpi.
+"""Style of the figures: colour-blind-safe colours with line styles and markers beside them, axes with units, PNG at 150 dpi.
 
 Figures are built with matplotlib's objects alone (no pyplot, no global state, no display).
 """
@@ -58,7 +58,7 @@ def line(at: int) -> dict[str, Any]:
 
 
 def hollow(look: dict[str, Any]) -> dict[str, Any]:
-    """The same series' second line: dotted and thin, its markers large and white inside, seen around those of the first."""
+    """Style of a series' second line: dotted and thin, its markers large and white inside, seen around those of the first."""
     return {**look, "linestyle": ":", "linewidth": 1.2, "markersize": 7.5, "markerfacecolor": "white", "zorder": 2.5}
 
 
@@ -104,7 +104,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 
 
 def readable_end(longest: float, percentile_99: float) -> float:
-    """Where an axis ends: at the largest value, or where a long tail would crush the rest, at 1.5 times the percentile."""
+    """End of an axis: the largest value; where a long tail would crush the rest, 1.5 times the percentile."""
     return 1.5 * percentile_99 if longest > 2 * percentile_99 > 0 else longest
 
 

@@ -121,7 +121,7 @@ class Table:
 
 
 def show(cell: Cell, spec: str = "") -> str:
-    """One cell as text: four significant digits without an exponent where that is short, an en dash for None."""
+    """Format one cell: four significant digits without an exponent where that is short, an en dash for None."""
     if cell is None:
         return "–"
     if isinstance(cell, bool):

@@ -1,4 +1,4 @@
-"""How fast a run was, and where its learners' and shards' time went.
+"""Speed of a run, and where its learners' and shards' time went.
 
 Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since
 its previous push began: push (push_s), wait (wait_s), pull (pull_s), be delayed on purpose (delay_s), compute (compute_s).
@@ -21,7 +21,7 @@ ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
 
 @dataclass(frozen=True)
 class Rates:
-    """What one shard did in `seconds` of training; `update_seconds` of them in the optimiser."""
+    """Work of one shard in `seconds` of training; `update_seconds` of them in the optimiser."""
 
     shard: int
     updates: int
@@ -44,7 +44,7 @@ class Rates:
 
 
 def rates(run: Run) -> list[Rates]:
-    """One per shard; each shard has all samples, of which it applies its own slice of the gradient."""
+    """Rates of each shard. Each has all samples, of which it applies its own slice of the gradient."""
     applied = np.bincount(run.pushes["shard"][books.applied_rows(run)], minlength=run.shards)
     result = []
     for shard in range(run.shards):
@@ -118,7 +118,7 @@ def rate_table(run: Run) -> Table:
 
 
 def time_table(run: Run) -> Table:
-    """Where each learner's time went; first the mean learner."""
+    """Table of where each learner's time went; first the mean learner."""
     spent = learner_time(run)
     parts = [*spent.activities.values(), spent.other, spent.elapsed]
     rows: list[tuple[Cell, ...]] = []

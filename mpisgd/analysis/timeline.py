@@ -1,4 +1,4 @@
-"""Who computed, waited, sent and received when: spans on one clock, from a run's log alone.
+"""Spans of computing, waiting, sending and receiving, rank by rank on one clock, from a run's log alone.
 
 Learners log durations, shards log moments; both count from the common start barrier. All times here are int64 nanoseconds.
 
@@ -56,7 +56,7 @@ NO_ANSWER = -_NEVER
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which rank each role has, and on which host it is. Without a rank for the evaluator, it is learner 0's."""
+    """Rank and host of each role. Without a rank of its own, the evaluator has learner 0's."""
 
     shards: Sequence[int]
     learners: Sequence[int]
@@ -85,7 +85,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Cycles:
-    """What learners did for each push, learner by learner, in order.
+    """Activities of learners for each push, learner by learner, in order.
 
     edges: (cycles, 6) int64; activity a of cycle i lasts from edges[i, a] to edges[i, a + 1].
     slack: (cycles,) int64; all of the cycle may have been so much later.
@@ -147,7 +147,7 @@ class Timeline:
     notes: tuple[str, ...]
 
     def slack(self) -> str:
-        """How well learners' spans are placed, in a line."""
+        """Say in a line how well learners' spans are placed."""
         shown = self.window.of(self.cycles.edges[:, 0], self.cycles.edges[:, -1])
         if len(shown) == 0:
             return "no learner's span lies in this window"
@@ -157,7 +157,7 @@ class Timeline:
 
 
 def ranks_of(run: Run) -> Ranks:
-    """As [environment] tells; what it does not tell, as `roles.assign` packs ranks.
+    """Read the ranks from [environment]; what it does not tell is as `roles.assign` packs ranks.
 
     Of a team, the leader's rank stands for the learner. Where learners double as shards, a shard has a row of its own, for both do
     things at once: it is numbered after all ranks.
@@ -253,7 +253,7 @@ def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | N
 
 
 def _apart(offset: np.ndarray) -> list[str]:
-    """Which shards' seconds were moved, in a line."""
+    """Say in a line which shards' seconds were moved."""
     moved = [f"shard {shard} by {offset[shard] / 1e6:+.3g} ms" for shard in np.flatnonzero(offset).tolist()]
     return [f"moved, as these shards left the start barrier before or after shard 0: {', '.join(moved)}"] if moved else []
 
@@ -263,7 +263,7 @@ def _apart(offset: np.ndarray) -> list[str]:
 
 @dataclass(frozen=True)
 class _Chains:
-    """What rows of `pushes` say of each cycle, learner by learner; nanoseconds.
+    """Cycles as rows of `pushes` tell them, learner by learner; nanoseconds.
 
     first: index of each learner's first cycle. durations: (cycles, 5), of ACTIVITIES, but for the push, which is that of the
     cycle before. push: of this cycle, 0 where it is not known.
@@ -340,7 +340,7 @@ def _bounds(
 
 
 def _number(pushes: np.ndarray, path: Path) -> np.ndarray:
-    """Which cycle each push is part of: int64 (pushes,), running on from learner to learner.
+    """Number the cycle that each push is part of: int64 (pushes,), running on from learner to learner.
 
     Every push goes to all shards, and overtakes none: a learner's k-th on one shard is its k-th on every other.
     """
@@ -396,7 +396,7 @@ def _updates(run: Run, pushes: np.ndarray, offset: np.ndarray) -> tuple[Updates,
 
 
 def _evaluations(run: Run, after: int) -> Evaluations:
-    """One after the other, none before its snapshot was taken, nor before nanosecond `after`."""
+    """Place evaluations one after the other, none before its snapshot was taken, nor before nanosecond `after`."""
     rows = run.evaluations
     lengths = nanoseconds(rows["evaluate_s"])
     before = np.cumsum(lengths) - lengths

@@ -1,4 +1,4 @@
-"""How well the model learnt: evaluations against epochs and seconds, of theta and thetabar, on test and training data."""
+"""Learning curves: evaluations against epochs and seconds, of theta and thetabar, on test and training data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Curve:
 
 
 def curves(run: Run) -> list[Curve]:
-    """Those that have evaluations: theta test, thetabar test, theta training, thetabar training."""
+    """List the curves that have evaluations: theta test, thetabar test, theta training, thetabar training."""
     result = []
     for train in (False, True):
         for averaged in (False, True):

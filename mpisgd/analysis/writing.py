@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, or why there is none; `key` is the name of its PNG file."""
+    """A figure, or the reason why there is none; `key` is the name of its PNG file."""
 
     key: str
     caption: str
@@ -34,7 +34,7 @@ def terminal() -> Console:
 
 
 def say(console: Console, line: str, style_: str = "") -> None:
-    """One line as it is, never wrapped, without markup."""
+    """Print a line as it is, never wrapped, without markup."""
     console.print(Text(line, style=style_), soft_wrap=True)
 
 
@@ -67,7 +67,7 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
 
 
 def tell(console: Console, folder: Path, drawings: Sequence[Drawing]) -> None:
-    """What was written, and which figures were not, and why."""
+    """Print what was written, and which figures were not, and why."""
     for drawing in drawings:
         if drawing.figure is None:
             say(console, f"no figure {drawing.key}: {drawing.missing}")

@@ -1,1 +1,1 @@
-"""What `mpisgd bench` measures on the user's own machine: ratios, side by side, in one run."""
+"""Benches of `mpisgd bench`: ratios on the user's own machine, side by side, in one run."""

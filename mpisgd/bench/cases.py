@@ -1,4 +1,4 @@
-"""What the benches train: a model, a mini-batch size, synthetic data; and the ways in which two learners can do so."""
+"""Cases of the benches (a model, a mini-batch size, synthetic data), and the ways in which two learners can train them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any, Literal
 
 from mpisgd.config import (
     AlexNetOptions,
-    AllreduceOptions,
-    AsyncOptions,
-    BackupOptions,
     Cifar10FullOptions,
     Config,
-    DownpourOptions,
     EvaluationOptions,
-    HardsyncOptions,
     LogOptions,
     MlpOptions,
     ModelOptions,
+    SyntheticOptions,
+)
+from mpisgd.protocols import (
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    DownpourOptions,
+    HardsyncOptions,
     SoftsyncOptions,
     SspOptions,
-    SyntheticOptions,
     TimeoutOptions,
     VersionedOptions,
 )
@@ -60,7 +62,7 @@ USUAL = ("cnn-16", "cnn-64", "mlp-16")
 
 @dataclass(frozen=True)
 class Way:
-    """How mpisgd trains: what differs from a run of hardsync by messages."""
+    """A way to train: its differences from a run of hardsync by messages."""
 
     special: dict[str, Any]
     synchronous: bool = False

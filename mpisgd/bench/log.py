@@ -94,7 +94,7 @@ def split(windows: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _windows(comm: MPI.Intracomm, directory: Path, case: Case) -> list[float]:
-    """Those of one run."""
+    """Measure the windows of one run."""
     logs: list[LogInTurn] = []
 
     def open_log(path: Path | None, *, shard: int, **fields: Any) -> TableFile:

@@ -1,7 +1,7 @@
-"""What mpisgd is compared with on the same ranks: loops that do not communicate, and PyTorch's DistributedDataParallel over gloo.
+"""Yardsticks for mpisgd on the same ranks: loops that do not communicate, and PyTorch's DistributedDataParallel over gloo.
 
-The same model, mini-batches, optimiser (SGD with momentum, fused) and one thread each, on ranks 1 and 2; rank 0 waits without using
-a core.
+They have the same model, mini-batches, optimiser (SGD with momentum, fused) and one thread each, on ranks 1 and 2; rank 0 waits
+without using a core.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
 
 
 class Tally:
-    """What the runs of one case were found to do, way by way."""
+    """Measurements of the runs of one case, way by way."""
 
     def __init__(self, case: Case, ways: Sequence[str]) -> None:
         self._case = case
@@ -81,12 +81,12 @@ def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Of a row."""
+    """Format one row."""
     lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
     lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:

@@ -18,8 +18,8 @@ from mpisgd.bench import loops
 from mpisgd.bench.cases import CASES, WARM_UP, Case
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of, run_of, scratch
-from mpisgd.config import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.mpi import MPI
+from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.reader import Run
 from mpisgd.wire import Wire
 
@@ -31,7 +31,7 @@ _SLEEP_S = 0.05
 
 
 def measure(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
-    """One row; the same on every rank."""
+    """Measure; returns one row, the same on every rank."""
     learners = comm.Get_size() - 1
     case = replace(CASES["cnn-4"], updates=UPDATES)
     protocols: dict[str, ProtocolOptions] = {"hardsync": HardsyncOptions(), "softsync": SoftsyncOptions(n=learners)}
@@ -55,12 +55,12 @@ def measure(comm: MPI.Intracomm, repetitions: int) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Of a row."""
+    """Format one row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}, {row['ranks']} ranks: images/s {rates}"]
     for key, floor in (("over_serial", SERIAL), ("over_apart", APART)):
@@ -79,7 +79,7 @@ def _serial(case: Case, learners: int) -> float:
 
 
 def _by_one(comm: MPI.Intracomm, images_per_s: Callable[[], float]) -> float:
-    """What rank 0 measures while the others sleep, and look up so seldom that they take nothing of a core."""
+    """Measure on rank 0 while the others sleep, and look up so seldom that they take nothing of a core."""
     rate = images_per_s() if comm.Get_rank() == 0 else 0.0
     met = comm.Ibarrier()
     while not met.Test():

@@ -19,10 +19,11 @@ from mpisgd.bench import launched
 from mpisgd.bench.cases import CASES, LEARNERS, Case, config_of
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.config import Config, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.config import Config
 from mpisgd.plan.fit import fit
 from mpisgd.plan.predict import predict
 from mpisgd.plan.scale import with_learners
+from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records.reader import Run
 
 CASE = CASES["cnn-64"]
@@ -40,7 +41,7 @@ def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     head = f"{'protocol':<9} {'scaling':<7} {'learners':>8} {'mu':>4} {'images/s':>24} {'predicted':>24}"
     lines = [f"{head}   speed-up             over predicted"]
     for row in rows:

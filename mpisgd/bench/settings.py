@@ -57,12 +57,12 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Of a row: last, which setting is worth a change."""
+    """Format one row; last, which setting is worth a change."""
     lines = [f"{row['case']}: images/s as it is {told(row['images_per_s'][OFF], 0)}"]
     lines += [f"  {name:<22} {told(ratio)}" for name, ratio in row["over_off"].items()]
     name, ratio = max(row["over_off"].items(), key=lambda item: item[1]["median"])

@@ -1,4 +1,4 @@
-"""How repetitions are told: median and range."""
+"""Median and range of repetitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Spread = Mapping[str, float]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """Median and range of at least one value."""
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 

@@ -48,7 +48,7 @@ def measure(repetitions: int, ranks: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     names = (*LESS, "first_update")
     lines = [f"{'ranks':>5} {'python':>8} {'+ MPI':>8} {'+ torch':>8} {'first update':>13}   over + torch"]
     for row in rows:

@@ -40,7 +40,7 @@ def measure(
     device: Device = "cpu",
     shard_device: Device = "cpu",
 ) -> list[dict[str, Any]]:
-    """These cases in these ways of `cases.WAYS`, on the three ranks of `comm`; the rows are the same on every rank."""
+    """Measure these cases in these ways of `cases.WAYS`, on the three ranks of `comm`; returns the same rows on every rank."""
     wire = Wire(comm, polite=True)
     loops.join_gloo(comm)
     with scratch(comm) as directory:
@@ -81,12 +81,12 @@ def _row(
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Of a row."""
+    """Format one row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
     lines += [f"  {name:<34} {told(ratio)}" for name, ratio in row["ratios"].items()]
@@ -110,7 +110,7 @@ def best_of(rates: dict[str, list[float]]) -> str | None:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
-    """What is compared, repetition by repetition."""
+    """Ratios that are told, repetition by repetition."""
     ddp = [max(pair) for pair in zip(rates[DDP], rates[DDP_VIEWS], strict=True)]
     found = {
         "loops / loops, contiguous": over(rates[FLOOR], rates[OTHER_FORMAT]),

@@ -18,23 +18,14 @@ from typing import Any
 
 from mpisgd import compiled
 from mpisgd.bench.spread import over, spread, told
-from mpisgd.config import (
-    Config,
-    EvaluationOptions,
-    LogOptions,
-    MlpOptions,
-    ModelOptions,
-    SmallCnnOptions,
-    SoftmaxOptions,
-    SoftsyncOptions,
-    replace,
-)
+from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
 from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.errors import ConfigError
+from mpisgd.protocols import SoftsyncOptions
 from mpisgd.simulate import simulate
 
 PARAMETERS = 89_578
-"""Of the CIFAR-10 network [Zhang16 4.1]: 358 kB."""
+"""Parameters of the CIFAR-10 network [Zhang16 4.1]: 358 kB."""
 SHARD_S = 4e-4
 """Virtual seconds of compute per learner and gradient: about four times what a gradient takes on the shard."""
 #: lambda -> gradients
@@ -85,7 +76,7 @@ def measure_batched(repetitions: int) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed of the rows of `measure` and `measure_batched`."""
+    """Format the rows of `measure` and `measure_batched` for printing."""
     lines = [f"virtual cluster, {'compiled' if rows[0]['compiled'] else 'interpreted'}"]
     lines += [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
     for row in rows:

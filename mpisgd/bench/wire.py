@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import protocols
 from mpisgd.bench.among import among
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.channel import LearnerChannel, ShardChannel
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, SoftsyncOptions
+from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.flat import host_vector, host_view, slice_bounds
 from mpisgd.messages import Ending
 from mpisgd.mpi import MPI
+from mpisgd.protocols import SoftsyncOptions
 from mpisgd.records.progress import Progress
 from mpisgd.records.snapshots import Nowhere
 from mpisgd.records.writer import ShardLog, TableFile
@@ -206,7 +206,7 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
         update = SliceUpdate(host_vector(end - start), options, learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)
         server = Shard(
             ShardChannel(wire, roles, rank),
-            protocols.make(SoftsyncOptions(n=layout.learners), layout.learners),
+            SoftsyncOptions(n=layout.learners).make(layout.learners),
             update,
             lambda_=layout.learners,
             budget_samples=layout.learners * (cycles + _WARM_UP),

@@ -50,7 +50,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Options:
-    """What all benches take."""
+    """Options of all benches."""
 
     repetitions: int = 5
     """Interleaved repetitions; median and range are told."""

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """One line per finding, its mend below it, and the sum."""
+    """Print one line per finding, its mend below it, and the sum."""
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         level = Text(f"{finding.level:<8}", style=_STYLES[finding.level])

@@ -1,57 +1,107 @@
-"""The command line of a run: a TOML file, then typed overrides, checked and explained by tyro."""
+"""The command line of a run: a TOML file, then typed overrides, checked and explained by tyro.
+
+`train` has no options of the virtual cluster, only `simulate` does; the tables of a file serve both.
+"""
 
 from __future__ import annotations
 
 import io
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from mpisgd import config_file, hints
+from mpisgd import hints, trust
+from mpisgd.cli import help
 from mpisgd.config import KINDS, Config, kind_of, make_options, replace
-from mpisgd.errors import ConfigError
+from mpisgd.config_virtual import (
+    ComputeOptions,
+    ConstantComputeOptions,
+    FailureOptions,
+    NetworkOptions,
+    ServiceOptions,
+    VirtualOptions,
+)
+from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
 
-_DESCRIPTION = """Train a model with shards and learners on MPI ranks: mpirun -n RANKS mpisgd train [job.toml] [options].
+_DESCRIPTION = """The first word may be a TOML file; options on the command line override it.
+--print-config prints the result and stops.{resume}
 
-The first word may be a TOML file; options on the command line override it. --print-config prints the result and stops.
---resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
-
-Components come in kinds; choose one and its own options appear below (--protocol softsync --help):
+Components come in kinds; choose one and its own options appear below (--protocol softsync --help-all):
 {kinds}
---model and --data also take the user's own package.module:factory."""
+--model, --data and --protocol also take the user's own package.module:factory."""
+_RESUME = """
+--resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
+Code that RUN names runs only where the command line or a TOML file names it, too; or with --trust."""
+
+#: Tables of a job file that only `simulate` reads, and so has options for.
+VIRTUAL = tuple(name for names in help.VIRTUAL.values() for name in names)
+
+TRUST = "--trust"
 
 
-def parse(words: list[str], prog: str, base: Config | None = None) -> tuple[Config, bool]:
-    """The configuration that a command line means, where it overrides `base`, and whether `--print-config` was there.
+@dataclass(frozen=True)
+class _RealConfig(Config):
+    """A configuration whose virtual cluster is as the file says: no option changes it, and no help shows it."""
 
-    Raises ConfigError; exits with status 2 (tyro) on an unknown or ill-typed option, naming the nearest valid one.
+    virtual: tyro.conf.SuppressFixed[tyro.conf.Fixed[VirtualOptions]] = field(default_factory=VirtualOptions)
+    compute: tyro.conf.SuppressFixed[tyro.conf.Fixed[ComputeOptions]] = field(default_factory=ConstantComputeOptions)
+    network: tyro.conf.SuppressFixed[tyro.conf.Fixed[NetworkOptions]] = field(default_factory=NetworkOptions)
+    service: tyro.conf.SuppressFixed[tyro.conf.Fixed[ServiceOptions]] = field(default_factory=ServiceOptions)
+    failures: tyro.conf.SuppressFixed[tyro.conf.Fixed[FailureOptions]] = field(default_factory=FailureOptions)
+
+
+def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: bool = False) -> tuple[Config, bool]:
+    """Read a command line that overrides `base`; returns the configuration, and whether `--print-config` was there.
+
+    `virtual`: the command runs on a virtual cluster, and has its options. Raises ConfigError; exits with status 2 (tyro) on an
+    unknown or ill-typed option, naming the nearest valid one, and with 0 after `--help`.
     """
-    words = list(words)
+    print_config, trusting = "--print-config" in words, TRUST in words
+    words = [word for word in words if word not in ("--print-config", TRUST)]
     if base is None and words and not words[0].startswith("-"):
-        base = config_file.read(Path(words.pop(0)))
-    print_config = "--print-config" in words
-    words = [word for word in words if word != "--print-config"]
+        base = trust.read(Path(words.pop(0)), trusting)
+    if not virtual:
+        _refuse_virtual(words)
     base, words = _choose_kinds(base or Config(), words)
     _refuse_other_kinds(base, words)
+    first = launched_rank() == 0
+    if "--help" in words or "-h" in words:
+        if first:
+            print(help.usage(base, prog.removeprefix("mpisgd "), virtual=virtual))
+        raise SystemExit(EXIT_OK)
+    words = ["--help" if word == "--help-all" else word for word in words]
     found = hints.foreign(words, _known(base))
     if found is not None:
         raise ConfigError(f"unknown option {found[0]}: {found[1]}")
-    kinds = "\n".join(f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items())
-    first = launched_rank() == 0
+    kinds = "\n".join(
+        f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items() if virtual or component not in VIRTUAL
+    )
     with nullcontext() if first else redirect_stderr(io.StringIO()):  # console_outputs does not cover ill-typed values
         config = tyro.cli(
-            Config,
+            Config if virtual else _RealConfig,
             prog=prog,
-            description=_DESCRIPTION.format(kinds=kinds),
-            default=base,
+            description=_DESCRIPTION.format(kinds=kinds, resume="" if virtual else _RESUME),
+            default=base if virtual else _RealConfig(**_values(base)),
             args=words,
             config=(tyro.conf.AvoidSubcommands,),
             console_outputs=first,
         )
-    return config, print_config
+    return config if virtual else Config(**_values(config)), print_config
+
+
+def _values(config: Config) -> dict[str, Any]:
+    return {item.name: getattr(config, item.name) for item in fields(Config)}
+
+
+def _refuse_virtual(words: list[str]) -> None:
+    """`--virtual.learners` where ranks are real: say whose it is, since a job file may have it. Raises ConfigError."""
+    for word in words:
+        if word.startswith("--") and word.removeprefix("--").partition("=")[0].partition(".")[0] in VIRTUAL:
+            raise ConfigError(f"{word}: it is an option of a virtual cluster: mpisgd simulate has it; expected none of those here")
 
 
 def _known(base: Config) -> set[str]:

@@ -40,6 +40,8 @@ class Options:
     """Pushes of each virtual run: more take longer and are more precise."""
     from_log: bool = False
     """Fit the costs of a virtual run from its log too, as those of a real one, instead of taking them from its configuration."""
+    trust: bool = False
+    """Import and call the weights of stale gradients (protocol.modulation) that the first run names, if they are its own code."""
 
 
 def main(argv: list[str]) -> int:
@@ -57,6 +59,7 @@ def main(argv: list[str]) -> int:
         network={name: value for name, value in network.items() if value is not None},
         pushes=options.pushes,
         from_log=options.from_log,
+        trust=options.trust,
     )
     plan(options.runs, options.out, wishes)
     return EXIT_OK

@@ -49,11 +49,15 @@ class Options:
     data_dir: str | None = None
     """Where staged data files lie here, if not where the run found them."""
     model: str = ""
-    """package.module:factory of the user's own model, as `train` takes it; default: the one that the run names."""
+    """package.module:factory of the user's own model, as `train` takes it."""
     data: str = ""
     """package.module:factory of the user's own data."""
     loss: str = ""
     """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
+    protocol: str = ""
+    """package.module:Class, the user's own protocol."""
+    trust: bool = False
+    """Import and call the code that the run names; without it, only what --model, --data, --loss and --protocol name."""
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +75,8 @@ def main(argv: list[str]) -> int:
         until=options.until,
         tolerance=options.tolerance,
         data_dir=options.data_dir,
-        named={"model": options.model, "data": options.data, "loss": options.loss},
+        named={"model": options.model, "data": options.data, "loss": options.loss, "protocol": options.protocol},
+        trust=options.trust,
         evaluations=options.evaluations,
         told=printer.told,
         at_first=options.check,

@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     """
     if launched_size() > 1:
         raise ConfigError(f"simulate runs in one process, but the launcher started {launched_size()}: start it without mpirun")
-    config, print_config = parse(argv, "mpisgd simulate")
+    config, print_config = parse(argv, "mpisgd simulate", virtual=True)
     on_virtual_ranks(config)
     if print_config:
         print(config_file.dumps(config), end="")

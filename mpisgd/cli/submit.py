@@ -66,13 +66,13 @@ class Options:
     links: int = 20
     """Most links of a chain."""
     modules: str = ""
-    """What to `module load` first, in quotes."""
+    """Load these modules first (`module load`), in quotes."""
     venv: str | None = None
     """The virtual environment in which mpisgd is installed; default: this one."""
     mpi: Literal["openmpi", "mpich"] = "openmpi"
     """The MPI that mpi4py runs on; `mpisgd doctor` says which."""
     fault_tolerant: bool = False
-    """When learners die or hang the others go on; needs Open MPI 5."""
+    """Go on without learners that die or hang; needs Open MPI 5."""
 
 
 def main(argv: list[str]) -> int:
@@ -118,7 +118,7 @@ def make(options: Options, argv: list[str]) -> Script:
 
 
 def _layout(options: Options) -> Layout:
-    """The same ranks for every element of an array; each element's protocol must go with them."""
+    """Fit the ranks, the same for every element of an array; each element's protocol must go with them."""
     from mpisgd.cli.options import parse
 
     wishes = Wishes(options.nodes, options.tasks_per_node, options.learners, options.gpus_per_node)

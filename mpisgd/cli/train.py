@@ -1,12 +1,12 @@
-"""`mpirun -n RANKS mpisgd train [job.toml] [options]`, or `... train --resume RUN [options]`: one rank of a run."""
+"""`mpirun -n RANKS mpisgd train [job.toml] [options]`, or `... train [job.toml] --resume RUN [options]`: one rank of a run."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from mpisgd import compatibility, config_file
-from mpisgd.cli.options import parse
+from mpisgd import compatibility, config_file, trust
+from mpisgd.cli.options import TRUST, parse
 from mpisgd.errors import EXIT_OK, ConfigError
 from mpisgd.guard import launched_rank
 from mpisgd.signals import ignore_from_now_on
@@ -16,8 +16,15 @@ from mpisgd.without_gc import importing
 def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
     run, words = taken_out(argv)
+    job = None if run is None or not words or words[0].startswith("-") else Path(words.pop(0))
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
-    compatibility.check(config)
+    if run is not None and (run / "DONE").is_file() and not print_config:
+        if launched_rank() == 0:
+            print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)
+        return EXIT_OK
+    if run is not None and TRUST not in words:
+        trust.check_resumed(run, words, job)
+    compatibility.check(config)  # asks the user's own protocol
     if print_config:
         if run is not None:
             from mpisgd.resume import check_changes
@@ -25,10 +32,6 @@ def main(argv: list[str]) -> int:
             check_changes(run, config)
         if launched_rank() == 0:
             print(config_file.dumps(config), end="")
-        return EXIT_OK
-    if run is not None and (run / "DONE").is_file():
-        if launched_rank() == 0:
-            print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)
         return EXIT_OK
     with importing():
         import mpisgd.mpi  # noqa: F401 - before torch, which takes seconds: from now on all ranks know whether the others live

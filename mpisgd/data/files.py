@@ -1,4 +1,4 @@
-"""Where staged data files lie, and what to say when one is not there."""
+"""Staged data files: where they lie, and what to say when one is not there."""
 
 from __future__ import annotations
 

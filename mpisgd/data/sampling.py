@@ -1,4 +1,4 @@
-"""Which training samples learner l uses for its seq-th mini-batch: a pure function of (seed, l, seq) (DESIGN 4, law 5)."""
+"""Training samples of learner l's seq-th mini-batch: a pure function of (seed, l, seq) (DESIGN 4, law 5)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _check_sizes(size: int, mu: int, lambda_: int) -> None:
 
 
 class EpochSampling:
-    """One endless sequence of permutations of the training set, dealt to the learners mini-batch by mini-batch.
+    """Endless sequence of permutations of the training set, dealt to the learners mini-batch by mini-batch.
 
     Learner l's seq-th mini-batch takes positions [(seq * lambda_ + l) * mu, + mu) of the sequence; position q lies in epoch
     q // size, at place q % size of that epoch's permutation. So mini-batches are always full, learners that keep step use

@@ -27,7 +27,7 @@ def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int
 def build(
     factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int | None, seed: int, field: str
 ) -> nn.Module:
-    """As `make`, of a factory that is already at hand."""
+    """Make a model as `make` does, from a factory that is already at hand."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -50,7 +50,7 @@ def build(
 
 
 def unknown_classes(who: str) -> ConfigError:
-    """What is raised where a model asks for the number of classes, and only reading all samples could tell."""
+    """Make the error for a model that asks for the number of classes, where only reading all samples could tell."""
     return ConfigError(
         f"{who} needs the number of classes, which the data set does not tell, and its samples are not all read to find out:"
         " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`"

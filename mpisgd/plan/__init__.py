@@ -3,7 +3,7 @@
 plan(["results/run"], wishes=Wishes(target_error=0.03)).backup.best
 simulate(fit(Run("results/run")))
 
-It stands on the top floor, where DESIGN has the planner in `virtual/`: it runs whole jobs, and so needs the loops.
+It stands on the top floor: it runs whole jobs, and so needs the loops.
 """
 
 from mpisgd.plan.fit import Fit, fit, fitted

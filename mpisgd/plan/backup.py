@@ -11,7 +11,8 @@ from mpisgd.plan.target import Convergence
 
 @dataclass(frozen=True)
 class Choice:
-    """One b. `updates` and `time_s` are relative to those of N = λ where no target was measured (`Convergence.absolute`)."""
+    """Prediction for one b. `updates` and `time_s` are relative to those of N = λ where no target was measured
+    (`Convergence.absolute`)."""
 
     wanted: int
     b: int
@@ -50,7 +51,7 @@ def choices(found: Collecting, convergence: Convergence) -> Choices:
 
 
 def table(found: Choices) -> Table:
-    """One row per b."""
+    """Table of the choices, one row per b."""
     absolute = found.convergence.absolute
     best = found.best
     rows: list[tuple[Cell, ...]] = [

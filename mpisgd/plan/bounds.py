@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd import protocols
 from mpisgd.config import Config
 from mpisgd.roles import assign
 from mpisgd.straggler import Delays
@@ -36,7 +35,7 @@ class Bounds:
 
     @property
     def shard(self) -> float:
-        """What a shard does one after the other: its link, the service of gradients, updates."""
+        """Seconds of a shard's work, one after the other: its link, the service of gradients, updates."""
         return 1 / (1 / self.shard_link + 1 / self.shard_service + 1 / self.shard_update)
 
     @property
@@ -45,7 +44,7 @@ class Bounds:
 
     @property
     def bottleneck(self) -> str:
-        """What limits: the learners, a node's link, or of a shard's work what takes longest."""
+        """Name the bottleneck: the learners, a node's link, or of a shard's work what takes longest."""
         least = self.gradients_per_s
         if least == self.learners:
             return "learners"
@@ -56,9 +55,10 @@ class Bounds:
 
 
 def bounds(config: Config) -> Bounds:
-    """Of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be drawn."""
+    """Compute the bounds of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be
+    drawn."""
     lambda_, network, service = config.virtual.learners, config.network, config.service
-    protocol = protocols.make(config.protocol, lambda_)
+    protocol = config.protocol.make(lambda_)
     per_update = protocol.gradients_per_update
     pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
     whole = 4 * config.virtual.parameters

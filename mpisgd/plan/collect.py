@@ -13,8 +13,9 @@ import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.config import BackupOptions, Config, HardsyncOptions, replace
+from mpisgd.config import Config, replace
 from mpisgd.plan.predict import predict
+from mpisgd.protocols import BackupOptions, HardsyncOptions
 from mpisgd.records.reader import Run
 
 #: So many learners, and every N is simulated.
@@ -65,7 +66,7 @@ def _at(config: Config, wanted: int, pushes: int) -> tuple[float, float, float]:
 
 
 def table(run: Run, found: Collecting) -> Table:
-    """One row per N: predicted, and the log's order statistics."""
+    """Table of times, one row per N: predicted, and the log's order statistics."""
     seen = arrivals.collected(run) if arrivals.synchronous(run) else None
     rows: list[tuple[Cell, ...]] = []
     for at, wanted in enumerate(found.wanted.tolist()):

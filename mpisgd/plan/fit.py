@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd import config_file
+from mpisgd import config_file, trust
 from mpisgd.analysis import about
 from mpisgd.config import Config, StragglerOptions, replace
 from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, NetworkOptions
@@ -72,9 +72,9 @@ class Fit:
         return distance(self.real.staleness, self.virtual.staleness) if self.real and self.virtual else None
 
 
-def fit(run: Run, *, from_log: bool = False) -> Config:
+def fit(run: Run, *, from_log: bool = False, trusting: bool = False) -> Config:
     """The configuration with which `simulate` repeats the run in virtual time, in the directory `<run>-virtual`; see `fitted`."""
-    return fitted(run, from_log=from_log).config
+    return fitted(run, from_log=from_log, trusting=trusting).config
 
 
 def check_pushes(run: Run) -> None:
@@ -83,14 +83,18 @@ def check_pushes(run: Run) -> None:
         raise DataError(f"the log of {run.path} holds no pushes: there is nothing to plan from")
 
 
-def fitted(run: Run, *, from_log: bool = False) -> Fit:
-    """Fit, and compare.
+def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
+    """Fit, and compare. Of the code that the run names, weights of stale gradients alone are called, and only if `trusting`.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
     configuration is none of this version's, it had no shards of their own, its learners were teams, or it exchanged layers one
     by one.
     """
     check_pushes(run)
+    if not trusting:
+        named = config_file.from_mapping(run.config)
+        uncalled = {field: spec for field, spec in trust.names_of(named).items() if field != "protocol.modulation"}
+        trust.check(run.path, named, uncalled)
     if about.doubled(run):
         raise ConfigError(
             f"{run.path} is a run of {about.protocol_name(run)}, where learners double as shards; expected first a run with"

@@ -1,4 +1,4 @@
-"""What a log, of real ranks or virtual ones, shows of speed and staleness: the numbers that a plan predicts.
+"""Speed and staleness of a log, of real ranks or virtual ones: the numbers that a plan predicts.
 
 The first mini-batches are left out: all learners begin at once, on cold caches, and the first gradients come from clock 0. So
 what is observed begins at the first update after each learner has pushed twice on average, or after a fifth of a short log.
@@ -20,13 +20,13 @@ _WARM_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Lag:
-    """What learners' cycles take besides compute and injected delay: messages, queues, service, all else. Mean and deviation."""
+    """Time of learners' cycles besides compute and injected delay: messages, queues, service, all else. Mean and deviation."""
 
     mean_s: float
     deviation_s: float
 
     def beyond(self, other: Lag) -> Lag:
-        """What is to be added to another lag, independently of it, so that it is this one."""
+        """Lag to be added to another one, independently of it, so that the sum is this one."""
         more = self.deviation_s**2 - other.deviation_s**2
         return Lag(max(0.0, self.mean_s - other.mean_s), math.sqrt(max(0.0, more)))
 
@@ -107,7 +107,7 @@ def observe(run: Run) -> Observed | None:
 
 
 def lag(run: Run, start_s: float = 0.0) -> Lag:
-    """Of cycles whose first push arrived at `start_s` or later; 0 s where there are none.
+    """Measure the lag of cycles whose first push arrived at `start_s` or later; 0 s where there are none.
 
     From arrival to arrival on shard 0; where the protocol is synchronous, or holds up who is far ahead (ssp), only from the answer
     to the arrival, since before that the learner waits for others.

@@ -50,6 +50,7 @@ class Wishes:
     network: dict[str, float] = dataclasses.field(default_factory=dict)
     pushes: int = PUSHES
     from_log: bool = False
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.pushes < 100:
@@ -98,7 +99,7 @@ def plan(
     converging = convergence(runs, target, wishes.noise_samples)
     first = runs[0]
     with console.status("fitting the costs of the log"):
-        fit = fitted(first, from_log=wishes.from_log)
+        fit = fitted(first, from_log=wishes.from_log, trusting=wishes.trust)
     config = _elsewhere(fit.config, wishes)
     with console.status("predicting seconds per update"):
         collecting = collect.collecting(config, wishes.pushes)

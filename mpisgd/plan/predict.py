@@ -6,7 +6,6 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from mpisgd import protocols
 from mpisgd.config import Config, EvaluationOptions, LogOptions, replace
 from mpisgd.config_virtual import FailureOptions
 from mpisgd.errors import ConfigError
@@ -30,7 +29,7 @@ def predict(config: Config, pushes: int = PUSHES) -> Observed:
     """
     lambda_ = config.virtual.learners
     updates = max(LEAST_UPDATES, max(pushes, LEAST_ROUNDS * lambda_) // pushes_per_update(config))
-    samples = updates * protocols.make(config.protocol, lambda_).gradients_per_update * config.mu
+    samples = updates * config.protocol.make(lambda_).gradients_per_update * config.mu
     with tempfile.TemporaryDirectory(prefix="mpisgd-plan-") as folder:
         outcome = simulate(_cut(config, samples, Path(folder) / "run"))
         found = observe(Run(outcome.path))
@@ -41,12 +40,12 @@ def predict(config: Config, pushes: int = PUSHES) -> Observed:
 
 def pushes_per_update(config: Config) -> int:
     """Dropped ones included: a synchronous learner pushes once for each update, or less often."""
-    protocol = protocols.make(config.protocol, config.virtual.learners)
+    protocol = config.protocol.make(config.virtual.learners)
     return config.virtual.learners if protocol.consistent else protocol.gradients_per_update
 
 
 def _cut(config: Config, samples: int, out: Path) -> Config:
-    """The same configuration, over so many applied samples, for its timing alone."""
+    """Cut a configuration to so many applied samples, for its timing alone."""
     return replace(
         config,
         out=str(out),

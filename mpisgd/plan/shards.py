@@ -1,4 +1,4 @@
-"""How many shards, and where: throughput at S = 1, 2, 4 ... among the run's learners and among more.
+"""Choice of the number of shards: throughput at S = 1, 2, 4 ... among the run's learners and among more.
 
 Each point is predicted by a virtual run, where that is affordable, and bounded in closed form (`bounds.py`) as a check on it.
 """
@@ -31,7 +31,7 @@ ENOUGH = 0.95
 
 @dataclass(frozen=True)
 class Point:
-    """One number of learners and of shards; gradients per second are applied ones.
+    """Throughput at one number of learners and of shards; gradients per second are applied ones.
 
     `gradients_per_s` is predicted, None where a virtual run would have too many messages. `expected` is that; where it is None
     the bound, times the share of its own bound that was predicted for fewer learners.
@@ -111,7 +111,7 @@ def enough(found: list[Point]) -> dict[int, Point]:
 
 
 def table(found: list[Point], mu: int) -> Table:
-    """One row per point."""
+    """Table of the points, one row each."""
     best = enough(found)
     rows: list[tuple[Cell, ...]] = [
         (

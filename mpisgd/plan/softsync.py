@@ -6,9 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.config import Config, HardsyncOptions, SoftsyncOptions, replace
+from mpisgd.config import Config, replace
 from mpisgd.plan.observe import Observed
 from mpisgd.plan.predict import predict
+from mpisgd.protocols import HardsyncOptions, SoftsyncOptions
 
 #: So many learners, and every n is simulated.
 _EVERY = 8
@@ -16,14 +17,14 @@ _EVERY = 8
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """What each n gives; `hardsync` is what they are compared with."""
+    """Predictions for each n; `hardsync` is what they are compared with."""
 
     by_n: dict[int, Observed]
     hardsync: Observed
 
 
 def asynchrony(config: Config, pushes: int) -> Asynchrony:
-    """One virtual run for hardsync, and one for each c = floor(λ/n) that n of `chosen` have."""
+    """Run one virtual job for hardsync, and one for each c = floor(λ/n) that n of `chosen` have."""
     lambda_ = config.virtual.learners
     by_c: dict[int, Observed] = {}
     by_n: dict[int, Observed] = {}
@@ -44,7 +45,7 @@ def chosen(lambda_: int) -> list[int]:
 
 
 def table(found: Asynchrony, lambda_: int) -> Table:
-    """One row for hardsync, one per n."""
+    """Table of predictions: one row for hardsync, one per n."""
     base = found.hardsync
     labelled: list[tuple[Cell, Cell, Observed]] = [("hardsync", None, base)]
     labelled += [(f"{n}-softsync", lambda_ // n, one) for n, one in found.by_n.items()]

@@ -23,7 +23,7 @@ from mpisgd.records.reader import Run
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be reached on the test data."""
+    """Error or loss to be reached on the test data."""
 
     what: Literal["error", "loss"]
     value: float
@@ -62,7 +62,7 @@ class Convergence:
     source: str
 
     def updates(self, wanted: int) -> float | None:
-        """Where `wanted` gradients make one; None outside of what was measured at several N."""
+        """Updates to the target where `wanted` gradients make one; None outside of what was measured at several N."""
         if self.noise_samples is None:
             known = list(self.measured)
             inside = known[0] <= wanted <= known[-1]

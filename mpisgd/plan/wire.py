@@ -1,4 +1,4 @@
-"""What messages and a shard's work cost, from the log of a run.
+"""Costs of messages and of a shard's work, from the log of a run.
 
 The virtual cluster's own account of one push and the pull after it, on a wire and at a shard that are free, is (o: overhead,
 L: latency, D: a transfer of all slices, g: a gradient's service, u: an update's; `virtual/wire.py`, `virtual/network.py`)
@@ -35,7 +35,7 @@ HANDLING_S = 50e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """One number of a fit, and where it comes from."""
+    """A number of a fit, and where it comes from."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Wire:
-    """What messages and service cost, with the words for it."""
+    """Costs of messages and service, with the words for it."""
 
     network: NetworkOptions
     service: ServiceOptions
@@ -133,7 +133,7 @@ def _rate(nbytes: int, pull_s: np.ndarray, low: float) -> float | None:
 
 
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
-    """Of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
+    """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
     default = ServiceOptions()
     updates = run.updates[run.updates["gradients"] > 0]
     transfer_s = _transfer_s(run, network, slice_nbytes)

@@ -9,10 +9,36 @@ Staleness is bounded by nothing but the speed of the slowest learner; with equal
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from mpisgd.checks import at_least
 from mpisgd.protocols.admission import Admission
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.options import ProtocolOptions, check_modulation
 from mpisgd.protocols.verdict import DROP_STALE, Verdict
+
+
+@dataclass(frozen=True)
+class AsyncOptions(ProtocolOptions):
+    """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
+
+    most_staleness: int | None = None
+    """Drop gradients of more staleness than this; default: none."""
+    modulation: str = "none"
+    """Weight stale gradients, as in softsync; Async-Opt of [Chen16] has none."""
+    warm_up: int = 0
+    """Let one learner make this many updates before the others join [Dean12 4.1]."""
+    ramp: int = 0
+    """Let the others join one by one over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
+
+    def __post_init__(self) -> None:
+        check_modulation(self.modulation)
+        at_least(self, "protocol.", most_staleness=0, warm_up=0, ramp=0)
+
+    def make(self, lambda_: int) -> AsyncOpt:
+        admission = Admission(lambda_, self.warm_up, self.ramp)
+        return AsyncOpt(lambda_, Modulation(self.modulation), self.most_staleness, admission)
 
 
 class AsyncOpt(Protocol):

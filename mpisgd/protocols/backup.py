@@ -17,9 +17,75 @@ Where learners leave and fewer than N are left, those left are the N.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mpisgd.checks import at_least, require
+from mpisgd.errors import ConfigError
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.protocols.verdict import APPLY, DROP_STALE, Verdict
+
+
+@dataclass(frozen=True)
+class BackupOptions(ProtocolOptions):
+    """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""
+
+    N: int | None = None
+    """Make an update of this many gradients; default: lambda - b [Chen16 3]."""
+    b: int | None = None
+    """Number of backup learners; default: lambda - N, or 1 where N is not given either [Chen16 3]."""
+    late: Literal["drop", "apply"] = "drop"
+    """Drop late gradients [Chen16 Alg. 4], or apply them with the next update. They do not count in N."""
+    abort: bool = False
+    """Tell learners that are still computing when an update is done. They give up, and begin their mini-batch anew."""
+    modulation: str = "inverse"
+    """Weight late gradients that are applied, as in softsync."""
+
+    def __post_init__(self) -> None:
+        check_modulation(self.modulation)
+        at_least(self, "protocol.", N=1, b=0)
+        expected = 'False, or late = "drop": a learner that gives up has no late gradient'
+        require(not (self.abort and self.late == "apply"), "protocol.abort", self.abort, expected)
+
+    @property
+    def fresh(self) -> bool:
+        return self.late == "drop"
+
+    @property
+    def aborts(self) -> bool:
+        return self.abort
+
+    @property
+    def teams(self) -> bool:
+        return self.late == "drop" and not self.abort
+
+    def make(self, lambda_: int) -> Backup:
+        late = Modulation(self.modulation) if self.late == "apply" else None
+        return Backup(lambda_, self.wanted(lambda_), late, self.abort)
+
+    def wanted(self, lambda_: int) -> int:
+        """N of [Chen16]: as given, or lambda - b.
+
+        Raises ConfigError where N + b != lambda or N is not in 1 ... lambda.
+        """
+        if self.N is not None:
+            check_at_most(lambda_, N=self.N)
+            if self.b is not None and self.N + self.b != lambda_:
+                raise ConfigError(
+                    f"protocol.N + protocol.b = {self.N} + {self.b} = {self.N + self.b}: expected lambda = {lambda_} learners"
+                )
+            return self.N
+        backups = 1 if self.b is None else self.b
+        if backups >= lambda_:
+            raise ConfigError(f"protocol.b = {backups}: expected N = lambda - b = {lambda_} - {backups} >= 1")
+        return lambda_ - backups
+
+    def among(self, lambda_: int, learners: int) -> BackupOptions:
+        """The same share of backup learners."""
+        share = 1 - self.wanted(lambda_) / lambda_
+        return replace(self, N=None, b=min(round(share * learners), learners - 1))
 
 
 class Backup(Protocol):

@@ -36,6 +36,12 @@ class Protocol(ABC):
     lockstep: ClassVar[bool] = False
     """Whether no update is made without everybody, so that a stale gradient is nothing that could be judged."""
 
+    rejects: ClassVar[bool] = False
+    """Whether `on_push` ever sends a gradient back, to be computed again."""
+
+    teams: ClassVar[bool] = False
+    """Whether a team's sum may be pushed as one gradient: those of one clock are all taken, or all dropped."""
+
     aborts: bool = False
     """Whether learners that are still computing are told when an update is done, and then give up their mini-batch."""
 

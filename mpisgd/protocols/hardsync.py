@@ -9,9 +9,35 @@ short, it leaves the learner blocked in its send, where it would otherwise be bl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mpisgd.errors import ProtocolError
 from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.options import ProtocolOptions
 from mpisgd.protocols.verdict import APPLY, Verdict
+
+
+@dataclass(frozen=True)
+class HardsyncOptions(ProtocolOptions):
+    """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
+
+    @property
+    def fresh(self) -> bool:
+        return True
+
+    @property
+    def teams(self) -> bool:
+        return True
+
+    def make(self, lambda_: int) -> Hardsync:
+        return Hardsync(lambda_)
+
+
+@dataclass(frozen=True)
+class AllreduceOptions(HardsyncOptions):
+    """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
+
+    collective = True
 
 
 class Hardsync(Protocol):

@@ -18,6 +18,7 @@ from typing import Any
 from mpisgd.checks import require
 from mpisgd.errors import ConfigError
 from mpisgd.imports import load_attribute
+from mpisgd.protocols.options import names_a_rule
 from mpisgd.protocols.verdict import APPLY, Kind, Verdict
 
 Rule = Callable[[int, int], Any]
@@ -31,7 +32,7 @@ class Modulation:
         """Raises ConfigError where there is no such rule, or the user's own gives no weight for a staleness of 0 or 1."""
         self._rule = _rule(name)
         self._named = f"protocol.modulation = {name!r}"
-        self._by_clock = _is_own(name)
+        self._by_clock = names_a_rule(name)
         self._known: dict[int, Verdict] = {}
         for staleness in (0, 1):
             self._weight(staleness, staleness)
@@ -84,8 +85,3 @@ def _exponential(name: str, parameter: str) -> Rule:
         penalty = math.nan
     require(0 <= penalty < math.inf, "protocol.modulation", name, "exponential: and a finite number >= 0, e.g. exponential:0.1")
     return lambda tau, clock: math.exp(-penalty * tau)
-
-
-def _is_own(name: str) -> bool:
-    """Whether it is a user's function, which may look at the clock."""
-    return ":" in name and not name.startswith("exponential:")

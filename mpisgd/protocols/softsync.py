@@ -10,9 +10,42 @@ update, as in `async_opt.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from mpisgd.checks import at_least
+from mpisgd.errors import ConfigError
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.options import ProtocolOptions, check_modulation
 from mpisgd.protocols.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class SoftsyncOptions(ProtocolOptions):
+    """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
+
+    n: int = 1
+    """Split lambda by n: floor(lambda/n) gradients make one update [Zhang16 2.2]. The mean staleness comes out near n; 1 <= n <=
+    lambda."""
+    modulation: str = "inverse"
+    """Weight stale gradients: none, inverse, inverse_plus_one, exponential:B, or your function. A gradient of staleness tau has
+    weight none = 1; inverse = 1/tau, 1 at tau = 0 [Zhang16 eq. 3]; inverse_plus_one = 1/(tau + 1); exponential:B = exp(-B tau)
+    (Chan and Lane 2014); package.module:function of (tau, clock)."""
+
+    def __post_init__(self) -> None:
+        check_modulation(self.modulation)
+        at_least(self, "protocol.", n=1)
+
+    def make(self, lambda_: int) -> Softsync:
+        if self.n > lambda_:
+            raise ConfigError(
+                f"protocol.n = {self.n}: expected 1 <= n <= lambda = {lambda_} learners, so that c = floor(lambda/n) >= 1"
+            )
+        return Softsync(lambda_, self.n, Modulation(self.modulation))
+
+    def among(self, lambda_: int, learners: int) -> SoftsyncOptions:
+        """The same n, where there are as many learners; where every gradient is an update, it stays one."""
+        return replace(self, n=learners if self.n == lambda_ else min(self.n, learners))
 
 
 class Softsync(Protocol):

@@ -17,10 +17,43 @@ A gradient that is not used counts as pushed all the same: a learner is not held
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
+from mpisgd.checks import at_least
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.options import ProtocolOptions, check_modulation
 from mpisgd.protocols.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class SspOptions(ProtocolOptions):
+    """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""
+
+    slack: int = 3
+    """Let no learner be more than this many mini-batches (s) ahead of the slowest. One that is gets no weights until that one has
+    caught up."""
+    modulation: str = "none"
+    """Weight stale gradients, as in softsync; [Ho13] has none."""
+    get_model_frequency: int = 1
+    """Pull new weights after this many mini-batches [ElasticDL]. Between, the learner steps by itself, by plain SGD."""
+    local_alpha: float | None = None
+    """Set the learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
+
+    def __post_init__(self) -> None:
+        check_modulation(self.modulation)
+        at_least(self, "protocol.", slack=0, get_model_frequency=1, local_alpha=0)
+
+    @property
+    def mini_batches_per_pull(self) -> int:
+        return self.get_model_frequency
+
+    @property
+    def own_alpha(self) -> float | None:
+        return self.local_alpha
+
+    def make(self, lambda_: int) -> Ssp:
+        return Ssp(lambda_, Modulation(self.modulation), self.slack, self.get_model_frequency)
 
 
 class Ssp(AsyncOpt):

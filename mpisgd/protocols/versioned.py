@@ -17,9 +17,45 @@ and a learner may compute on slices of different clocks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from mpisgd.checks import at_least
 from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.options import ProtocolOptions, check_at_most, check_modulation
 from mpisgd.protocols.verdict import REJECT, Verdict
+
+
+@dataclass(frozen=True)
+class VersionedOptions(ProtocolOptions):
+    """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""
+
+    grads_to_wait: int | None = None
+    """Make an update of this many gradients, 1 to lambda; default: lambda [ElasticDL]."""
+    tolerance: int = 0
+    """Take gradients up to this staleness. Above 0 a learner may compute on slices of different clocks."""
+    modulation: str = "inverse"
+    """Weight stale gradients that are taken, as in softsync."""
+
+    def __post_init__(self) -> None:
+        check_modulation(self.modulation)
+        at_least(self, "protocol.", grads_to_wait=1, tolerance=0)
+
+    @property
+    def fresh(self) -> bool:
+        return self.tolerance == 0
+
+    @property
+    def rejects(self) -> bool:
+        return True
+
+    def make(self, lambda_: int) -> Versioned:
+        check_at_most(lambda_, grads_to_wait=self.grads_to_wait)
+        return Versioned(lambda_, self.grads_to_wait or lambda_, self.tolerance, Modulation(self.modulation))
+
+    def among(self, lambda_: int, learners: int) -> VersionedOptions:
+        """As many gradients are waited for, where there are as many learners."""
+        return self if self.grads_to_wait is None else replace(self, grads_to_wait=min(self.grads_to_wait, learners))
 
 
 class Versioned(Protocol):

@@ -24,7 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpisgd import durable
+from mpisgd import contained, durable
 from mpisgd.errors import CheckpointError
 from mpisgd.records import schema
 
@@ -110,14 +110,13 @@ class Checkpoint:
         part = self.parts[shard]
         path = self.path / part_file(shard)
         try:
-            content = path.read_bytes()
+            nbytes = path.stat().st_size
+            content = path.read_bytes() if nbytes == part.nbytes else bytes(0)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if len(content) != part.nbytes or zlib.crc32(content) != part.crc32:
-            raise CheckpointError(
-                f"{path} is torn: {len(content)} bytes with CRC-32 {zlib.crc32(content):08x}, written were {part.nbytes} with"
-                f" {part.crc32:08x}"
-            )
+        if nbytes != part.nbytes or zlib.crc32(content) != part.crc32:
+            found = f"{nbytes} bytes" + f" with CRC-32 {zlib.crc32(content):08x}" * (nbytes == part.nbytes)
+            raise CheckpointError(f"{path} is torn: {found}, written were {part.nbytes} with {part.crc32:08x}")
         return _arrays(path, content)
 
 
@@ -199,22 +198,21 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
         with h5py.File(io.BytesIO(content), "r") as file:
             arrays = {}
             for name in file:
-                inside = isinstance(file.get(name, getlink=True), h5py.HardLink)
-                data = file[name] if inside else None
-                if not isinstance(data, h5py.Dataset) or data.dtype != np.float32 or data.external or data.is_virtual:
-                    raise CheckpointError(f"{path}: {name} is no data set of float32")
+                data = contained.data_set(file, name)
+                if data.dtype != np.float32 or data.size * 4 > len(content):
+                    raise CheckpointError(f"{path}: {name} is no data set of float32, or larger than its file")
                 arrays[name] = np.asarray(data[()], np.float32)
             return arrays
-    except (OSError, RuntimeError, KeyError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as HDF5: {error}") from error
 
 
-def way_on(run: Path, clock: int | None = None, launcher: str = "") -> str:
+def way_on(run: Path, clock: int | None = None, command: str = "") -> str:
     """How a run that has failed is continued, in words; "" where it is done, or not even begun.
 
-    `clock`: the newest that is known to whoever asks; `launcher`: the words before `mpisgd`.
+    `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes.
     """
-    command = f"{launcher} mpisgd train --resume {shlex.quote(str(run))}".lstrip()
+    command = command or f"mpisgd train --resume {shlex.quote(str(run))}"
     try:
         if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
             return ""

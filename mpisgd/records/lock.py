@@ -8,6 +8,12 @@ A job that is killed leaves it behind. It is taken over only where it can be kno
                             same start, another job step, may well be alive
 
 Otherwise whoever comes is refused, and told what to remove.
+
+Of several that find the lock of one that is no more, one takes it over. To follow the lock L is to make the file `.LOCK.after.ID`,
+ID being the checksum of what L says, which is said once. Of all that may follow L, one makes it; whoever comes later looks at the
+end of that chain, which begins with LOCK. Who has made the file looks whether LOCK leads to it. If so it has the lock, and renames
+the file to LOCK. If not, somebody has done all that meanwhile: it removes the file, and looks again. All rests on link and rename,
+which are whole or nothing, on NFS too.
 """
 
 from __future__ import annotations
@@ -15,16 +21,18 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import os
 import socket
+import uuid
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 from mpisgd import durable
-from mpisgd.errors import ConfigError
-from mpisgd.records import schema
+from mpisgd.errors import ConfigError, DataError
+from mpisgd.records import schema, sums
 from mpisgd.records.storage import cause
 
 #: What file systems without hard links say.
@@ -58,74 +66,110 @@ class Lock:
 
     def __init__(self, run: Path) -> None:
         self._path = run / schema.LOCK
-        text = json.dumps(_mine())
-        while not self._make(text):
-            check(run)
-            self._take_away()
+        self._text = sums.sealed_json(_mine())
+        while True:
+            chain = _chain(run)
+            if not chain:
+                if self._make(self._path, self._text):
+                    return
+                continue
+            _check(run, *chain[-1])
+            place = _after(run, chain[-1][1])
+            if self._make(place, self._text) and self._settle(run, place):
+                return
 
-    def _make(self, text: str) -> bool:
-        """Make it whole, or not at all: a link to a file of its own, which fails where it exists."""
+    def _settle(self, run: Path, place: Path) -> bool:
+        """Whether the chain leads to the file that was made; then it is LOCK."""
+        try:
+            chain = _chain(run)
+            if chain and chain[-1][1] == self._text:
+                place.rename(self._path)
+                for passed, _ in chain[1:-1]:  # of those who were killed before they came here
+                    passed.unlink(missing_ok=True)
+                return True
+            place.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._cannot(error) from error
+        return False
+
+    def _make(self, place: Path, text: str) -> bool:
+        """Make a file whole, or not at all: a link to a file of its own, which fails where it exists."""
         own = self._path.with_name(f".{schema.LOCK}.{socket.gethostname()}.{os.getpid()}")
         try:
             own.write_text(text)
             durable.sync(own)  # one that is empty after a loss of power would be in everybody's way
-            os.link(own, self._path)
+            os.link(own, place)
         except FileExistsError:
             return False
         except OSError as error:
             if error.errno in _LINKLESS and own.exists():
-                return self._make_in_place(text)
-            raise ConfigError(f"{self._path.parent} cannot be locked: {self._path.name} cannot be made: {cause(error)}") from error
+                return _make_in_place(place, text)
+            raise self._cannot(error) from error
         finally:
             own.unlink(missing_ok=True)
         return True
 
-    def _make_in_place(self, text: str) -> bool:
-        """Where there are no hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
-        try:
-            with self._path.open("x") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError:
-            return False
-        return True
-
-    def _take_away(self) -> None:
-        """Of two jobs that see the lock of a dead one, one may have made its own by now: that is put back."""
-        away = self._path.with_name(f".{schema.LOCK}.stale.{socket.gethostname()}.{os.getpid()}")
-        try:
-            self._path.rename(away)
-        except FileNotFoundError:
-            return
-        why = _held_by(away)
-        if why:
-            with contextlib.suppress(OSError):  # no hard links here
-                os.link(away, self._path)
-        away.unlink()
+    def _cannot(self, error: OSError) -> ConfigError:
+        return ConfigError(f"{self._path.parent} cannot be locked: {self._path.name} cannot be made: {cause(error)}")
 
     def release(self) -> None:
         with contextlib.suppress(OSError):  # whoever comes next sees that this process has ended
-            self._path.unlink()
+            if self._path.read_text() == self._text:
+                self._path.unlink()
 
 
 def check(run: Path) -> None:
     """Raises ConfigError where a job that may be alive holds the lock, and says how to remove it."""
-    path = run / schema.LOCK
-    who = _held_by(path)
+    for end in _chain(run)[-1:]:
+        _check(run, *end)
+
+
+def _check(run: Path, path: Path, text: str) -> None:
+    """The same of the end of a chain."""
+    who = _held_by(text)
     if who:
         raise ConfigError(f"{run} is being written by another job, {who}; if that job has ended, remove {path} and try again")
 
 
-def _held_by(path: Path) -> str:
-    """Who holds it, or may, in words; "" where nobody does."""
+def _chain(run: Path) -> list[tuple[Path, str]]:
+    """LOCK and those who have taken it over, one after the other, and what each says; the last one has it. Empty: nobody."""
+    chain: list[tuple[Path, str]] = []
+    path = run / schema.LOCK
+    while True:
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            return chain
+        except (OSError, ValueError) as error:
+            return [*chain, (path, f"({type(error).__name__})")]
+        chain.append((path, text))
+        path = _after(run, text)
+
+
+def _after(run: Path, text: str) -> Path:
+    """The file of who follows the lock that says this."""
+    return run / f".{schema.LOCK}.after.{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def _make_in_place(place: Path, text: str) -> bool:
+    """Where there are no hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
     try:
-        holder = json.loads(path.read_text())
+        with place.open("x") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
+
+
+def _held_by(text: str) -> str:
+    """Who holds a lock that says this, or may, in words; "" where nobody does. What is damaged may be of a process that lives."""
+    try:
+        holder = sums.checked(schema.LOCK, json.loads(text), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"whose {path.name} cannot be read ({type(error).__name__})"
+    except (ValueError, KeyError, TypeError, DataError) as error:
+        return f"whose {schema.LOCK} cannot be read ({type(error).__name__})"
     mine = _mine()
 
     def same(*names: str) -> bool:
@@ -156,6 +200,7 @@ def _mine() -> dict[str, str | int]:
         "job": job,
         "start": start and f"{zlib.crc32(start.encode()):08x}",  # PBS's is a secret
         "step": step,
+        "nonce": uuid.uuid4().hex,  # no two locks say the same
         "since": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import h5py
 import numpy as np
 
+from mpisgd import contained
 from mpisgd.errors import DataError
 from mpisgd.records import schema, sums
 from mpisgd.records.schema import Verdict
@@ -43,8 +45,8 @@ class Books:
 class Run:
     """Read access to the directory of a run.
 
-    Raises DataError where the directory is no run, or a log file is missing, foreign, of another schema version, or shorter
-    than it says.
+    Raises DataError where the directory is no run, something in it leads out of it (`contained`), or a log file is missing,
+    foreign, of another schema version, or shorter than it says.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,11 +54,12 @@ class Run:
         config = self.path / schema.CONFIG
         if not config.is_file():
             raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
+        contained.check_directory(self.path)
         try:
             text = config.read_text(encoding="utf-8")
             sums.check_text(str(config), text)
             self.config: dict[str, Any] = tomllib.loads(text)
-        except ValueError as error:  # not TOML, or not even text
+        except (ValueError, RecursionError) as error:  # not TOML, or not even text
             raise DataError(f"{config} is damaged: {error}") from error
         if "environment" not in self.config:
             raise DataError(f"{config} was not written by a run: it has no [environment]")
@@ -323,15 +326,19 @@ def begins(path: Path) -> Begins:
     first = continued(path)[0].path
 
     def read(file: h5py.File, _: bool) -> Begins:
-        if "before" not in file.attrs:
+        before = contained.attribute(file, "before")
+        if before is None:
             return Begins()
-        parts = np.asarray(file.attrs["before"], np.int64).reshape(-1, 2 + len(schema.TABLES))
+        parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
+        own = _attempt_of(first)
+        if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
+            raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
         return Begins(
-            int(file.attrs["continues_clock"]),
-            int(file.attrs["begins_samples"]),
-            float(file.attrs["begins_s"]),
-            np.asarray(file.attrs["begins_seq"], np.int64).tolist(),
-            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts.tolist()],
+            int(contained.attribute(file, "continues_clock")),
+            int(contained.attribute(file, "begins_samples")),
+            float(contained.attribute(file, "begins_s")),
+            np.asarray(contained.attribute(file, "begins_seq"), np.int64).tolist(),
+            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
         )
 
     return _read(first, "what it goes on from", read)
@@ -355,9 +362,13 @@ def continued(path: Path) -> list[Rows]:
 def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     """What a file says that it continues: attempts, with the number of rows of each table."""
     none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
-    parts = _read(path, "what it continues", lambda file, _: np.asarray(file.attrs.get("continues", none)))
+    found = _read(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
+    parts = none if found is None else np.asarray(found)
     if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
         raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
+    attempts = [-1, *parts[:, 0].tolist(), _attempt_of(path)]
+    if any(one >= other for one, other in itertools.pairwise(attempts)):
+        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
     return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
@@ -382,7 +393,7 @@ def evaluated(
         path = run / schema.evaluator_file(attempt)
         if path.is_file():
             try:
-                parts = [(int(_attempt_of(each.path)), each.rows("evaluations")) for each in continued(path)]
+                parts = [(_attempt_of(each.path), each.rows("evaluations")) for each in continued(path)]
                 break
             except DataError as error:
                 complain(f"{error}; what was evaluated then is evaluated again")
@@ -407,10 +418,10 @@ def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
                     pass
 
 
-def _attempt_of(path: Path) -> str:
+def _attempt_of(path: Path) -> int:
     match = _FILE.match(path.name)
     assert match
-    return match[3]
+    return int(match[3])
 
 
 def _open(path: Path) -> h5py.File:
@@ -418,8 +429,12 @@ def _open(path: Path) -> h5py.File:
     try:
         source = AsIfClosed(path) if was_left_open(path) else path
         file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
-        version = file.attrs.get("schema_version")
     except _BROKEN as error:
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    try:
+        version = contained.attribute(file, "schema_version")
+    except (DataError, *_BROKEN) as error:
+        file.close()
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
     if version != schema.SCHEMA_VERSION:
         file.close()
@@ -470,7 +485,7 @@ def read_table(path: Path, name: str) -> np.ndarray:
 
 
 def _committed(file: h5py.File, name: str) -> int:
-    return int(file["committed"][list(schema.TABLES).index(name)])
+    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
 
 
 def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
@@ -479,11 +494,11 @@ def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[n
     Raises DataError, at the latest after the last of them, where they are not those that were written.
     """
     try:
-        data = file[name]
+        data = contained.data_set(file, name)
         if data.dtype != schema.TABLES[name]:
             raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
         summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
-        for start in range(0, summing.count, schema.STEP):
+        for start in range(0, contained.rows(data, summing.count), schema.STEP):
             rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
             summing.add(rows)
             yield rows
@@ -497,6 +512,6 @@ def read_summary(path: Path) -> np.ndarray:
 
     def read(file: h5py.File, _: bool) -> np.ndarray:
         sums.check_summary(f"{path}: the summary", file)
-        return np.asarray(file["summary"][:])
+        return contained.whole(file, "summary")
 
     return _read(path, "the summary", read)

@@ -52,7 +52,6 @@ class Event(enum.IntEnum):
     DEPARTED = 2
     NONFINITE = 3
     SNAPSHOT = 4
-    DIVERGED = 5
     TIMEOUT = 6  # an update was made, or may be, with fewer gradients than wanted
     GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
     CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds

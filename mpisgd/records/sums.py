@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd import contained
 from mpisgd.errors import DataError
 from mpisgd.records import schema
 
@@ -55,11 +56,12 @@ class Summing:
         self._what, self._file, self._table = what, file, table
         self._crc32 = self._answers = 0
         self.count, self._told = committed, -1
-        if "sums" in file:
-            self.count, self._told = (int(each) for each in file["sums"][list(schema.TABLES).index(table)])
-        if not 0 <= committed <= len(file[table]):
-            raise DataError(f"{what} has {len(file[table])} rows, but {committed} were committed")
-        if not (committed <= self.count <= len(file[table]) if left_open else committed == self.count):
+        data = contained.data_set(file, table)
+        if _has_sums(file):
+            self.count, self._told = (int(each) for each in contained.whole(file, "sums")[list(schema.TABLES).index(table)])
+        if not 0 <= committed <= len(data):
+            raise DataError(f"{what} has {len(data)} rows, but {committed} were committed")
+        if not (committed <= self.count <= len(data) if left_open else committed == self.count):
             raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
 
     def add(self, rows: np.ndarray) -> None:
@@ -93,17 +95,22 @@ def closing(answers: int, summary: np.ndarray) -> list[int]:
 
 def check_summary(what: str, file: Any) -> None:
     """Raises DataError where the summary is not the one that was written."""
-    if "sums" not in file:
+    if not _has_sums(file):
         return
     closed, _, crc32 = _closing(what, file)
     if not closed:  # its writer was killed, failed, or is about to close it
         return
-    if crc32 != closing(0, file["summary"][:])[2]:
+    if crc32 != closing(0, contained.whole(file, "summary"))[2]:
         raise DataError(f"{what}: it does not have the checksum that it was written with: the file is damaged")
 
 
+def _has_sums(file: Any) -> bool:
+    """Whether its writer kept them; to ask by `in` would follow a link."""
+    return bool(file.id.links.exists(b"sums"))
+
+
 def _closing(what: str, file: Any) -> list[int]:
-    found: list[int] = file["closing"][:].tolist()
+    found: list[int] = contained.whole(file, "closing").tolist()
     if found[0] not in (0, 1) or (found[0] == 0 and any(found)):
         raise DataError(f"{what}: the file does not say whether it was closed: the file is damaged")
     return found

@@ -1,4 +1,4 @@
-"""How the user's own model, data and loss get into a replay: by name, from the module that the run had them from."""
+"""How the user's own model, data, loss and protocol get into a replay: by name, from the module that the run had them from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpisgd import trust
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions
 from mpisgd.errors import ConfigError
-from mpisgd.naming import PARTS, file_of, sha256_of
+from mpisgd.imports import file_of
+from mpisgd.naming import NAMED, PARTS, sha256_of
 from mpisgd.parts import UNNAMED_LOSS, Brought
+from mpisgd.protocols import OwnProtocolOptions
 from mpisgd.records.reader import Run
 from mpisgd.replay.record import Record
 
 _PLACEHOLDER = "MODULE:NAME"
+
+
+def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) -> None:
+    """Raises ConfigError where the run names code that is neither brought nor `named` (part -> package.module:attribute)."""
+    names = trust.names_of(record.config)
+    parts = {field: field.removesuffix(".factory") for field in names}
+    consented = {
+        field: names[field] for field, part in parts.items() if getattr(brought, part, None) is not None or named.get(part)
+    }
+    told = {part: entry["object"] for part, entry in _entries(record.run).items()}
+    same = {parts[field]: spec for field, spec in names.items()} == told
+    trust.check(record.path, record.config, consented, line(record.run) if same else "")
 
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:
@@ -30,6 +45,9 @@ def _renamed(config: Config, named: Mapping[str, str]) -> Config:
     for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
         if part in named:
             changes[part] = kind(factory=named[part], kwargs=getattr(getattr(config, part), "kwargs", {}))
+    if "protocol" in named:
+        own = config.protocol if isinstance(config.protocol, OwnProtocolOptions) else OwnProtocolOptions()
+        changes["protocol"] = dataclasses.replace(own, factory=named["protocol"])
     return dataclasses.replace(config, **changes)
 
 
@@ -54,7 +72,7 @@ def saying_how(record: Record, brought: Brought) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        mine = [part for part in PARTS if part in entries and getattr(brought, part) is None]
+        mine = [part for part in NAMED if part in entries and getattr(brought, part, None) is None]
         if not mine:
             raise
         raise ConfigError(f"{error}\nto bring what the run had:\n{line(record.run)}") from error
@@ -94,4 +112,4 @@ def _entries(run: Run) -> dict[str, dict[str, str]]:
     """What the run says of them; nothing in runs of versions that did not."""
     said = run.environment.get("brought", {})
     fields = ("object", "qualified_name", "file", "sha256")
-    return {part: {name: str(said[part].get(name, "")) for name in fields} for part in PARTS if part in said}
+    return {part: {name: str(said[part].get(name, "")) for name in fields} for part in NAMED if part in said}

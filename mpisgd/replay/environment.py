@@ -111,16 +111,14 @@ def check_done(record: Record) -> None:
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
-    """Of each shard, whether it found something not finite in any attempt; `weights` are the last ones, (parameters,) float32.
-
-    At its end a real run looks at them, too; a virtual one does not.
+    """Of each shard, whether it found something not finite in any attempt; `weights` are the last ones, (parameters,) float32,
+    which a run looks at too.
     """
-    real = not record.run.environment.get("virtual", False)
     for log, diverged in zip(record.shards, found, strict=True):
         if log.finished and bool(log.summary["diverged"]) != diverged:
             refuse(f"diverged {log.summary['diverged']}, recomputed {int(diverged)}", log.shard, "summary")
     if record.done is not None and not record.older:
-        blown_up = real and not bool(weights.isfinite().all())
+        blown_up = not bool(weights.isfinite().all())
         diverged = any(found) or blown_up or has_diverged(applied_losses(record.run))
         if bool(record.done.get("diverged")) != diverged:
             refuse(f"diverged = {record.done.get('diverged')!r}, recomputed {diverged}", -1, schema.DONE)

@@ -19,7 +19,7 @@ from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.records.schema import Event
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
-from mpisgd.replay.brought import changed, renamed, saying_how
+from mpisgd.replay.brought import changed, check_consent, renamed, saying_how
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.finding import Untrue, refuse
 from mpisgd.replay.happened import check_events, check_last_answers
@@ -45,6 +45,7 @@ def replay(
     tolerance: float | None = None,
     data_dir: str | None = None,
     named: Mapping[str, str] = MappingProxyType({}),
+    trust: bool = False,
     evaluations: Which = "all",
     told: Told = lambda number, row, loss: None,
     at_first: bool = False,
@@ -58,16 +59,21 @@ def replay(
         tolerance: by which share of the way of weights recomputed ones may differ; default: 0, every bit must be the same, but
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
-        named: the user's own model, data or loss, as package.module:attribute; default: as the run named them.
+        named: the user's own model, data, loss or protocol, as package.module:attribute, in place of what the run named.
+        trust: import what the run named, where it is neither brought nor `named` (`mpisgd.trust`).
         evaluations: which snapshots are evaluated again.
         told: see `Told`.
         at_first: stop at the first disagreement.
 
     Raises:
         DataError: there is no run, no log or no weights of it that can be read, or the data or model are of other sizes.
-        ConfigError: model, data or loss cannot be made, or the log does not reach `until`.
+        ConfigError: the run names code that is not to be imported, model, data or loss cannot be made, or the log does not reach
+            `until`.
     """
-    record = renamed(read(path), named)
+    record = read(path)
+    if not trust:
+        check_consent(record, brought, named)
+    record = renamed(record, named)
     if data_dir is not None:
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
     check_rules(record)
@@ -141,12 +147,12 @@ def _compute(
     return evaluates
 
 
-def check(path: str | Path, brought: Brought = NOTHING_BROUGHT) -> str:
+def check(path: str | Path, brought: Brought = NOTHING_BROUGHT, *, trust: bool = False) -> str:
     """ "" where the log of a run proves what it left; else, in one line, the first place that does not fit.
 
     Raises what `replay` raises.
     """
-    return replay(path, brought, at_first=True).reason
+    return replay(path, brought, trust=trust, at_first=True).reason
 
 
 def check_log(record: Record) -> None:

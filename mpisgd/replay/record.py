@@ -14,7 +14,7 @@ import numpy as np
 from mpisgd import config_file, parts
 from mpisgd.config import Config
 from mpisgd.errors import DataError
-from mpisgd.protocols import Protocol, make
+from mpisgd.protocols import Protocol
 from mpisgd.records import schema
 from mpisgd.records.reader import Run, begins, continued, read_continues, read_summary, read_table
 from mpisgd.records.schema import Event, Verdict
@@ -268,7 +268,7 @@ class Record:
 
     def protocol(self) -> Protocol:
         """A new one, as each shard began with. Raises ConfigError where it does not fit the number of learners."""
-        protocol = make(self.config.protocol, self.lambda_)
+        protocol = self.config.protocol.make(self.lambda_)
         if self.attempt:
             protocol.on_resume(self.next_seq)
         return protocol

@@ -11,7 +11,6 @@ import math
 
 import numpy as np
 
-from mpisgd.config import AllreduceOptions
 from mpisgd.records.schema import Event
 from mpisgd.replay.finding import refuse
 from mpisgd.replay.record import Record, ShardRecord
@@ -101,7 +100,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.
 def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.ndarray) -> list[int]:
     """Which computation of its learner each push was, from 0: mini-batches that were given up, or rejected, count again."""
     config = record.config
-    if config.exchange == "layerwise" or config.in_teams or isinstance(config.protocol, AllreduceOptions):
+    if config.exchange == "layerwise" or config.in_teams or config.protocol.collective:
         numbers: list[int] = seq.tolist()
         return numbers
     gave_up = shard.events_of[learner_id]

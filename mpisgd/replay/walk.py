@@ -15,7 +15,7 @@ import numpy as np
 
 from mpisgd.config import Config
 from mpisgd.errors import ProtocolError
-from mpisgd.parts import budget_samples, make_schedule, timeout_s
+from mpisgd.parts import budget_samples, make_schedule
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Reason, Verdict
 from mpisgd.records.schema import Event
 from mpisgd.replay.finding import refuse, same
@@ -64,7 +64,7 @@ class _Walk:
         self.missed: set[int] = set()
         """Who has departed, for good or not."""
         self.timeouts = list(shard.timeouts)
-        self.timeout_s = timeout_s(self.config)
+        self.timeout_s = self.config.protocol.deadline_s
         start = shard.start
         self.first_seq = record.next_seq
         self.updated_s: list[float] = [start.time_s] * start.clock + shard.updates["time_s"].tolist()

@@ -27,7 +27,7 @@ class Costs:
         computing = [nodes[rank] for rank in roles.computing_ranks]
         self._service = config.service
         self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
-        self._failures = failures.make(config.failures, seed=config.seed, lambda_=len(computing))
+        self._failures = failures.Failures(config.failures, config.seed)
         self._local_bandwidth = config.network.local_bandwidth
         self.network = Network(config.network, nodes)
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, naming, parts, placement, protocols
+from mpisgd import __version__, allreduce, config_file, naming, parts, placement
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
 from mpisgd.draws import kept
 from mpisgd.errors import PeerError
-from mpisgd.finish import Outcome, account, farewell, finish, headline, outcome_of
+from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of
 from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
 from mpisgd.messages import Ending
@@ -155,12 +155,12 @@ class Job:
         return self.work.update(shard, wanted, wire, self.costs)
 
     def _account(self, shard: int, server: Shard) -> None:
-        self.accounts[shard] = account(server.clock, server.update.samples, server.diverged, server.updated_s)
+        self.accounts[shard] = account(server.clock, server.update.samples, blown_up(server), server.updated_s)
 
     def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
         """One shard, with its log and all that it writes to, which `stack` closes."""
         config, lambda_ = self.config, self.roles.lambda_
-        protocol = protocols.make(config.protocol, lambda_)
+        protocol = config.protocol.make(lambda_)
         snapshots = self.work.snapshots(self.path, shard, update)
         file = self._table_file(schema.shard_file(shard), shard)
         stack.callback(snapshots.close)
@@ -171,7 +171,7 @@ class Job:
             update,
             lambda_=lambda_,
             budget_samples=parts.budget_samples(config, protocol, self.work.meta.train_samples),
-            timeout_s=parts.timeout_s(config),
+            timeout_s=config.protocol.deadline_s,
             nonfinite=config.nonfinite,
             snapshots=snapshots,
             log=ShardLog(file, shard),

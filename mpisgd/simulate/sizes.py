@@ -21,7 +21,7 @@ from mpisgd.virtual.wire import VirtualWire
 
 
 class Sizes:
-    """What ranks compute: nothing, but for its time."""
+    """Computing of ranks without tensors: it takes its time, and no more."""
 
     def __init__(self, config: Config, brought: Brought) -> None:
         self.config = config
@@ -63,7 +63,7 @@ class Sizes:
         return Nowhere()
 
     def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> Any:
-        """What one learner computes."""
+        """Make the gradient of one learner."""
         return SizedGradient(self._vector, self.config.mu, wire, costs.compute_of(learner_id, wire))
 
     def evaluate(

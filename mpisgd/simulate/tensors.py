@@ -29,7 +29,7 @@ from mpisgd.virtual.wire import VirtualWire
 
 
 class Tensors:
-    """What ranks compute, with one model and one copy of the data for all of them.
+    """Computing of virtual ranks with tensors: one model and one copy of the data for all of them.
 
     `evaluated`: whether snapshots are.
     """
@@ -81,7 +81,7 @@ class Tensors:
         )
 
     def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> VirtualGradient:
-        """What one learner computes."""
+        """Make the gradient of one learner."""
         gradient, next_ns = self._gradient(learner_id), costs.compute_of(learner_id, wire)
         if self._batch is not None:
             return BatchedGradient(self.model, gradient, wire, next_ns, self._batch, learner_id)
@@ -113,7 +113,7 @@ class Tensors:
 
 
 class VirtualGradient(Travels):
-    """One learner's gradient: its own weights and gradients, the model of all.
+    """A virtual learner's gradient: its own weights and gradients, the model of all.
 
     `wire_weights` and `wire_gradients`, both (parameters,) float32, are what travels.
     """
@@ -146,7 +146,7 @@ class VirtualGradient(Travels):
         return self.at_once(seq)
 
     def at_once(self, seq: int) -> float:
-        """The same, when its virtual time has passed elsewhere."""
+        """Compute, when its virtual time has passed elsewhere."""
         self._model.weights.copy_(self._weights)
         loss = self._gradient.compute(seq)
         self._gradients.copy_(self._model.gradients)
@@ -155,7 +155,7 @@ class VirtualGradient(Travels):
 
 
 class BatchedGradient(VirtualGradient):
-    """The same, computed together with those of all learners that are computing at that virtual time."""
+    """A virtual gradient, computed together with those of all learners that are computing at that virtual time."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class BatchedGradient(VirtualGradient):
 
 
 def after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
-    """The same action, which takes so many nanoseconds of a rank's virtual time."""
+    """Let an action take so many nanoseconds of a rank's virtual time."""
 
     def timed(*args: Any, **named: Any) -> Any:
         wire.work(ns)

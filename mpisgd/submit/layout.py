@@ -1,4 +1,4 @@
-"""How many nodes, and ranks on each, a configuration's roles need; what cannot be is refused before a job waits in a queue."""
+"""Nodes, and ranks on each, that a configuration's roles need; what cannot be is refused before a job waits in a queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mpisgd.checks import require
-from mpisgd.config import Config, kind_of
+from mpisgd.config import Config
 from mpisgd.errors import ConfigError
 from mpisgd.placement import on_ranks
 from mpisgd.roles import Roles
@@ -15,7 +15,7 @@ from mpisgd.roles import Roles
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asks for; None is worked out from the rest."""
+    """Sizes that the user asks for; None is worked out from the rest."""
 
     nodes: int | None = None
     tasks_per_node: int | None = None
@@ -69,7 +69,7 @@ def fit(config: Config, wishes: Wishes) -> Layout:
     for field in ("device", "shard_device"):
         device = getattr(config, field)
         require(device == "cpu" or wishes.gpus_per_node > 0, field, device, "'cpu' where no --gpus-per-node are asked for")
-    shards = 0 if kind_of(config.protocol) == "allreduce" else config.shards
+    shards = 0 if config.protocol.collective else config.shards
     fixed = shards + int(config.evaluator)
     nodes, tasks, learners = wishes.nodes, wishes.tasks_per_node, wishes.learners
     if learners is None:

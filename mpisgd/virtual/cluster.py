@@ -34,22 +34,22 @@ _ORDER_BITS: Final = 40
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Event:
-    """What may happen, and be waited for."""
+    """Something that may happen, and be waited for."""
 
     __slots__ = ()
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        """It is time. Returns a rank that must go on at this very nanosecond, or None."""
+        """Happen, now. Returns a rank that must go on at this very nanosecond, or None."""
         raise NotImplementedError
 
     def describe(self) -> tuple[str, int | None]:
-        """What a rank does that waits for it, in words, and the rank that would have to act (None = any)."""
+        """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualRank(Event):
-    """One rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
+    """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
 
     `order` is that of the event which the rank caused last: ranks first, then their own events in turn.
     """

@@ -71,15 +71,11 @@ class Compute:
 def make(options: ComputeOptions, virtual: VirtualOptions, *, seed: int, lambda_: int, nodes: Sequence[int]) -> Compute:
     """The compute of `lambda_` learners; `nodes[learner_id]` is the node that a learner is on.
 
-    Raises ConfigError for a slow node without learners, and where there is no run to resample; DataError where that run's log
+    Raises ConfigError where there is no run to resample; DataError where that run's log
     cannot be read, or lacks what is needed of it.
     """
     if len(nodes) != lambda_:
         raise ProtocolError(f"{len(nodes)} nodes of learners: expected lambda = {lambda_}")
-    known = set(nodes)
-    for node, factor in virtual.slow_nodes.items():
-        expected = f"a node of learners, from {min(known)} to {max(known)}"
-        require(node in known, f"virtual.slow_nodes[{node}]", factor, expected)
     return Compute(_draws(options, lambda_), [virtual.slow_nodes.get(node, 1.0) for node in nodes], virtual, seed)
 
 

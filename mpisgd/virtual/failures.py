@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mpisgd.checks import require
 from mpisgd.config_virtual import FailureOptions
 from mpisgd.errors import MpisgdError
 from mpisgd.streams import Domain, stream
@@ -32,10 +31,3 @@ class Failures:
         if self._options.mean_s > 0:
             seconds.append(stream(Domain.FAILURE, self._seed, learner_id).exponential(self._options.mean_s))
         return round(min(seconds) * 1e9) if seconds else None
-
-
-def make(options: FailureOptions, *, seed: int, lambda_: int) -> Failures:
-    """The failures of `lambda_` learners. Raises ConfigError where `failures.at_s` names one that is not there."""
-    for learner_id, at_s in options.at_s.items():
-        require(0 <= learner_id < lambda_, f"failures.at_s[{learner_id}]", at_s, f"a learner_id from 0 to {lambda_ - 1}")
-    return Failures(options, seed)

@@ -1,4 +1,4 @@
-"""What messages cost in virtual time: latency, overhead per message, bandwidth, and queues at the links of ranks and nodes.
+"""Costs of messages in virtual time: latency, overhead per message, bandwidth, and queues at the links of ranks and nodes.
 
 A message's bytes cross the sender's link out and the receiver's link in; between nodes also the sender's node's link out and the
 receiver's node's link in (full duplex). Every link serves the messages in the order in which their transfers begin, and is busy

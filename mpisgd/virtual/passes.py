@@ -22,18 +22,18 @@ from mpisgd.virtual.cluster import VirtualRank
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ComputesAtOnce(Protocol):
-    """What computes a virtual learner's gradients, and how long they take."""
+    """Gradients of a virtual learner, and how long they take."""
 
     samples: int
     next_ns: Callable[[], int]
-    """How many nanoseconds the next mini-batch takes."""
+    """Nanoseconds of the next mini-batch."""
 
     def at_once(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq`, in no time; returns the loss."""
 
 
 class Passes(Computes):
-    """One learner's.
+    """A learner's forward and backward passes, layer by layer.
 
     Args:
         rank: the learner's, on whose clock nanoseconds pass.
@@ -53,7 +53,7 @@ class Passes(Computes):
         """Nothing is to be gained: virtual learners wait in virtual time."""
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Nobody does: what has been pushed cannot be given up."""
+        """Do nothing: what has been pushed cannot be given up."""
 
     def compute(self, seq: int) -> float:
         """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""

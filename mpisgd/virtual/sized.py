@@ -1,4 +1,4 @@
-"""Where only sizes travel: what stands for weights, gradients and updates, so that the same loops run without tensors."""
+"""Stand-ins for weights, gradients and updates where only sizes travel, so that the same loops run without tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpisgd.virtual.passes import ComputesAtOnce
 
 
 class SizedVector(Buffer):
-    """As large as a vector of so many elements, of float32 unless `itemsize` says otherwise, and nothing else."""
+    """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
 
     __slots__ = ("_itemsize", "_nbytes", "size")
 
@@ -32,12 +32,12 @@ class SizedVector(Buffer):
         return SizedVector(stop - start, self._itemsize)
 
     def in_half(self) -> SizedVector:
-        """As many elements of half the size (`rounding.py`)."""
+        """Size of as many elements of half the bytes (`rounding.py`)."""
         return SizedVector(self.size, self._itemsize // 2)
 
 
 class SizedUpdate(Updates):
-    """What `update.SliceUpdate` is to a shard, without weights: counts, and lets the shard's service time pass.
+    """Stand-in for `update.SliceUpdate` without weights: counts, and lets the shard's service time pass.
 
     Args:
         size: elements of the slice.
@@ -104,13 +104,13 @@ class SizedUpdate(Updates):
         return SizedVector(gradients * self.scratch.size)
 
     def turn_to(self, place: int) -> None:
-        """One size is like the other."""
+        """Do nothing: one size is like the other."""
 
     def renew_scratch(self) -> None:
-        """One size is like the other."""
+        """Do nothing: one size is like the other."""
 
     def renew_weights(self) -> None:
-        """One size is like the other."""
+        """Do nothing: one size is like the other."""
 
     def scratch_is_finite(self) -> bool:
         return True
@@ -133,7 +133,7 @@ class SizedUpdate(Updates):
 
 
 class SizedGradient(Travels, ComputesAtOnce):
-    """What `gradient.Gradient` is to a learner, without a model: mini-batches take their virtual seconds, and have no loss.
+    """Stand-in for `gradient.Gradient` without a model: mini-batches take their virtual seconds, and have no loss.
 
     Args:
         size: parameters of the model.
@@ -160,5 +160,5 @@ class SizedGradient(Travels, ComputesAtOnce):
         return 0.0
 
     def at_once(self, seq: int) -> float:
-        """What `compute` returns, when its time has passed elsewhere."""
+        """Return what `compute` does, when its time has passed elsewhere."""
         return 0.0

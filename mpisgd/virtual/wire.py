@@ -34,7 +34,7 @@ class Transfer(Event):
         self.fields = fields
         self.bodies = bodies
         self.end = -1
-        """When it is over; -1 = not yet known."""
+        """Nanosecond at which it is over; -1 = not yet known."""
         self.waiter: VirtualRank | None = None
 
 
@@ -103,7 +103,7 @@ class Alarm(Event):
 
 
 class Signal(Event):
-    """What tells a rank to come to an end. One that takes whatever comes is told as by a message."""
+    """A signal that tells a rank to come to an end. One that takes whatever comes is told as by a message."""
 
     __slots__ = ("number", "takes", "wire")
 
@@ -122,7 +122,7 @@ class Signal(Event):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualWire(VirtualRank, Communicator):
-    """One virtual rank, and its end of the communicator."""
+    """A virtual rank, and its end of the communicator."""
 
     __slots__ = (
         "_arrived",
@@ -359,7 +359,7 @@ class VirtualWire(VirtualRank, Communicator):
         return None
 
     def describe(self) -> tuple[str, int | None]:
-        """What this rank waits for, where it takes what comes."""
+        """Describe what this rank waits for, where it takes what comes."""
         patterns = self._patterns or ()
         sources = {source for source, _ in patterns}
         wanted = " or ".join("anything" if tag is None else Tag(tag).name for _, tag in patterns)
@@ -430,7 +430,7 @@ class VirtualWire(VirtualRank, Communicator):
         self._ends(receiving, end)
 
     def _ends(self, transfer: Transfer, end_ns: int) -> None:
-        """It is known when a transfer is over; who waits for that goes on."""
+        """Note when a transfer is over; who waits for that goes on."""
         transfer.end = end_ns
         if transfer.waiter is not None:
             self._cluster.wake(transfer.waiter, end_ns)
@@ -511,7 +511,7 @@ class VirtualTeam(Team):
 
 
 class _Memory:
-    """What ranks of one node have in common."""
+    """Memory that ranks of one node have in common."""
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
@@ -550,6 +550,6 @@ class VirtualNode(Node):
 
 
 def _copy(own: Any, into: Any) -> None:
-    """What a rank gives itself takes no message; of sizes there is nothing to copy."""
+    """Copy what a rank gives itself, without a message; of sizes there is nothing to copy."""
     if type(into) is np.ndarray:
         into[:] = own

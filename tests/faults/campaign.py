@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from mpisgd import config_file
+from mpisgd.bench.machine import write
 from mpisgd.launch import mpirun
+from tests.faults.job import end_all, stop_orderly
 from tests.faults.where import machine
 
 
@@ -65,52 +68,124 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def _launcher() -> str:
+def launcher() -> str:
     done = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=True)
     return done.stdout.partition("\n")[0]
 
 
-def main(name: str, about: str, count: int, execute: Execute, argv: list[str]) -> int:
-    """`python -m tests.faults.NAME --count C --seed S --out DIRECTORY` writes NAME.json there, anew after each run."""
-    parser = argparse.ArgumentParser(prog=f"python -m tests.faults.{name}", description=about)
-    parser.add_argument("--count", type=int, default=count)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of single runs of the campaign")
-    parser.add_argument("--out", type=Path, help=f"a directory for {name}.json")
-    parser.add_argument("--keep", type=Path, help="a directory for what failed runs left")
-    options = parser.parse_args(argv)
+def _run(execute: Execute, seed: int, number: int, keep: Path | None) -> tuple[Found, float]:
+    """One run, which is a function of (seed, number) alone, and the seconds it took. Whatever it raises is a failure of it."""
     begun_s = time.monotonic()
-    where = machine(mpi=_launcher())
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+        try:
+            found = execute(random.Random(f"{seed}:{number}"), Path(directory), number)
+        except Exception as error:
+            found = Found(failures=[f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"])
+        finally:
+            end_all()
+        if found.failures and keep is not None:
+            shutil.copytree(directory, keep / str(number), dirs_exist_ok=True)
+    return found, time.monotonic() - begun_s
+
+
+def table_of(runs: list[tuple[int, Found, float]]) -> dict[str, Any]:
+    """The runs of a campaign, each with its number and seconds, in one table."""
     kinds: collections.Counter[str] = collections.Counter()
     totals: collections.Counter[str] = collections.Counter()
     seconds: dict[str, list[float]] = collections.defaultdict(list)
-    failures: list[str] = []
-    numbers: Iterable[int] = range(options.count) if options.only is None else options.only
-    text = ""
-    for done, number in enumerate(numbers, 1):
-        with tempfile.TemporaryDirectory() as directory:
-            found = execute(random.Random(f"{options.seed}:{number}"), Path(directory), number)
-            if found.failures and options.keep is not None:
-                shutil.copytree(directory, options.keep / str(number), dirs_exist_ok=True)
-        failures += [f"run {number}, {', '.join(found.kinds)}: {failure}" for failure in found.failures]
+    failures = []
+    for number, found, _ in runs:
         kinds.update(found.kinds)
         totals.update(found.totals)
-        for each, values in found.seconds.items():
-            seconds[each] += values
-        print(f"{number}: {', '.join(found.kinds)}: {found.failures or 'well'}", file=sys.stderr, flush=True)
-        table = {
-            "count": done,
-            "seed": options.seed,
-            "kinds": dict(sorted(kinds.items())),
-            "totals": dict(totals),
-            **{each: quantiles(values) for each, values in seconds.items() if values},
-            "failures": failures,
-            "seconds": round(time.monotonic() - begun_s),
-            **where,
-        }
-        text = json.dumps(table, indent=1) + "\n"
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / f"{name}.json").write_text(text)
-    print(text, end="")
-    return 1 if failures else 0
+        for name, values in found.seconds.items():
+            seconds[name] += values
+        failures += [f"run {number}, {', '.join(found.kinds)}: {failure}" for failure in found.failures]
+    return {
+        "kinds": dict(sorted(kinds.items())),
+        "totals": dict(totals),
+        **{name: quantiles(values) for name, values in seconds.items() if values},
+        "failures": failures,
+        "seconds": round(sum(took_s for *_, took_s in runs)),
+    }
+
+
+class Journal:
+    """The runs that are done, one a line, beside the table until that is whole: a campaign that is stopped goes on after them.
+
+    Those of another commit or seed count for nothing. `path` None = nothing is kept.
+    """
+
+    def __init__(self, path: Path | None, head: dict[str, Any]) -> None:
+        self._path = path
+        self.runs: list[tuple[int, Found, float]] = []
+        if path is None:
+            return
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if lines[:1] == [json.dumps(head)]:
+            for line in lines[1:]:
+                try:
+                    number, found, took_s = json.loads(line)
+                except ValueError:  # the last line, of one that was killed while it wrote
+                    break
+                self.runs.append((number, Found(**found), took_s))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(head) + "\n" + "".join(map(_line, self.runs)))
+
+    def add(self, run: tuple[int, Found, float]) -> None:
+        self.runs.append(run)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(_line(run))
+
+    def close(self) -> None:
+        """The table is whole, and says all."""
+        if self._path is not None:
+            self._path.unlink()
+
+
+def _line(run: tuple[int, Found, float]) -> str:
+    number, found, took_s = run
+    return json.dumps([number, vars(found), took_s]) + "\n"
+
+
+def kept(path: Path, head: dict[str, Any]) -> dict[str, Any]:
+    """The table of an earlier campaign of this commit and seed; empty where there is none."""
+    try:
+        table = dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+    return table if all(table.get(name) == value for name, value in head.items()) else {}
+
+
+def main(name: str, about: str, count: int, execute: Execute, argv: list[str]) -> int:
+    """`python -m tests.faults.NAME --count C --seed S --out DIRECTORY` writes NAME.json there, anew after each run.
+
+    Stopped and started again with the same seed and commit, it goes on where it was; a whole one is only told.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m tests.faults.{name}", description=about)
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of single runs of the campaign; nothing is written")
+    parser.add_argument("--out", type=Path, help=f"a directory for {name}.json")
+    parser.add_argument("--keep", type=Path, help="a directory for what failed runs left")
+    options = parser.parse_args(argv)
+    stop_orderly()
+    where = machine(mpi=launcher())
+    head = {"seed": options.seed, "commit": where["commit"]}
+    out = options.out / f"{name}.json" if options.out is not None and options.only is None else None
+    table = kept(out, head) if out is not None else {}
+    if table.get("count", 0) < options.count:
+        journal = Journal(out.with_suffix(".runs") if out is not None else None, head)
+        done = {number for number, *_ in journal.runs}
+        for number in range(options.count) if options.only is None else options.only:
+            if number in done:
+                continue
+            found, took_s = _run(execute, options.seed, number, options.keep)
+            journal.add((number, found, took_s))
+            print(f"{number}: {took_s:.1f} s, {', '.join(found.kinds)}: {found.failures or 'well'}", file=sys.stderr, flush=True)
+            table = {"count": len(journal.runs), "of": options.count, "seed": options.seed, **table_of(journal.runs), **where}
+            if out is not None:
+                write(out, table)
+        journal.close()
+    print(json.dumps(table, indent=1))
+    return 1 if table.get("failures") else 0

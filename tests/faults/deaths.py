@@ -122,6 +122,7 @@ def _shard(generator: random.Random, directory: Path, drawn: Draw, found: Found)
         found.failures.append(f"not killed: {error}")
         job.end(0)
         return
+    found.totals["killed: training / shard"] += 1
     _ended(job, out, killed_s, "a shard's death", found)
     saved = newest(out)
     if drawn.tolerant:

@@ -1,8 +1,9 @@
-"""Bit flips and truncations of a run's files: each is refused or reported by a message that names the file, or changes nothing.
+"""Damage to a run's files: each is refused or reported by a message that names the file, or changes nothing.
 
-`python -m tests.faults.flips --count 1000 --seed 1 --out results/faults` writes flips.json there. A run is made on a virtual
-cluster, with a killed run's logs and checkpoints beside it; then files are damaged, one place at a time, and all that reads them is
-tried. An outcome is
+`python -m tests.faults.flips --count 1000 --seed 1 --out results/faults` writes flips.json there. Runs of one, two and three shards
+are made on a virtual cluster, each with a killed run's logs, snapshots, checkpoints and lock beside it. Then one place at a time is
+damaged: a bit or a byte is changed, a page is zeroed, or the file is cut short; and all that reads it is tried. The kinds of files
+(KINDS, in which each file of a run has its place) take turns. An outcome is
 
     reported    a ConfigError, DataError or CheckpointError that names the file; or replay finds it
     passed over the newest checkpoint is damaged, it is named, and the one before is taken
@@ -11,13 +12,12 @@ tried. An outcome is
     answers     the log of a killed run has other seconds in `answer_s`, but nothing else: those are set after their rows are
                 flushed, and have a checksum only when the file is closed
 
-and anything else (another exception, other data, no end) is a failure, told with the seed's number.
+and anything else (another exception, other data, no end) is a failure, told with the run's number.
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
+import atexit
 import dataclasses
 import hashlib
 import json
@@ -27,13 +27,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -46,7 +46,7 @@ from mpisgd.config_file import from_mapping
 from mpisgd.errors import ConfigError, DataError, MpisgdError
 from mpisgd.flat import FlatModel, host_view
 from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
+from mpisgd.records import lock, schema
 from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.reader import Run, read_table
 from mpisgd.records.snapshots import Snapshots, check_spool
@@ -54,7 +54,7 @@ from mpisgd.records.writer import TableFile
 from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate
 from mpisgd.update import SliceUpdate
-from tests.faults.where import machine
+from tests.faults.campaign import Found, main
 
 LIMIT_S = 20
 """Longer than this, on files of some hundred kB, is a hang."""
@@ -81,13 +81,16 @@ def limited(seconds: int) -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- what is damaged
 
 
-def make(directory: Path) -> None:
-    """`done`, a run that finished; `killed`, one whose logs were left open, with three checkpoints of two shards."""
+TAKEN = "taken.json"
+
+
+def make(directory: Path, shards: int = 2) -> None:
+    """`done`, a run that finished; `killed`, one whose logs were left open, with three checkpoints, locked by this process."""
     config = from_mapping(
         {
             "protocol": {"name": "softsync", "n": 2},
             "model": "softmax",
-            "shards": 2,
+            "shards": shards,
             "epochs": 10,
             "virtual": {"learners": 3},
             "out": str(directory / "done"),
@@ -95,14 +98,17 @@ def make(directory: Path) -> None:
         }
     )
     simulate(config)
-    shutil.copytree(directory / "done", directory / "killed")
-    (directory / "killed" / schema.DONE).unlink()
-    spool(directory / "killed" / SPOOL).close(keep=True)
-    for shard in range(2):
-        leave_open(directory / "killed" / schema.shard_file(shard))
+    killed = directory / "killed"
+    shutil.copytree(directory / "done", killed)
+    for name in (schema.DONE, schema.LOG, schema.WEIGHTS):
+        (killed / name).unlink()
+    spool(killed / SPOOL).close(keep=True)
+    for shard in range(shards):
+        leave_open(killed / schema.shard_file(shard))
     for clock in (8, 16, 24):
-        for shard in range(2):
-            checkpoint(directory / "killed", shard, clock)
+        for shard in range(shards):
+            checkpoint(killed, shard, clock, shards)
+    lock.Lock(killed)
 
 
 def spool(path: Path, resumed: Any = ()) -> Snapshots:
@@ -111,7 +117,7 @@ def spool(path: Path, resumed: Any = ()) -> Snapshots:
     for clock in range(3 if not resumed else 0):
         update = SimpleNamespace(weights=torch.arange(300.0) + clock, averaged=torch.arange(300.0) - clock, samples=8 * clock)
         snapshots.take(typing.cast(Updates, update), clock, 0.5)
-    path.with_name("taken.json").write_text(json.dumps(snapshots.taken))
+    path.parent.with_name(TAKEN).write_text(json.dumps(snapshots.taken))
     return snapshots
 
 
@@ -133,7 +139,7 @@ def rewrite_and_die(path: Path, aside: Path) -> None:
     os._exit(0)
 
 
-def checkpoint(run: Path, shard: int, clock: int) -> None:
+def checkpoint(run: Path, shard: int, clock: int, shards: int = 2) -> None:
     options = from_mapping({}).optimizer
     update = SliceUpdate(torch.arange(300.0) + clock, options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
     writer = Checkpoints(
@@ -142,9 +148,9 @@ def checkpoint(run: Path, shard: int, clock: int) -> None:
         update,
         shard,
         bounds=(300 * shard, 300 * (shard + 1)),
-        shards=2,
+        shards=shards,
         learners=3,
-        model="600 (abc)",
+        model=f"{300 * shards} (abc)",
         beside=[path for path in [run / schema.shard_file(shard)] if path.is_file()],
     )
     update.accumulate(1.0, 4)
@@ -184,7 +190,7 @@ def digest_of_weights(run: Path) -> str:
 
 def digest_of_spool(path: Path) -> str:
     """Of snapshots, as whoever goes on with a run, and then the evaluator, gets them: the second, without the first's check."""
-    taken = json.loads(path.with_name("taken.json").read_text())
+    taken = json.loads(path.parent.with_name(TAKEN).read_text())
     found = []
     for check in (lambda: check_spool(path, taken, 2 * 4 * 300), lambda: None):
         check()
@@ -203,9 +209,23 @@ def digest_of_log(path: Path) -> str:
     return found.hexdigest()
 
 
+def digest_of_lock(path: Path) -> str:
+    """Whether another job is kept out; of a lock that is damaged, too, whoever held it."""
+    try:
+        lock.check(path.parent)
+    except ConfigError as error:
+        return "kept out" if str(path) in str(error) else f"{path.name} is not named: {error}"
+    return "let in"
+
+
 SPOOL = schema.SPOOL + "000"
 #: What is read by itself.
-ALONE = {schema.WEIGHTS: lambda path: digest_of_weights(path.parent), schema.LOG: digest_of_log, SPOOL: digest_of_spool}
+ALONE = {
+    schema.WEIGHTS: lambda path: digest_of_weights(path.parent),
+    schema.LOG: digest_of_log,
+    SPOOL: digest_of_spool,
+    schema.LOCK: digest_of_lock,
+}
 READING = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """What h5py raises."""
 
@@ -255,80 +275,90 @@ def outcome(directory: Path, spoilt: Path, whole: dict[str, str]) -> str:
 
 
 def damage(content: bytes, generator: random.Random) -> tuple[str, bytes]:
-    if generator.random() < 0.2:
-        length = generator.randrange(len(content))
-        return f"cut to {length} of {len(content)} bytes", content[:length]
-    place, bit = generator.randrange(len(content)), generator.randrange(8)
-    spoilt = bytearray(content)
-    spoilt[place] ^= 1 << bit
-    return f"bit {bit} of byte {place} of {len(content)}", bytes(spoilt)
+    """What is done, "bit: ..." say, and what the file then holds: never what it was."""
+    while True:
+        kind, place, spoilt = generator.choice(DAMAGES), generator.randrange(len(content)), bytearray(content)
+        if kind == "cut":
+            del spoilt[place:]
+        elif kind == "page":
+            start = place - place % PAGE
+            spoilt[start : start + PAGE] = bytes(len(spoilt[start : start + PAGE]))
+        else:
+            spoilt[place] ^= 1 << generator.randrange(8) if kind == "bit" else generator.randrange(1, 256)
+        if spoilt != content:
+            return f"{kind}: at {place} of {len(content)} bytes", bytes(spoilt)
 
 
-def campaign(count: int, seed: int, directory: Path) -> dict[str, Any]:
-    make(directory)
-    newest = disk.directory_of(directory / "killed", 24)
+DAMAGES = ("bit", "bit", "byte", "page", "cut")
+PAGE = 512
+KINDS: dict[str, Callable[[Path], bool]] = {
+    "log of a finished run": lambda path: "done" in path.parts and "attempt" in path.name,
+    "log of a killed run": lambda path: "killed" in path.parts and "attempt" in path.name,
+    "config.toml": lambda path: path.name == schema.CONFIG,
+    "DONE": lambda path: path.name == schema.DONE,
+    "parts of a checkpoint": lambda path: schema.CHECKPOINTS in path.parts and path.suffix == ".h5",
+    "accounts of a checkpoint": lambda path: path.match("shard-*.json"),
+    "manifest of a checkpoint": lambda path: path.name == disk.MANIFEST,
+    "weights.pt": lambda path: path.name == schema.WEIGHTS,
+    "snapshots": lambda path: path.name == SPOOL,
+    "log.h5, by h5py alone": lambda path: path.name == schema.LOG,
+    "lock": lambda path: path.name == schema.LOCK,
+}
+
+
+class Made(NamedTuple):
+    """Runs of so many shards, and what is read of them while they are whole."""
+
+    directory: Path
+    files: dict[str, list[Path]]
+    whole: dict[str, str]
+
+
+@cache
+def made(shards: int) -> Made:
+    """They stay for the next damages, as long as this process lives. Raises AssertionError where a file is of no kind."""
+    directory = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    make(directory, shards)
+    done, killed = directory / "done", directory / "killed"
     whole = {
-        "done": digest_of_run(directory / "done"),
-        "killed": digest_of_run(directory / "killed"),
-        "without answers": digest_of_run(directory / "killed", answers=False),
-        "checkpoint": digest_of_checkpoint(directory / "killed", []),
+        "done": digest_of_run(done),
+        "killed": digest_of_run(killed),
+        "without answers": digest_of_run(killed, answers=False),
+        "checkpoint": digest_of_checkpoint(killed, []),
     }
-    whole |= {path.name: ALONE[path.name](path) for path in (directory / "done").iterdir() if path.name in ALONE}
-    whole[SPOOL] = digest_of_spool(directory / "killed" / SPOOL)
-    aside = directory / "aside"
+    whole |= {path.name: ALONE[path.name](path) for run in (done, killed) for path in run.iterdir() if path.name in ALONE}
+    newest, aside = disk.directory_of(killed, 24), directory / "aside"
     newest.rename(aside)
-    whole["checkpoint before"] = digest_of_checkpoint(directory / "killed", [])
+    whole["checkpoint before"] = digest_of_checkpoint(killed, [])
     aside.rename(newest)
-    log = [schema.shard_file(0), schema.shard_file(1)]
-    targets = {
-        "log of a finished run": [directory / "done" / name for name in (*log, schema.evaluator_file())],
-        "log of a killed run": [directory / "killed" / name for name in log],
-        "config.toml, DONE": [directory / "done" / schema.CONFIG, directory / "done" / schema.DONE],
-        "parts of a checkpoint": [newest / disk.part_file(0), newest / disk.part_file(1)],
-        "weights.pt": [directory / "done" / schema.WEIGHTS],
-        "snapshots": [directory / "killed" / SPOOL],
-        "log.h5, by h5py alone": [directory / "done" / schema.LOG],
-        "accounts, manifest": [newest / disk.account_file(0), newest / disk.MANIFEST, newest / disk.MANIFEST],
-    }
-    generator = random.Random(seed)
-    table: dict[str, collections.Counter[str]] = {kind: collections.Counter() for kind in targets}
-    failures: list[str] = []
-    for number in range(count):
-        kind = list(targets)[number % len(targets)]
-        path = generator.choice(targets[kind])
-        content = path.read_bytes()
-        what, spoilt = damage(content, generator)
+    files: dict[str, list[Path]] = {kind: [] for kind in KINDS}
+    for path in sorted(each for run in (done, killed) for each in run.rglob("*") if each.is_file()):
+        if schema.CHECKPOINTS in path.parts and newest not in path.parents:
+            continue  # nobody looks at those before
+        kinds = [kind for kind, is_of in KINDS.items() if is_of(path.relative_to(directory))]
+        assert len(kinds) == 1, f"{path.name} is of kinds {kinds}"
+        files[kinds[0]].append(path)
+    return Made(directory, files, whole)
+
+
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    """One damage, which is undone."""
+    kind, shards = list(KINDS)[number % len(KINDS)], generator.randint(1, 3)
+    there, files, whole = made(shards)
+    path = generator.choice(files[kind])
+    content = path.read_bytes()
+    what, spoilt = damage(content, generator)
+    try:
         path.write_bytes(spoilt)
-        found = outcome(directory, path, whole)
+        came = outcome(there, path, whole)
+    finally:
         path.write_bytes(content)
-        table[kind][found.partition(":")[0]] += 1
-        if found.startswith("FAILED"):
-            failures.append(f"{number}: {path.relative_to(directory)}, {what}: {found}")
-    return {"count": count, "seed": seed, "outcomes": {kind: dict(found) for kind, found in table.items()}, "failures": failures}
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.flips", description="Bit flips and truncations of a run's files.")
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a directory for flips.json")
-    options = parser.parse_args(argv)
-    begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        found = campaign(options.count, options.seed, Path(directory))
-    found |= {
-        "seconds": round(time.monotonic() - begun_s, 1),
-        "h5py": h5py.__version__,
-        "hdf5": h5py.version.hdf5_version,
-        **machine(),
-    }
-    text = json.dumps(found, indent=1) + "\n"
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "flips.json").write_text(text)
-    print(text, end="")
-    return 1 if found["failures"] else 0
+    found = Found([kind, what.partition(":")[0], f"S = {shards}"])
+    found.totals[f"{kind}: {came.partition(':')[0]}"] += 1
+    found.expect(not came.startswith("FAILED"), f"{path.relative_to(there)}, {what}: {came}")
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main("flips", "Damage to the files of a run.", 1000, execute, sys.argv[1:]))

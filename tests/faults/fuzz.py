@@ -1,49 +1,146 @@
-"""Malformed messages, fired at shards on real ranks: all are refused, the shards live, and the run ends with its work saved.
+"""Malformed messages between all roles on real ranks: they are refused by name, or never looked at; nothing hangs or grows.
 
-`python -m tests.faults.fuzz --count 20000 --seed 1 --out results/faults` writes fuzz.json there: of each form, fail-fast and (with
-Open MPI) fault-tolerant, with 1 to 3 shards, a part of the messages. One of two learners fires them before each of its own pushes,
-and behaves otherwise. In the end the run must be DONE, its books balanced, its model trained; and its exit status and last lines
-must say that something was wrong, and who it was.
+`python -m tests.faults.fuzz --seed 1 --out results/faults` writes fuzz.json there. The runs take turns:
+
+    at shards   a learner, an evaluator, another shard, the leader or a member of a team fires MESSAGES at shards, while all do
+                what they do; S = 1 to 3, fail-fast and (with Open MPI) fault-tolerant. Each is refused, the shards live, the run
+                is DONE, its books balance, its model is trained; and it says that something was wrong, and who it was.
+    answers     a shard's one answer to a learner or an evaluator is malformed: the job ends, and says whose answer it was.
+    unasked     ranks whose messages nobody receives send some: the run ends as if nothing had come.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
+import itertools
 import json
+import os
 import random
-import subprocess
+import resource
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpisgd import replay
 from mpisgd.errors import EXIT_FAILED
-from mpisgd.launch import environment, mpirun
+from mpisgd.flat import slice_bounds
 from mpisgd.messages import FINAL, LAYOUTS, NOTHING_MORE, Ending, Tag
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
-from tests.faults.where import machine
+from tests.faults.campaign import Found, configured, main
+from tests.faults.job import Job
 
-LEARNERS = 2
-LIMIT_S = 500
+MESSAGES = 920
+"""Of one run at shards; FEW of one where nobody looks."""
+FEW = 60
+LIMIT_S = 200.0
+ENDS_S = 10.0
 EPOCHS = 8.0
-PUSHES_AT_LEAST = 20
+GIB = 2**30
 SLOWER = 50.0
 """The other learner, so that it does not do all the work while this one fires."""
+PARAMETERS = 650
 Shots = list[tuple[int, bytes]]
+#: Role -> (what it calls again and again, in how many of these calls all messages are fired).
+CALLS = {
+    "learner": ("mpisgd.channel", "LearnerChannel.push", 20),
+    "leader": ("mpisgd.channel", "LearnerChannel.push", 20),
+    "member": ("mpisgd.gradient", "Gradient.compute", 20),
+    "shard": ("mpisgd.shard", "Shard.serve_one", 60),
+    "evaluator": ("mpisgd.evaluator_channel", "EvaluatorChannel.pull", 4),
+}
+ANSWERS = (
+    "longer header",
+    "shorter header",
+    "magic",
+    "shard",
+    "nbytes",
+    "clock",
+    "ending",
+    "notices",
+    "longer body",
+    "shorter body",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run. Ranks: the shards, learners 0 and 1 (or two teams of two), the evaluator where one is needed."""
+
+    kind: str
+    sender: str
+    target: str
+    shards: int
+    tolerant: bool
+    answer: str = ""
+
+    @property
+    def teams(self) -> bool:
+        return bool({self.sender, self.target} & {"leader", "member"})
+
+    @property
+    def evaluator(self) -> bool:
+        return "evaluator" in (self.sender, self.target)
+
+    @property
+    def ranks(self) -> int:
+        return self.shards + (4 if self.teams else 2) + self.evaluator
+
+    def rank_of(self, role: str) -> int:
+        """That of the last of its role; of the first shard. The learner is learner 1, leader and member are its team's."""
+        last = self.ranks - 1 - self.evaluator
+        return {"shard": 0, "evaluator": self.ranks - 1, "leader": last - 1, "learner": last, "member": last}[role]
+
+    def settings(self, out: Path) -> dict[str, Any]:
+        return {
+            "protocol": {"name": "softsync", "n": 2},
+            "model": "softmax",
+            "shards": self.shards,
+            "evaluator": self.evaluator,
+            "epochs": EPOCHS,
+            "threads": 1,
+            "nonfinite": "drop",
+            "straggler": {"slowdown": {"0": SLOWER}},
+            "out": str(out),
+            "log": {"progress": "plain"},
+            "faults": {"mode": "tolerant" if self.tolerant else "fail-fast"},
+            **({"protocol": {"name": "backup", "b": 1}, "aggregation": "node", "team_size": 2} if self.teams else {}),
+        }
+
+
+def cases() -> list[Case]:
+    found = []
+    for tolerant, shards, sender in itertools.product((False, True), (1, 2, 3), CALLS):
+        if not (sender == "shard" and shards == 1) and not (tolerant and sender in ("leader", "member")):
+            found.append(Case("at shards", sender, "shard", shards, tolerant))
+    for number, (target, answer) in enumerate(itertools.product(("learner", "evaluator"), ANSWERS)):
+        if not (target == "evaluator" and answer in ("ending", "notices")):  # it is told neither
+            found.append(Case("answers", "shard", target, 1 + number % 3, number % 2 > 0, answer))
+    for number, (sender, target) in enumerate(
+        [("learner", "evaluator"), ("evaluator", "learner"), ("member", "leader"), ("leader", "member"), ("shard", "member")]
+    ):
+        found.append(Case("unasked", sender, target, 1 + number % 3, number < 2))
+    return found
+
+
+CASES = cases()
+
+
+# ------------------------------------------------------------------------------------------------------- what is sent
 
 
 class Gun:
-    """Makes malformed messages for a shard whose slices have so many bytes, from learner 1 of 2."""
+    """Makes malformed messages for a shard whose slices have so many bytes, from a role; the learner is learner 1 of 2."""
 
-    def __init__(self, generator: random.Random, nbytes: int, tolerant: bool) -> None:
+    def __init__(self, generator: random.Random, nbytes: int, role: str, tolerant: bool) -> None:
         self.random = generator
         self.nbytes = nbytes
+        self.gradients = 2 if role in ("leader", "member") else 1
         self.kinds: dict[str, Callable[[], Shots]] = {
             "size of the header": lambda: [(self._tag(), self.random.randbytes(self.random.choice([0, 1, 8, 95, 105, 5000])))],
             "magic": lambda: [(tag := self._tag(), self.random.randbytes(LAYOUTS[tag].nbytes))],
@@ -51,26 +148,31 @@ class Gun:
             "timestamp": lambda: self._push(timestamp=self.random.choice([-1, 2**40, 2**63 - 1])),
             "seq": lambda: self._push(seq=self.random.choice([-1, -(2**63), 2**62])),
             "samples": lambda: self._push(samples=self.random.choice([0, -5, 2**31, 2**50])),
-            "gradients": lambda: self._push(gradients=self.random.choice([0, 2, -1, 2**31])),
+            "gradients": lambda: self._push(gradients=self.random.choice([0, 3, -1, 2**31])),
             "nbytes": lambda: self._push(nbytes=self.random.choice([0, self.nbytes - 4, -self.nbytes, 2**40])),
             "slice without header": lambda: [(Tag.GRADIENT, self._slice())],
             # and something else at once: with the next slice without header, as pulls go first, it would make a whole push
             "header without slice": lambda: [*self._push()[:1], (77, b"")],
             "longer slice": lambda: [self._push()[0], (Tag.GRADIENT, self._slice() + bytes(self.random.choice([1, 4, 10**6])))],
-            "shorter slice": lambda: [self._push()[0], (Tag.GRADIENT, self._slice()[: self.random.choice([0, 4, 1000])])],
+            "shorter slice": lambda: [
+                self._push()[0],
+                (Tag.GRADIENT, self._slice()[: self.random.choice([0, 4, self.nbytes - 4])]),
+            ],
             "unknown tag": lambda: [(self.random.randrange(40, 30000), self.random.randbytes(self.random.randrange(200)))],
             "not for shards": lambda: [(tag := self.random.choice([Tag.ANSWER, Tag.NOTICE]), self._header(tag))],
             "goodbye of another": lambda: [(Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((0, 3, 1)))],
             "ending of a goodbye": lambda: [(Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((1, 3, self.random.choice([-1, 3, 2**40]))))],
-            "snapshot": lambda: [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice([0, FINAL, -9]),)))],
-            "nothing more to evaluate": lambda: [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((NOTHING_MORE,)))],
+            "snapshot": lambda: self._snapshot([-3, -9, -(2**62)] if role == "evaluator" else [0, FINAL, -9]),
             "signal": lambda: [(Tag.INTERRUPT, LAYOUTS[Tag.INTERRUPT].pack((self.random.choice([0, -1, 9, 2**40]),)))],
             "end of the run": lambda: [(self.random.choice([Tag.HERE, Tag.MET]), self._words())],
             "news of the dead": lambda: [(self.random.choice([Tag.LOST, Tag.STUCK, Tag.DUTY, Tag.ROUND]), self._words())],
             "long": lambda: [(self.random.randrange(40, 30000), bytes(3 * 2**20 + 1))],
-            "NaN": lambda: self._push(seq=0, body=np.full(self.nbytes // 4, np.nan, np.float32).tobytes()),
         }
-        if tolerant:  # elsewhere books that do not balance are our own bug, and end the job
+        if role != "evaluator" and not (role == "shard" and tolerant):  # shard 0 says that for the evaluator
+            self.kinds["nothing more to evaluate"] = lambda: self._snapshot([NOTHING_MORE])
+        if role == "learner":  # a team's may come late
+            self.kinds["NaN"] = lambda: self._push(seq=0, body=np.full(self.nbytes // 4, np.nan, np.float32).tobytes())
+        if role == "learner" and tolerant:  # elsewhere books that do not balance are our own bug, and end the job
             wrong = (-1, 10**9, 2**62)
             self.kinds["pushes of a goodbye"] = lambda: [
                 (Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((1, self.random.choice(wrong), Ending.FINISHED)))
@@ -83,6 +185,9 @@ class Gun:
     def _tag(self) -> int:
         return self.random.choice([Tag.PUSH, Tag.PULL, Tag.GOODBYE, Tag.GAVE_UP, Tag.SNAPSHOT_PULL])
 
+    def _snapshot(self, numbers: list[int]) -> Shots:
+        return [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice(numbers),)))]
+
     def _words(self) -> bytes:
         return self.random.randbytes(self.random.choice([0, 1, 8, 24, 72, 5000]))
 
@@ -93,134 +198,201 @@ class Gun:
         return bytes(self.nbytes)
 
     def _push(self, body: bytes | None = None, **fields: float) -> Shots:
-        told = {**dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0), "learner_id": 1, "samples": 16, "gradients": 1, "nbytes": self.nbytes}
-        header = LAYOUTS[Tag.PUSH].pack(tuple((told | {"loss": 1.0} | fields).values()))
+        told = {**dict.fromkeys(LAYOUTS[Tag.PUSH].fields, 0), "learner_id": 1, "samples": 16, "nbytes": self.nbytes}
+        header = LAYOUTS[Tag.PUSH].pack(tuple((told | {"gradients": self.gradients, "loss": 1.0} | fields).values()))
         return [(Tag.PUSH, header), (Tag.GRADIENT, self._slice() if body is None else body)]
 
 
-def fire(channel: Any, count: int, seed: int, tolerant: bool, said: Path) -> None:
-    """Let a learner's channel send malformed messages before each push, so many in all; what it sent is written to a file."""
-    comm, honest, generator = channel._wire._comm, channel.push, random.Random(seed)
-    guns = [Gun(generator, nbytes, tolerant) for nbytes in channel._nbytes]
-    fired: collections.Counter[str] = collections.Counter()
-
-    def push(**words: Any) -> int:
-        for _ in range(min(-(-count // PUSHES_AT_LEAST), count - fired.total())):
-            shard = generator.randrange(len(guns))
-            kind, shots = guns[shard].shoot()
-            fired[kind] += 1
-            targets = {shard: shots}
-            if kind == "NaN":  # whole, of a right size, and so in the books of all shards: the policy `nonfinite` drops it
-                channel._pushes += 1
-                targets = {each: gun.kinds[kind]() for each, gun in enumerate(guns)}
-            for request in [comm.Isend(payload, rank, tag) for rank in targets for tag, payload in targets[rank]]:
-                while not request.Test():
-                    time.sleep(0.0002)
-        said.write_text(json.dumps(fired))
-        return int(honest(**words))
-
-    channel.push = push
+def spoilt(answer: str, layout: Any, fields: tuple[Any, ...], bodies: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """The header and bodies of an answer with this fault."""
+    told = dict(zip(layout.fields, fields, strict=True))
+    if (
+        answer == "longer body"
+    ):  # a shorter one, which only a shard with a bug sends, is not seen: MPI does not tell (results/faults)
+        return layout.pack(fields), [body + bytes(64) for body in bodies]
+    wrong = {"shard": 7, "nbytes": 2**40, "clock": -5, "ending": 77, "notices": 10**6}
+    if answer in wrong:
+        told[answer] = wrong[answer]
+        if answer == "ending":
+            told["nbytes"], bodies = 0, [b"" for _ in bodies]
+    header = layout.pack(tuple(told.values()))
+    if answer == "magic":
+        header = bytes(byte ^ 255 for byte in header)
+    return header + bytes(8) if answer == "longer header" else header[:-8] if answer == "shorter header" else header, bodies
 
 
-def rank(out: Path, count: int, seed: int, shards: int, tolerant: bool) -> None:
-    import mpisgd
-    from mpisgd import run
+# -------------------------------------------------------------------------------------------------- in the rank itself
+
+
+def _send(comm: Any, shots: Iterable[tuple[int, int, bytes]]) -> None:
+    """(rank, tag, bytes) each; until all have been taken."""
+    for request in [comm.Isend(payload, rank, tag) for rank, tag, payload in shots]:
+        while not request.Test():
+            time.sleep(0.0002)
+
+
+def fire(case: Case, seed: int, count: int, said: Path) -> None:
+    """Let this rank send malformed messages when it does what its role does, so many in all; what it sent is written to a file."""
+    import importlib
+
     from mpisgd.mpi import MPI
 
-    learn = run.learn
+    comm, generator = MPI.COMM_WORLD, random.Random(seed)
+    module, path, calls = CALLS[case.sender]
+    class_name, name = path.split(".")
+    owner = getattr(importlib.import_module(module), class_name)
+    honest, portion = getattr(owner, name), -(-count // calls)
+    sizes = [4 * (end - start) for start, end in slice_bounds(PARAMETERS, case.shards)]
+    guns = {shard: Gun(generator, size, case.sender, case.tolerant) for shard, size in enumerate(sizes)}
+    if case.sender == "shard":
+        del guns[0]  # itself
+    fired: collections.Counter[str] = collections.Counter()
+    pending = []
 
-    def fuzzing(channel: Any, *arguments: Any) -> None:
-        fire(channel, count, seed, tolerant, out.with_suffix(".fired"))
-        learn(channel, *arguments)
+    def one(channel: Any) -> None:
+        shard = generator.choice(list(guns))
+        kind, shots = guns[shard].shoot()
+        targets = {shard: shots}
+        if kind == "NaN":  # whole, of a right size, and so in the books of all shards: the policy `nonfinite` drops it
+            channel._pushes += 1
+            targets = {each: gun.kinds[kind]() for each, gun in guns.items()}
+        fired[kind] += 1
+        _send(comm, ((rank, tag, payload) for rank in targets for tag, payload in targets[rank]))
 
-    if MPI.COMM_WORLD.rank == shards + 1:
-        run.learn = fuzzing
-    config = {
-        "protocol": {"name": "softsync", "n": 2},
-        "shards": shards,
-        "epochs": EPOCHS,
-        "threads": 1,
-        "nonfinite": "drop",
-        "straggler": {"slowdown": {"0": SLOWER}},
-        "out": str(out),
-        "log": {"progress": "plain"},
-        "faults": {"mode": "tolerant" if tolerant else "fail-fast"},
-    }
-    mpisgd.train(config=config)
+    def unasked() -> None:
+        kind, shots = guns[generator.choice(list(guns))].shoot() if guns else ("", [(77, b"")])
+        fired[kind] += 1
+        pending.extend(comm.Isend(payload, case.rank_of(case.target), tag) for tag, payload in shots if len(payload) < 4000)
+
+    def doing(self: Any, *arguments: Any, **words: Any) -> Any:
+        for _ in range(min(portion, count - fired.total())):
+            if case.kind == "unasked":
+                unasked()
+            else:
+                one(self)
+        said.write_text(json.dumps(fired))
+        return honest(self, *arguments, **words)
+
+    setattr(owner, name, doing)
 
 
-def campaign(count: int, seed: int, directory: Path, shards: int = 1, tolerant: bool = False) -> dict[str, Any]:
-    out, fuzzer = directory / "run", shards + 1
-    launcher, *rest = mpirun(shards + LEARNERS)
-    words = ["--rank", str(out), "--count", str(count), "--seed", str(seed), "--shards", str(shards)]
-    form = ["--with-ft", "ulfm"] if tolerant else []
-    command = [launcher, *form, *rest, sys.executable, "-m", "tests.faults.fuzz", *words, *["--tolerant"] * tolerant]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=LIMIT_S, check=False)
-    text = done.stdout + done.stderr
-    drawn = {"count": count, "seed": seed, "shards": shards, "tolerant": tolerant}
-    failures = []
-    if not (out / schema.DONE).is_file():
-        return drawn | {"failures": [f"the run is not DONE, status {done.returncode}: {text[-3000:]}"]}
-    run, fired = Run(out), json.loads(out.with_suffix(".fired").read_text())
+def answer_wrongly(case: Case, said: Path) -> None:
+    """Let this shard's third answer to the target be malformed."""
+    from mpisgd import wire
+    from mpisgd.mpi import MPI
+
+    comm, asked = MPI.COMM_WORLD, Tag.ANSWER if case.target == "learner" else Tag.SNAPSHOT_ANSWER
+    honest, counted = wire.Wire.start, itertools.count(1)
+
+    def start(self: Any, dest: int, tag: int, fields: Any, *bodies: Any) -> Any:
+        if tag != asked or dest != case.rank_of(case.target) or next(counted) != 3:
+            return honest(self, dest, tag, fields, *bodies)
+        said.touch()
+        layout = LAYOUTS[tag]
+        header, slices = spoilt(case.answer, layout, fields, [np.asarray(body).tobytes() for body in bodies])
+        requests = [comm.Isend(header, dest, tag), *(comm.Isend(each, dest, layout.body) for each in slices)]
+        return wire.Sending(dest, tag, False, requests)
+
+    wire.Wire.start = start  # type: ignore[method-assign]
+
+
+def rank_main() -> int:
+    """`python -m tests.faults.fuzz train CONFIG`, in each rank: mpisgd itself, but for what the sender does besides."""
+    from mpisgd.__main__ import main as mpisgd
+
+    case, said = Case(**json.loads(os.environ["FUZZ_CASE"])), Path(os.environ["FUZZ_SAID"])
+    if int(os.environ["FUZZ_RANK"]) == int(
+        next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
+    ):
+        if case.kind == "answers":
+            answer_wrongly(case, said)
+        else:
+            fire(case, int(os.environ["FUZZ_SEED"]), int(os.environ["FUZZ_COUNT"]), said)
+    status = mpisgd()
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if most > GIB:
+        print(f"ALLOCATED {most / GIB:.1f} GiB", file=sys.stderr, flush=True)
+    return status
+
+
+# ------------------------------------------------------------------------------------------------------- the campaign
+
+
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    case = CASES[number % len(CASES)]
+    return look(case, generator.randrange(2**31), FEW if case.kind == "unasked" else MESSAGES, directory)
+
+
+def look(case: Case, seed: int, count: int, directory: Path) -> Found:
+    """Run one case, and see what became of it."""
+    form = "fault-tolerant" if case.tolerant else "fail-fast"
+    found = Found([case.kind, f"from a {case.sender} to a {case.target}", form, f"S = {case.shards}"])
+    out, said = directory / "run", directory / "said"
+    told = {"FUZZ_CASE": json.dumps(vars(case)), "FUZZ_SAID": str(said), "FUZZ_SEED": str(seed), "FUZZ_COUNT": str(count)}
+    told["FUZZ_RANK"] = str(case.rank_of(case.sender))
+    options = ["--with-ft", "ulfm"] if case.tolerant else []
+    path = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = Job(case.ranks, [configured(directory, case.settings(out))], options, "tests.faults.fuzz", PYTHONPATH=path, **told)
+    if case.kind == "answers":
+        _answered_wrongly(case, job, said, out, found)
+        return found
+    status = job.end(LIMIT_S)
+    found.expect("Traceback" not in job.text and "ALLOCATED" not in job.text, f"a traceback, or GiB: {job.text[-2000:]}")
+    if not found.expect(status is not None and (out / schema.DONE).is_file(), f"not DONE, status {status}: {job.text[-3000:]}"):
+        return found
+    fired = collections.Counter(json.loads(said.read_text()))
+    found.totals["messages"] += fired.total()
+    found.expect(fired.total() == count, f"{fired.total()} messages were fired")
+    run = Run(out)
+    found.expect(all(books.balanced for books in run.books()), "the books do not balance")
+    if case.kind == "at shards":
+        found.totals.update({f"fired: {kind}": times for kind, times in fired.items()})
+        _refused(case, run, fired, status, job.text, found)
+    else:
+        found.expect(status == 0, f"exit status {status}: {job.text[-2000:]}")
+        proof = replay.replay(out)
+        found.expect(not proof.reason and proof.lines()[-1].startswith("identical"), f"replay: {proof.lines()[-2:]}")
+    return found
+
+
+def _refused(case: Case, run: Run, fired: collections.Counter[str], status: int | None, text: str, found: Found) -> None:
+    fuzzer, targets = case.rank_of(case.sender), case.shards - (case.sender == "shard")
+    who = {"learner": "learner 1", "leader": "learner 1", "member": "member 1 of learner 1", "shard": "shard 0"}
     refused = run.events[run.events["kind"] == schema.Event.REFUSED]
     reasons = (schema.Reason.NONFINITE, schema.Reason.REPEATED)  # once its mini-batch has been applied, the same again is repeated
     dropped = int(np.count_nonzero((run.pushes["learner_id"] == 1) & np.isin(run.pushes["reason"], reasons)))
-    nans = shards * fired.get("NaN", 0)
-    malformed = sum(fired.values()) - fired.get("NaN", 0)
-    loss = run.evaluations["loss"]
-    told = text.count("a message was refused")
-    for wanted, what in (
-        (sum(fired.values()) == count, f"{sum(fired.values())} messages were fired"),
-        (len(refused) >= malformed, f"{malformed} were malformed, {len(refused)} refused"),
-        (bool((refused["value"] == fuzzer).all()), "others than the fuzzer's were refused"),
-        (dropped == nans, f"{nans} gradients of NaN, {dropped} dropped"),
-        (all(books.balanced for books in run.books()), "the books do not balance"),
-        (bool(np.isfinite(loss).all()) and loss[-1] < loss[0] / 2, f"it learned nothing: losses {loss.tolist()}"),
-        (done.returncode == EXIT_FAILED, f"exit status {done.returncode}"),
-        (f"most of them of rank {fuzzer} (learner 1)" in text, f"who it was is not said: {text[-1000:]}"),
-        (told == 5 * shards, f"{told} lines of refusals"),
-        ("Traceback" not in text, f"a traceback: {text[-2000:]}"),
-    ):
-        if not wanted:
-            failures.append(what)
-    return drawn | {"fired": fired, "refused": len(refused), "dropped": dropped, "failures": failures}
+    nans = targets * fired["NaN"]
+    malformed = fired.total() - fired["NaN"]
+    loss, lines = run.evaluations["loss"], text.count("a message was refused")
+    found.totals.update({"refused": len(refused), "dropped": dropped})
+    found.expect(len(refused) >= malformed, f"{malformed} were malformed, {len(refused)} refused")
+    found.expect((refused["value"] == fuzzer).all(), "others than the fuzzer's were refused")
+    found.expect(dropped == nans, f"{nans} gradients of NaN, {dropped} dropped")
+    found.expect(np.isfinite(loss).all() and loss[-1] < loss[0] / 2, f"it learned nothing: losses {loss.tolist()}")
+    found.expect(status == EXIT_FAILED, f"exit status {status}")
+    named = f"most of them of rank {fuzzer} ({who.get(case.sender, case.sender)})"
+    found.expect(named in text, f"who it was is not said: {text[-1000:]}")
+    found.expect(lines == 5 * targets, f"{lines} lines of refusals")
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description="Malformed messages, fired at a shard.")
-    parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a directory for fuzz.json")
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--shards", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--tolerant", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.rank is not None:
-        from mpisgd.errors import MpisgdError
-
-        try:
-            rank(options.rank, options.count, options.seed, options.shards, options.tolerant)
-        except MpisgdError as error:
-            print(f"mpisgd: {error}", file=sys.stderr, flush=True)
-            return EXIT_FAILED
-        return 0
-    begun_s = time.monotonic()
-    library = subprocess.run([*mpirun(1), "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    forms = [(shards, tolerant) for tolerant in (False, True)[: 1 + ("Open MPI" in library)] for shards in (1, 2, 3)]
-    runs = []
-    for shards, tolerant in forms:
-        with tempfile.TemporaryDirectory() as directory:
-            runs.append(campaign(-(-options.count // len(forms)), options.seed, Path(directory), shards, tolerant))
-    found: dict[str, Any] = {"count": sum(run["count"] for run in runs), "runs": runs}
-    found["failures"] = [failure for run in runs for failure in run["failures"]]
-    found |= {"seconds": round(time.monotonic() - begun_s, 1), **machine(library)}
-    text = json.dumps(found, indent=1) + "\n"
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "fuzz.json").write_text(text)
-    print(text, end="")
-    return 1 if found["failures"] else 0
+def _answered_wrongly(case: Case, job: Job, said: Path, out: Path, found: Found) -> None:
+    found.kinds.append(f"answer: {case.answer}")
+    deadline_s = time.monotonic() + LIMIT_S
+    while not said.exists() and not job.over and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    fired_s = time.monotonic()
+    status = job.end(ENDS_S + 20)
+    found.totals["messages"] += 1
+    found.seconds["a malformed answer: until all are gone"].append(time.monotonic() - fired_s)
+    found.expect(said.exists(), f"it was not sent: {job.text[-2000:]}")
+    found.expect(status not in (0, None), f"status {status}: {job.text[-2000:]}")
+    found.expect(time.monotonic() - fired_s < ENDS_S, f"ended after {time.monotonic() - fired_s:.1f} s")
+    found.expect(not (out / schema.DONE).exists(), "there is a DONE")
+    found.expect("Traceback" not in job.text and "ALLOCATED" not in job.text, f"a traceback, or GiB: {job.text[-3000:]}")
+    found.expect("PeerError: " in job.text and "rank 0" in job.text.partition("PeerError: ")[2], f"not named: {job.text[-2000:]}")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if "FUZZ_CASE" in os.environ:
+        sys.exit(rank_main())
+    sys.exit(main("fuzz", "Malformed messages between all roles.", len(CASES), execute, sys.argv[1:]))

@@ -19,6 +19,27 @@ GONE_S = 10.0
 """After the launcher has ended, or was to end, all processes must be gone."""
 
 
+_UNDER_WAY: list[Job] = []
+
+
+def stop_orderly() -> None:
+    """From now on the first SIGINT or SIGTERM ends this process by SystemExit; no other disturbs what it then does, `end_all`."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
+def end_all() -> None:
+    """Kill what is left of jobs whose end nobody has waited for: the campaign was stopped, or did not come so far."""
+    for job in list(_UNDER_WAY):
+        job.end(0)
+
+
 class Job:
     """`mpirun [options] -n ranks mpisgd train words...`, under way; or, in the place of mpisgd, a `module` that is it but for.
 
@@ -47,6 +68,7 @@ class Job:
             env=environment() | env,
             start_new_session=True,
         )
+        _UNDER_WAY.append(self)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._pids: dict[int, int] = {}
@@ -114,6 +136,8 @@ class Job:
         else:
             self._reader.join(5)
         self.left_s = self._see_them_gone(GONE_S if status is not None else 0.0)
+        if self in _UNDER_WAY:
+            _UNDER_WAY.remove(self)
         return status
 
     def _see_them_gone(self, within_s: float) -> float | None:

@@ -1,5 +1,8 @@
-"""`python -m tests.faults.late train ...`: mpisgd itself, but where ranks of a fault-tolerant run meet, the first one is slow to
-see that it was heard: whoever may leave has left by then."""
+"""`python -m tests.faults.late train ...`: mpisgd itself, but where ranks of a fault-tolerant run meet, the first one is slow.
+
+It is slow to see that it was heard: whoever may leave has left by then. And MPI, to which a rank that has left has failed, tells it
+of that first, as it may.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ LATE_S = 0.5
 
 
 def main() -> int:
-    from mpisgd import tolerant
+    from mpisgd import tolerant, ulfm
     from mpisgd.__main__ import main as mpisgd
+    from mpisgd.mpi import MPI
 
     until, gather = tolerant.TolerantWire._until, tolerant.TolerantWire.gather
     meeting: list[bool] = []
@@ -20,6 +24,9 @@ def main() -> int:
     def late_until(self: Any, request: Any, peer: int, *arguments: Any, **words: Any) -> bool:
         if meeting and self.rank == tolerant.HUB:
             time.sleep(LATE_S)
+            if peer in ulfm.seen_failed(self._comm):
+                self._learn(MPI.Exception(MPI.ERR_PROC_FAILED))
+                return False
         return until(self, request, peer, *arguments, **words)
 
     def marked_gather(self: Any, said: Any) -> Any:

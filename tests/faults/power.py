@@ -1,6 +1,6 @@
 """Loss of power at random moments of a run and after its end: DONE and checkpoints are true of what is then on the disk.
 
-`python -m tests.faults.power --count 30 --seed 1 --out results/faults` writes power.json there; as root, on Linux. Each run has a
+`python -m tests.faults.power --count 21 --seed 1 --out results/faults` writes power.json there; as root, on Linux. Each run has a
 file system of its own, ext4 in a file, which is shut down without flushing (EXT4_IOC_SHUTDOWN): it forgets what was not synced, as
 a machine does that loses power. Now and then the kernel had written all back a moment before, as it does by itself every half
 minute. Then the ranks are killed, the file system is mounted again, and
@@ -35,14 +35,20 @@ from mpisgd.interruption import newest
 from mpisgd.records import directory as run_directory
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
+from tests.faults import cuts
 from tests.faults.campaign import Found, configured, main
-from tests.faults.cuts import COMMON, JOBS, LIMIT_S
 from tests.faults.job import Job
 
 _SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32)
 _NOLOGFLUSH = 2
 _SIZE = 256 << 20
-RUN_S = 9.0
+ULFM = ["--with-ft", "ulfm"]
+#: name -> (ranks, what differs from the others, options of mpirun)
+JOBS: dict[str, tuple[int, dict[str, Any], list[str]]] = {
+    **{name: (ranks, more, []) for name, (ranks, more) in cuts.JOBS.items()},
+    "ssp, S = 2, fault-tolerant": (5, {"shards": 2, "protocol": {"name": "ssp", "slack": 1}, "faults": {"mode": "tolerant"}}, ULFM),
+}
+RUN_S = 8.0
 """Of a run, about; a third of them are cut up to LATE_S after their end."""
 LATE_S = 3.0
 
@@ -112,36 +118,37 @@ def why_not(directory: Path) -> str:
 
 
 def settings(name: str, out: Path) -> dict[str, Any]:
-    return {**COMMON, **JOBS[name][1], "out": str(out), "epochs": 4.0, "evaluation": {"train": False, "every_epochs": 0.5}}
+    return {**cuts.COMMON, **JOBS[name][1], "out": str(out), "epochs": 4.0, "evaluation": {"train": False, "every_epochs": 0.5}}
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
-    name = list(JOBS)[generator.randrange(len(JOBS))]
+    name = list(JOBS)[number % len(JOBS)]
     after_s, written_s = generator.uniform(0, RUN_S), generator.uniform(0, 0.5)
     written, late_s = generator.random() < 0.4, generator.uniform(0, LATE_S) * (number % 3 == 2)
     found = Found([name])
     disk = Disk(directory)
     try:
         config = configured(directory, settings(name, disk.path / "run"))
-        _one(found, disk, JOBS[name][0], config, after_s, written_s * written, late_s)
+        _one(found, disk, name, config, after_s, written_s * written, late_s)
     finally:
         disk.close()
     return found
 
 
-def _one(found: Found, disk: Disk, ranks: int, config: str, after_s: float, written_s: float, late_s: float) -> None:
-    job, out = Job(ranks, [config]), disk.path / "run"
+def _one(found: Found, disk: Disk, name: str, config: str, after_s: float, written_s: float, late_s: float) -> None:
+    ranks, _, options = JOBS[name]
+    job, out = Job(ranks, [config], options), disk.path / "run"
     while not out.exists():
         time.sleep(0.01)
-    ended = _ends_within(job, LIMIT_S if late_s else max(0.0, after_s - written_s))
+    ended = _ends_within(job, cuts.LIMIT_S if late_s else max(0.0, after_s - written_s))
     time.sleep(late_s)
     if written_s:
         disk.write_back()
         ended = _ends_within(job, written_s) or ended
     found.kinds += ["after the end" if ended else "under way", "written back before" if written_s else "nothing written back"]
     disk.cut()
-    with contextlib.suppress(ProcessLookupError):
-        for pid in job.pids.values():
+    for pid in job.pids.values():
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     status = job.end(20)
     disk.back()
@@ -154,8 +161,8 @@ def _one(found: Found, disk: Disk, ranks: int, config: str, after_s: float, writ
         found.totals["DONE"] += 1
     elif out.is_dir() and newest(out) is not None:
         found.totals["gone on with"] += 1
-        again = Job(ranks, ["--resume", str(out)])
-        if not found.expect(again.end(LIMIT_S) == 0, f"not gone on with:\n{again.text}"):
+        again = Job(ranks, ["--resume", str(out)], options)
+        if not found.expect(again.end(cuts.LIMIT_S) == 0, f"not gone on with:\n{again.text}"):
             return
     else:
         found.totals["begun anew"] += 1
@@ -198,4 +205,4 @@ def look(out: Path, found: Found) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("power", "Loss of power at random moments.", 30, execute, sys.argv[1:]))
+    sys.exit(main("power", "Loss of power at random moments.", 21, execute, sys.argv[1:]))

@@ -9,7 +9,11 @@ from mpisgd.bench.machine import describe
 
 
 def machine(mpi: str = "") -> dict[str, Any]:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     described = describe(1, mpi)
     del described["ranks"]  # each run has its own
-    return {"commit": done.stdout.strip(), **described}
+    edited = " and edits" if _git("status", "--porcelain", "--", "mpisgd", "tests") else ""
+    return {"commit": _git("rev-parse", "--short", "HEAD") + edited, **described}
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd import config_file
-from mpisgd.config import SoftsyncOptions
+from mpisgd.protocols import SoftsyncOptions
 from tests.jobs import golden, slurm
 from tests.jobs.golden import JOBS
 
@@ -584,7 +584,7 @@ def test_a_chain_goes_on_from_what_was_saved_until_done(submit, script):
     assert queued_again(script, first)
     assert AGAIN in first.stdout
     second = submit(script, done=False, signals=[signal.SIGUSR1])
-    assert second.argv[-4:] == ["mpisgd", "train", "--resume", "results/mpisgd-4711"]
+    assert second.argv[-5:] == ["mpisgd", "train", "jobs/job.toml", "--resume", "results/mpisgd-4711"]
     assert queued_again(script, second)
     third = submit(script, done=True)
     assert third.argv[-4:] == second.argv[-4:]

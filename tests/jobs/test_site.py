@@ -1,4 +1,4 @@
-"""The cluster's recipe (README, On a cluster): after it, ranks run on the site's MPI, and nothing replaces its mpi4py.
+"""The cluster's recipe (docs/howto/cluster.md): after it, ranks run on the site's MPI, and nothing replaces its mpi4py.
 
 MPISGD_SITE_PYTHON names the Python of an environment that was made by the recipe, MPISGD_SITE_MPIRUN the site's launcher. To make
 one takes a C compiler, the site's MPI and some minutes: with Debian's Open MPI (`apt-get install openmpi-bin libopenmpi-dev`),

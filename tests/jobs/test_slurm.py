@@ -162,7 +162,7 @@ def test_a_chain_that_is_warned_and_loses_a_node_is_queued_again_until_done(chec
     assert len((checkout.directory / "results" / f"mpisgd-{job}.links").read_text().splitlines()) == 3
     words = {file.name.split(".")[1]: file.read_text() for file in checkout.run(job).glob("words.*")}
     assert words["0"].startswith("train jobs/job.toml --out")
-    assert words["1"] == words["2"] == f"train --resume results/mpisgd-{job}\n"
+    assert words["1"] == words["2"] == f"train jobs/job.toml --resume results/mpisgd-{job}\n"
 
 
 def test_a_cancelled_chain_does_not_come_back(checkout: Submitting) -> None:

@@ -25,7 +25,7 @@ COMMANDS = Path(__file__).parent / "commands.py"
 JOBS = Path(__file__).parents[1] / "jobs"
 
 
-LONGEST = ("shared", "test_readme", "test_signals", "test_tolerant", "test_storage", "test_failures", "batch")
+LONGEST = ("shared", "test_docs", "test_readme", "test_signals", "test_tolerant", "test_storage", "test_failures", "batch")
 """Groups of tests that two workers are dealt first."""
 
 

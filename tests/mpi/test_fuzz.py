@@ -1,4 +1,4 @@
-"""A learner that fires malformed messages at its shards, on real ranks; the whole campaign is `tests.faults.fuzz`."""
+"""Malformed messages on real ranks: some of the cases of the whole campaign, `tests.faults.fuzz`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,38 @@ import pytest
 
 from mpisgd.launch import mpirun
 from tests.faults import fuzz
+from tests.faults.fuzz import Case
 
 
-@pytest.mark.parametrize(("shards", "tolerant"), [(1, False), (2, True)])
-def test_four_hundred(tmp_path: Path, shards: int, tolerant: bool) -> None:
+def needs_ulfm(case: Case) -> None:
     version = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout
-    if tolerant and "Open MPI" not in version:
+    if case.tolerant and "Open MPI" not in version:
         pytest.skip("this MPI does not tell of failures (ULFM)")
-    found = fuzz.campaign(400, 2, tmp_path, shards, tolerant)
-    assert found["failures"] == []
-    assert found["refused"] >= 330
-    assert len(found["fired"]) == len(fuzz.Gun(random.Random(1), 4, tolerant).kinds), "each kind was fired"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case("at shards", "learner", "shard", 1, False), Case("at shards", "evaluator", "shard", 2, True)],
+    ids=["learner", "evaluator"],
+)
+def test_four_hundred_at_shards(case: Case, tmp_path: Path) -> None:
+    needs_ulfm(case)
+    found = fuzz.look(case, 2, 400, tmp_path)
+    assert found.failures == []
+    assert found.totals["refused"] >= 330
+    fired = sum(name.startswith("fired: ") for name in found.totals)
+    assert fired == len(fuzz.Gun(random.Random(1), 4, case.sender, case.tolerant).kinds), "each kind was fired"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("answers", "shard", "learner", 1, False, "longer header"),
+        Case("answers", "shard", "learner", 1, False, "ending"),
+        Case("answers", "shard", "evaluator", 2, True, "longer body"),
+    ],
+    ids=["header", "ending", "body"],
+)
+def test_an_answer_that_cannot_be_ends_the_job(case: Case, tmp_path: Path) -> None:
+    needs_ulfm(case)
+    assert fuzz.look(case, 2, 0, tmp_path).failures == []

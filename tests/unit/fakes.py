@@ -52,12 +52,30 @@ class Status:
         return self.tag
 
 
+class TruncatedError(Exception):
+    """What MPI raises where a message is longer than the memory that was posted for it."""
+
+    def Get_error_class(self) -> int:
+        return ERR_TRUNCATE
+
+
+ERR_TRUNCATE = 15
+
+
 class Done:
-    """A request that needs no waiting for."""
+    """A request that needs no waiting for; of a receive, so many bytes have come."""
 
-    def Wait(self) -> None: ...
+    def __init__(self, nbytes: int = -1, room: int = -1) -> None:
+        self.nbytes, self.room = nbytes, room
 
-    def Test(self) -> bool:
+    def Wait(self, status: Status | None = None) -> None:
+        if self.nbytes > self.room:
+            raise TruncatedError
+        if status is not None:
+            status.nbytes = self.nbytes
+
+    def Test(self, status: Status | None = None) -> bool:
+        self.Wait(status)
         return True
 
 
@@ -85,8 +103,10 @@ class Comm:
         message = self.Improbe(source, tag, Status())
         if message is None:
             raise Stuck(f"nothing of tag {tag} from rank {source}; there are only {self.inbox}")
-        message.Recv(into)
-        return Done()
+        room = memoryview(into).nbytes
+        if len(message.payload) <= room:
+            message.Recv(into)
+        return Done(len(message.payload), room)
 
     def Improbe(self, source: int, tag: int, status: Status) -> Envelope | None:
         """The first that matches, taken out. Raises Stuck where there is nothing at all: nothing ever comes."""
@@ -117,7 +137,9 @@ def wire_without_mpi() -> types.ModuleType:
     """`mpisgd.wire`, loaded beside the real one, which would start MPI."""
     stub = types.ModuleType("mpisgd.mpi")
     request = types.SimpleNamespace(Waitall=lambda requests: None)
-    stub.MPI = types.SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=object(), Request=request)  # type: ignore[attr-defined]
+    errors = {"Exception": TruncatedError, "ERR_TRUNCATE": ERR_TRUNCATE, "ERR_IN_STATUS": 18}
+    mpi = types.SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=object(), Request=request, **errors)
+    stub.MPI = mpi  # type: ignore[attr-defined]
     spec = importlib.util.spec_from_file_location("wire_without_mpi", WIRE)
     assert spec is not None
     assert spec.loader is not None

@@ -14,6 +14,9 @@ import pytest
 
 from mpisgd.aggregate import Leader, Member, follow, team_loss
 from mpisgd.config import StragglerOptions
+from mpisgd.errors import ProtocolError
+from mpisgd.local_steps import LocalSteps
+from mpisgd.rounding import Rounded
 from mpisgd.straggler import Delays
 
 SIZE = 10
@@ -184,3 +187,15 @@ def test_the_loss_of_a_team() -> None:
     assert math.isnan(team_loss([1.0, 2.0], np.array([1.0, math.inf], np.float32)))
     assert math.isnan(team_loss([1.0, math.nan], None))
     assert team_loss([0.1], None) == 0.1, "of one rank, its very bits"
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [lambda below: Rounded(below, tell_nonfinite=False), lambda below: LocalSteps(below, 2, lambda clock: 0.1)],
+    ids=["rounded", "own steps"],
+)
+def test_a_stage_that_would_keep_its_own_memory_is_refused(stage: Callable[[Any], Any]) -> None:
+    """It would train on, unseen by its team."""
+    member = stage(Rank(0, [], lambda: None))
+    with pytest.raises(ProtocolError, match=f"{type(member).__name__} cannot move into shared memory"):
+        Member(ThreadNode(Memory(2), 0), member, Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
 from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.schema import Reason, Verdict
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.logs_by_hand import evaluation
 
@@ -284,12 +284,9 @@ def test_label_and_epochs(softsync: Run, backup: Run, tmp_path: Path) -> None:
     assert about.hosts(backup) == "n1 (1 rank), n2 (3 ranks)"
 
 
-@pytest.mark.parametrize("how", ["DONE", "summary", "event"])
+@pytest.mark.parametrize("how", ["DONE", "summary"])
 def test_diverged(tmp_path: Path, how: str) -> None:
-    log = logs_by_hand.backup()
-    if how == "event":
-        log.events = fabricate.rows("events", [fabricate.row("events", kind=Event.DIVERGED)])
-    path = fabricate.write_run(tmp_path / "run", log, BACKUP, 3, done=how == "DONE", diverged=how != "event")
+    path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), BACKUP, 3, done=how == "DONE", diverged=True)
     state = about.status(Run(path))
     assert state.diverged
     assert "DIVERGED" in state.text

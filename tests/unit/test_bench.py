@@ -22,18 +22,10 @@ from mpisgd.bench.on_off import lines_of
 from mpisgd.bench.peers import torch_networks
 from mpisgd.bench.spread import over, spread, told
 from mpisgd.cli.bench import BENCHES, Options
-from mpisgd.config import (
-    AllreduceOptions,
-    CheckpointOptions,
-    Config,
-    ConstantComputeOptions,
-    FaultOptions,
-    VirtualOptions,
-    replace,
-)
+from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, replace
 from mpisgd.errors import ConfigError
 from mpisgd.launch import version
-from mpisgd.protocols import make
+from mpisgd.protocols import AllreduceOptions
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.roles import of_job
@@ -122,7 +114,7 @@ def test_each_way_is_one_that_two_learners_can_go(name: str, tmp_path: Path) -> 
     way = WAYS[name]
     config = config_of(tmp_path, CASES["cnn-16"], **way.special)
     roles = of_job(config, ["n"] * (way.shards + LEARNERS))
-    protocol = make(config.protocol, roles.lambda_)
+    protocol = config.protocol.make(roles.lambda_)
     assert len(protocol.present) == roles.lambda_
     if way.synchronous:
         assert protocol.fresh and protocol.gradients_per_update == roles.lambda_

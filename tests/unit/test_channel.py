@@ -412,6 +412,7 @@ def test_the_time_of_a_pull_is_told_apart() -> None:
         (0, 5, 0, SLICE - 4, SIZE - 1),  # short
         (0, 5, 0, 0, 0),
         (0, 5, 1, SLICE, SIZE),  # stop, and yet weights
+        (0, 5, 3, 0, 0),  # an ending that there is not: its goodbye would be refused, and the job hang
     ],
 )
 def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int, weights: int) -> None:
@@ -422,7 +423,19 @@ def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int
         wire = job.wires[0]
         wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, nbytes), np.ones(weights, np.float32)))
 
-    with pytest.raises(PeerError, match=r"answer of rank 0: shard .* expected shard 0, \d+ bytes, clock >= 5"):
+    with pytest.raises(PeerError, match=r"ANSWER of rank 0: shard .* expected shard 0, \d+ bytes, clock >= 5"):
+        job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
+
+
+def test_an_answer_of_notices_that_were_not_sent() -> None:
+    job = Job(learners=1)
+
+    def answers() -> None:
+        job.receive()
+        wire = job.wires[0]
+        wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, SLICE), np.ones(SIZE, np.float32)))
+
+    with pytest.raises(PeerError, match="ANSWER of rank 0: more notices than it can have sent"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
 
 
@@ -607,6 +620,7 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
         (3, Tag.PUSH, a_push(0), "rank 3 says it is learner 0"),
         (0, Tag.GOODBYE, header(Tag.GOODBYE, 0, 0, 1), "rank 0 says it is learner 0"),
         (1, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0), "rank 1 pulled a snapshot: only rank 3"),
+        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, -3), "rank 3 pulled snapshot -3: expected -2 or more"),
         (1, Tag.PUSH, a_push(0, nbytes=20), "push of rank 1: a slice of 20 bytes, expected 24"),
         (1, Tag.PUSH, a_push(0, gradients=2), "push of rank 1: 2 gradients, expected 1"),
         (1, Tag.PUSH, a_push(0, nbytes=-24), "a slice of -24 bytes, expected 24"),
@@ -804,6 +818,30 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
     assert wire.header(asked) == (0, 7, 0, 0, 0, SLICE)
     wire.finish(asked)
     assert pulled.tolist() == weights.tolist()
+
+
+@pytest.mark.parametrize("polite", [False, True])
+@pytest.mark.parametrize(
+    ("more", "slice_nbytes", "told", "message"),
+    [
+        (b"\0", SLICE, SLICE, "ANSWER from rank 1: its header is longer than expected"),
+        (b"", SLICE + 4, SLICE, "ANSWER from rank 1: its body is longer than expected"),
+        (b"", SLICE - 4, SLICE, f"WEIGHTS from rank 1: {SLICE - 4} bytes, expected {SLICE}"),
+        (b"", 0, SLICE, f"WEIGHTS from rank 1: 0 bytes, expected {SLICE}"),
+        (b"", SLICE, 0, f"WEIGHTS from rank 1: {SLICE} bytes, expected 0"),
+    ],
+)
+def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_nbytes: int, told: int, message: str) -> None:
+    """MPI would fill what there is of a shorter one, and raise an error of its own for a longer one."""
+    wire, pulled = real.Wire(comm := Comm(), polite=polite), np.zeros(SIZE, np.float32)
+    comm.inbox = [
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, told) + more),
+        Envelope(1, Tag.WEIGHTS, bytes(slice_nbytes)),
+    ]
+    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
+    with pytest.raises(PeerError, match=message):
+        wire.header(asked)
+        wire.finish(asked)
 
 
 @pytest.mark.interpreted  # a compiled class has no Python functions to list

@@ -219,9 +219,17 @@ def test_no_flipped_bit_goes_unseen(name: str, tmp_path: Path) -> None:
             disk.newest(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["text", "link", "outside"])
-def test_only_numbers_are_read(what: str, tmp_path: Path) -> None:
-    """A part that somebody else made, with sums that fit: no objects, no links, nothing that is executed."""
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("text", r"optimizer\.step is no data set of float32"),
+        ("link", r"optimizer\.step is a link, which is not followed"),
+        ("outside", r"optimizer\.step is said to lie in other files"),
+        ("empty", r"optimizer\.step is no data set of float32, or larger than its file"),
+    ],
+)
+def test_only_numbers_are_read(what: str, why: str, tmp_path: Path) -> None:
+    """A part that somebody else made, with sums that fit: no objects, no links, nothing that is executed, or fills the memory."""
     take(checkpoints(tmp_path, make_update()), 10)
     path = disk.directory_of(tmp_path, 10)
     with h5py.File(path / disk.part_file(0), "a") as file:
@@ -229,13 +237,15 @@ def test_only_numbers_are_read(what: str, tmp_path: Path) -> None:
             file.create_dataset("optimizer.step", data=np.array([b"cos\nsystem\n(S'false'\ntR."]))
         elif what == "link":
             file["optimizer.step"] = h5py.ExternalLink("/elsewhere.h5", "/weights")
+        elif what == "empty":
+            file.create_dataset("optimizer.step", (2**50,), np.float32, chunks=(1024,))
         else:
             file.create_dataset("optimizer.step", (3,), np.float32, external=[("/elsewhere", 0, 12)])
     content = (path / disk.part_file(0)).read_bytes()
     table = disk.read_json(path / disk.MANIFEST)
     table["parts"][0] |= {"nbytes": len(content), "crc32": disk.zlib.crc32(content)}
     disk.write_json(path / disk.MANIFEST, table)
-    with pytest.raises(CheckpointError, match=r"optimizer\.step is no data set of float32"):
+    with pytest.raises(CheckpointError, match=why):
         disk.read(path).tensors(0)
 
 
@@ -315,7 +325,7 @@ def test_the_way_on(tmp_path: Path) -> None:
     take(writer, 10)
     take(writer, 20)
     assert disk.way_on(tmp_path) == f"to go on from its checkpoint of clock 20: mpisgd train --resume {tmp_path}"
-    told = disk.way_on(tmp_path, 1_037, "mpirun -n 4")
+    told = disk.way_on(tmp_path, 1_037, f"mpirun -n 4 mpisgd train --resume {tmp_path}")
     lost = "1,017 later updates are lost, as far as is known here"
     assert told == f"to go on from its checkpoint of clock 20 ({lost}): mpirun -n 4 mpisgd train --resume {tmp_path}"
     assert "(0 later updates are lost" in disk.way_on(tmp_path, 19), "a learner may know less than the checkpoint"

@@ -15,29 +15,21 @@ from mpisgd.config import (
     KINDS,
     AdagradOptions,
     AdamOptions,
-    AsyncOptions,
-    BackupOptions,
     Config,
     ConstantOptions,
     CustomDataOptions,
     CustomModelOptions,
-    DownpourOptions,
     EvaluationOptions,
     ExponentialOptions,
-    HardsyncOptions,
     LinearOptions,
     LogOptions,
     MlpOptions,
     RmspropOptions,
     SgdOptions,
     SmallCnnOptions,
-    SoftsyncOptions,
-    SspOptions,
     StepOptions,
     StragglerOptions,
     SyntheticOptions,
-    TimeoutOptions,
-    VersionedOptions,
     kind_of,
     make_options,
 )
@@ -52,6 +44,17 @@ from mpisgd.config_virtual import (
     VirtualOptions,
 )
 from mpisgd.errors import ConfigError, nearest
+from mpisgd.protocols import (
+    AsyncOptions,
+    BackupOptions,
+    DownpourOptions,
+    HardsyncOptions,
+    OwnProtocolOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 
 _MODULATIONS = "none, inverse, inverse_plus_one, exponential:0.1 (or another number), or package.module:function"
 #: (class, prefix, field, a value that is refused, what the message expects)
@@ -196,13 +199,14 @@ def test_unknown_kinds_are_refused_with_the_nearest() -> None:
         ConfigError, match="schedule = 'cosine' is unknown: it is not here; expected one of: constant, exponential, linear"
     ):
         make_options("schedule", "cosine")
-    with pytest.raises(ConfigError, match="protocol = 'mine:make' is unknown"):
-        make_options("protocol", "mine:make")
+    with pytest.raises(ConfigError, match="optimizer = 'mine:make' is unknown"):
+        make_options("optimizer", "mine:make")
     with pytest.raises(TypeError, match="LogOptions is no component"):
         kind_of(LogOptions())
 
 
-def test_a_factory_is_a_kind_of_model_and_of_data() -> None:
+def test_a_factory_is_a_kind_of_model_of_data_and_of_protocol() -> None:
+    assert make_options("protocol", "mine:Majority") == OwnProtocolOptions(factory="mine:Majority")
     assert make_options("model", "my.models:make") == CustomModelOptions(factory="my.models:make")
     assert make_options("data", "mine:data", kwargs={"a": 1}) == CustomDataOptions(factory="mine:data", kwargs={"a": 1})
 

@@ -20,11 +20,11 @@ from mpisgd.config import (
     LinearOptions,
     MlpOptions,
     RmspropOptions,
-    SoftsyncOptions,
     StepOptions,
 )
 from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.errors import ConfigError
+from mpisgd.protocols import SoftsyncOptions
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -43,10 +43,10 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
         return item.default
     if item.name == "modulation":
         return "inverse_plus_one"
+    if item.name in KINDS:
+        return changed(list(KINDS[item.name].values())[1])
     if dataclasses.is_dataclass(hint):
         return changed(typing.cast(type, hint))
-    if isinstance(hint, types.UnionType) and all(dataclasses.is_dataclass(each) for each in typing.get_args(hint)):
-        return changed(typing.get_args(hint)[1])
     if typing.get_origin(hint) is Literal:
         return next(choice for choice in typing.get_args(hint) if choice != item.default)
     if typing.get_origin(hint) is dict:

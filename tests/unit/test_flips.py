@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import h5py
@@ -15,17 +16,25 @@ from mpisgd.records.reader import Run, read_summary, read_table
 from mpisgd.records.superblock import was_left_open
 from mpisgd.records.writer import TableFile
 from tests.faults import flips
+from tests.faults.campaign import table_of
 
 
 def test_a_hundred(tmp_path: Path) -> None:
-    found = flips.campaign(160, 2, tmp_path)
-    assert found["failures"] == []
-    assert found["outcomes"]["log of a finished run"]["reported"] > 5
-    assert found["outcomes"]["log of a killed run"]["reported"] > 5
-    assert found["outcomes"]["parts of a checkpoint"] == {"passed over": 20}
-    assert found["outcomes"]["weights.pt"] == {"reported": 20}
-    assert found["outcomes"]["snapshots"] == {"reported": 20}
-    assert found["outcomes"]["log.h5, by h5py alone"]["refused by HDF5"] > 5
+    """Ten of each kind of file, in runs of one, two and three shards."""
+    runs = [(number, flips.execute(random.Random(number), tmp_path, number), 0.0) for number in range(10 * len(flips.KINDS))]
+    table = table_of(runs)
+    assert table["failures"] == []
+    assert {kind: times for kind, times in table["kinds"].items() if kind in flips.KINDS} == dict.fromkeys(flips.KINDS, 10)
+    outcomes = table["totals"]
+    assert outcomes["log of a finished run: reported"] > 2
+    assert outcomes["log of a killed run: reported"] > 2
+    assert outcomes["parts of a checkpoint: passed over"] == 10
+    assert outcomes["manifest of a checkpoint: passed over"] > 5
+    assert outcomes["accounts of a checkpoint: harmless"] == 10, "the manifest has what they say"
+    assert outcomes["weights.pt: reported"] == 10
+    assert outcomes["snapshots: reported"] == 10
+    assert outcomes["log.h5, by h5py alone: refused by HDF5"] > 2
+    assert outcomes["lock: harmless"] == 10
 
 
 EVENT = (0, 3, 4, -1, 0.5, 1.5)

@@ -21,9 +21,10 @@ FLOORS = {
     name: floor
     for floor, names in enumerate(
         [
-            "config config_virtual checks durable errors config_file compatibility hints without_gc __version__",
-            "flat chunks crossing roles models data draws schedule streams imports compiled installed launch",
-            "protocols optimizer update device_update compensation footprint norms"
+            "config config_virtual checks durable errors config_file compatibility contained hints without_gc protocols imports"
+            " trust __version__",
+            "flat chunks crossing roles models data draws schedule streams compiled installed launch",
+            "optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
             "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
             " tolerant ulfm siblings vigil usher pulse mpi world survey guard signals records virtual",

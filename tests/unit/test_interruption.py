@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpisgd import interruption, launch
+from mpisgd import interruption
 from mpisgd.errors import EXIT_INTERRUPTED, CheckpointError, RunInterrupted
 from mpisgd.guard import failing_fast
 from mpisgd.records import checkpoint as disk
@@ -22,21 +22,21 @@ def test_the_last_line_names_the_newest_complete_checkpoint(tmp_path: Path) -> N
         take(writer, 1200)
     take(writers[0], 1234)  # the other shard came to 1236 only
     take(writers[1], 1236)
-    line = interruption.farewell(tmp_path, signal.SIGUSR1, (1234, 1236), 6)
+    line = interruption.farewell(tmp_path, signal.SIGUSR1, (1234, 1236), "mpirun mpisgd train --resume run")
     assert line == (
         "mpisgd: interrupted by SIGUSR1 at clock 1,236, checkpoint at clock 1,200 (36 updates are lost);"
-        f" go on with: {launch.words(6)} mpisgd train --resume {tmp_path}"
+        " go on with: mpirun mpisgd train --resume run"
     )
     for writer in writers:
         take(writer, 1240)
-    line = interruption.farewell(tmp_path, signal.SIGTERM, (1240, 1240), 6)
+    line = interruption.farewell(tmp_path, signal.SIGTERM, (1240, 1240), "")
     assert "interrupted by SIGTERM at clock 1,240, checkpoint at clock 1,240 (nothing is lost)" in line
 
 
 def test_where_nothing_is_complete_it_is_a_failure(tmp_path: Path) -> None:
     take(checkpoints(tmp_path, make_update(), 0, 2), 30)
     with pytest.raises(CheckpointError, match=r"interrupted by SIGTERM at clock 31, and .* has no checkpoint that is complete"):
-        interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), 4)
+        interruption.farewell(tmp_path, signal.SIGTERM, (30, 31), "")
 
 
 def test_it_passes_to_whoever_started_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,9 +86,9 @@ def test_the_state_is_that_of_the_last_update_whatever_was_summed_since(more: in
 
 def test_the_last_words_say_what_there_is_already(tmp_path: Path) -> None:
     """The launcher leaves a quarter of a second: nothing may come after this line."""
-    said = interruption.last_words(tmp_path, signal.SIGTERM, 4)
+    said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun mpisgd train --resume run")
     assert "writing a checkpoint" in said and f"{tmp_path} has none: begin anew with --overwrite" in said
     writer = checkpoints(tmp_path, make_update())
     take(writer, 1230)
-    said = interruption.last_words(tmp_path, signal.SIGTERM, 4)
-    assert f"the newest is that of clock 1,230; go on with: {launch.words(4)} mpisgd train --resume {tmp_path}" in said
+    said = interruption.last_words(tmp_path, signal.SIGTERM, "mpirun mpisgd train --resume run")
+    assert "the newest is that of clock 1,230; go on with: mpirun mpisgd train --resume run" in said

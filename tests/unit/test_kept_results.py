@@ -1,13 +1,16 @@
-"""What the texts say of speed is what the kept files say."""
+"""What the texts say of speed and of faults is what the kept files say."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.faults import summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +26,7 @@ def rows_in(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| [^-]", line)]
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("README.md", 6), ("results/README.md", 25)])
+@pytest.mark.parametrize(("page", "at_least"), [("docs/explanation/performance.md", 6), ("results/README.md", 25)])
 def test_tables_of_ratios_have_the_rows_of_the_kept_files(printed: str, page: str, at_least: int) -> None:
     known = rows_in(printed)
     page_rows = rows_in((ROOT / page).read_text())
@@ -31,3 +34,21 @@ def test_tables_of_ratios_have_the_rows_of_the_kept_files(printed: str, page: st
     told = [row for row in page_rows if row[0] in bench and len(row) in (5, 6)]
     assert len(told) >= at_least
     assert [row for row in told if row not in known] == []
+
+
+FAULTS = ROOT / "results" / "faults"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FAULTS.glob("*.json")))
+def test_a_kept_campaign_is_whole_and_found_nothing(name: str) -> None:
+    table = json.loads((FAULTS / f"{name}.json").read_text())
+    assert table["failures"] == []
+    assert table["count"] >= table.get("of", 1), "it was run to its end"
+    assert isinstance(table["seed"], int)
+    assert re.fullmatch("[0-9a-f]{7,}", table["commit"]), "of a state that there is, without edits"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", table["date"])
+
+
+def test_the_page_of_the_campaigns_has_the_tables_of_the_kept_files() -> None:
+    text = (FAULTS / "README.md").read_text()
+    assert text == summary.page(text, FAULTS), "python -m tests.faults.summary results/faults"

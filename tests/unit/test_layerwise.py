@@ -18,27 +18,29 @@ from torch.utils.checkpoint import checkpoint
 from mpisgd import compatibility, models, parts
 from mpisgd.config import (
     AlexNetOptions,
-    AllreduceOptions,
-    AsyncOptions,
-    BackupOptions,
     Cifar10FullOptions,
     Config,
-    DownpourOptions,
-    HardsyncOptions,
     MlpOptions,
     MnistCnnOptions,
     ModelOptions,
     SmallCnnOptions,
     SoftmaxOptions,
-    SoftsyncOptions,
-    SspOptions,
-    TimeoutOptions,
-    VersionedOptions,
     replace,
 )
 from mpisgd.errors import ConfigError
 from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between
 from mpisgd.layerwise_gradient import LayerwiseGradient
+from mpisgd.protocols import (
+    AllreduceOptions,
+    AsyncOptions,
+    BackupOptions,
+    DownpourOptions,
+    HardsyncOptions,
+    SoftsyncOptions,
+    SspOptions,
+    TimeoutOptions,
+    VersionedOptions,
+)
 
 # ---------------------------------------------------------------------------------------------------------- where slices end
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mpisgd import protocols
 from mpisgd.channel import Answers
-from mpisgd.config import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions, StragglerOptions
+from mpisgd.config import StragglerOptions
 from mpisgd.learner import learn
+from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
 from mpisgd.straggler import Delays
 
 pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
@@ -77,7 +77,7 @@ class Told:
 
 def learned(clocks: list[tuple[int, ...]], options: ProtocolOptions, straggler: StragglerOptions) -> Told:
     told = Told(clocks)
-    learn(told, protocols.make(options, 2), told, Delays(straggler, seed=1, learner_id=1))  # type: ignore[arg-type]
+    learn(told, options.make(2), told, Delays(straggler, seed=1, learner_id=1))  # type: ignore[arg-type]
     return told
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -169,3 +172,92 @@ def test_a_lock_of_an_earlier_mpisgd(tmp_path: Path) -> None:
     (tmp_path / schema.LOCK).write_text(json.dumps(old))
     with pytest.raises(ConfigError, match="process 7 on elsewhere, since 2026-01-01"):
         Lock(tmp_path)
+
+
+FORK = multiprocessing.get_context("fork")
+JOBS, ROUNDS = 8, 50
+
+
+def compete(runs: list[Path], barrier: Any, won: Any, number: int) -> None:
+    """Each round, try to have the lock; who has it keeps it until all have tried."""
+    for at, run in enumerate(runs):
+        barrier.wait(60)
+        lock = None
+        with contextlib.suppress(ConfigError):
+            lock = Lock(run)
+            won[at * JOBS + number] = 1
+        barrier.wait(60)
+        if lock is not None:
+            lock.release()
+
+
+def of_the_dead(nonce: object, **other: Any) -> str:
+    """The lock of a process that has ended."""
+    child = FORK.Process(target=os.getpid)
+    child.start()
+    child.join(20)
+    return json.dumps({**module._mine(), "pid": child.pid, "begun": "1", "nonce": str(nonce), **other})
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+@pytest.mark.parametrize("left", ["stale", "chain", "nothing"])
+def test_of_many_jobs_one_has_the_lock(left: str, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that come at the same time, find the lock of one that was killed, or of several that were as they took it over."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links here")))
+    runs = [tmp_path / str(at) for at in range(ROUNDS)]
+    first, second = of_the_dead(1), of_the_dead(2)
+    for run in runs:
+        run.mkdir()
+        if left != "nothing":
+            (run / schema.LOCK).write_text(first)
+        if left == "chain":
+            module._after(run, first).write_text(second)
+    barrier, won = FORK.Barrier(JOBS), FORK.Array("b", JOBS * ROUNDS)
+    jobs = [FORK.Process(target=compete, args=(runs, barrier, won, number)) for number in range(JOBS)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join(120)
+    assert [job.exitcode for job in jobs] == [0] * JOBS
+    assert [sum(won[at * JOBS : (at + 1) * JOBS]) for at in range(ROUNDS)] == [1] * ROUNDS
+    assert not any(path for run in runs for path in run.iterdir()), "nothing is left of it"
+
+
+def test_who_looked_before_another_took_it_over_and_gave_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It saw the lock of a dead job, and comes to follow it when somebody else's is there: the third has no part of it."""
+    (tmp_path / schema.LOCK).write_text(of_the_dead(1))
+    others: list[Lock] = []
+    make = Lock._make
+
+    def late(self: Lock, place: Path, text: str) -> bool:
+        if not others:
+            monkeypatch.setattr(Lock, "_make", make)
+            others.append(Lock(tmp_path))
+            others[0].release()
+            others.append(Lock(tmp_path))
+        return make(self, place, text)
+
+    monkeypatch.setattr(Lock, "_make", late)
+    with pytest.raises(ConfigError, match=f"is being written by another job, process {os.getpid()}"):
+        Lock(tmp_path)
+    before = (tmp_path / schema.LOCK).read_text()
+    assert json.loads(before)["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == [schema.LOCK]
+    others[0].release()
+    assert (tmp_path / schema.LOCK).read_text() == before, "that of the other, not its own"
+    others[1].release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_one_keeps_others_out(tmp_path: Path) -> None:
+    """Whatever bit of it is another, or however much is missing: its holder, this process, lives."""
+    lock = Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for spoilt in (bytes([*whole[:place], whole[place] ^ 1 << place % 5, *whole[place + 1 :]]), whole[:place]):
+            path.write_bytes(spoilt)
+            with pytest.raises(ConfigError, match=r"is being written by another job"):
+                module.check(tmp_path)
+    lock.release()

@@ -202,12 +202,16 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_replay_says_the_line_that_brings_a_scripts_objects_again(scripted: Path, tmp_path: Path) -> None:
     refused = shell(f"mpisgd replay '{scripted}/named'", tmp_path)
     assert refused.returncode == 2
-    assert "there is no module 'mine' in" in refused.stderr
+    assert "model.factory = 'mine:make_model', from module 'mine', of which there is no file here" in refused.stderr
     said = [each for each in refused.stderr.splitlines() if "mpisgd replay /" in each or "mpisgd replay '/" in each]
     assert len(said) == 1
     proven = shell(said[0], tmp_path)
     assert proven.returncode == 0, proven.stdout + proven.stderr
     assert "identical: theta, 18 parameters, bit for bit" in proven.stdout
+    trusted = shell(f"mpisgd replay '{scripted}/named' --trust", tmp_path)
+    assert trusted.returncode == 2
+    assert "there is no module 'mine' in" in trusted.stderr
+    assert said[0] in trusted.stderr
 
 
 def test_what_has_no_name_is_said_to_have_none(scripted: Path, tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_a_module_that_has_changed_since_is_named(scripted: Path, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    proof = replay.replay(scripted / "named")
+    proof = replay.replay(scripted / "named", trust=True)
     monkeypatch.delitem(sys.modules, "mine")
     assert not proof.holds
     assert any(f"{tmp_path / 'mine.py'} is not the file that the run had: its sha256 was" in note for note in proof.notes)

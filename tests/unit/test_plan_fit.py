@@ -8,24 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd import protocols
 from mpisgd.channel import LearnerChannel
-from mpisgd.config import (
-    BackupOptions,
-    Config,
-    HardsyncOptions,
-    LogOptions,
-    SoftsyncOptions,
-    SspOptions,
-    StragglerOptions,
-    replace,
-)
+from mpisgd.config import Config, LogOptions, StragglerOptions, replace
 from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.errors import DataError
 from mpisgd.plan.fit import fit, fitted, with_rest
 from mpisgd.plan.observe import Lag, distance, observe
 from mpisgd.plan.predict import predict
 from mpisgd.plan.wire import measured
+from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions, SspOptions
 from mpisgd.records.reader import Run
 from mpisgd.simulate import simulate
 from mpisgd.straggler import Delays
@@ -40,7 +31,7 @@ def virtual_run(
     path: Path, protocol: Any, *, learners: int = 8, pushes: int = 3000, parameters: int = PARAMETERS, **fields: Any
 ) -> Run:
     """A virtual run without gradients of about so many pushes."""
-    rules = protocols.make(protocol, learners)
+    rules = protocol.make(learners)
     updates = pushes // (learners if rules.consistent else rules.gradients_per_update)
     virtual = VirtualOptions(
         learners=learners,

@@ -13,28 +13,27 @@ In a protocol with an order, `whose` is who must be summed next.
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpisgd import protocols
-from mpisgd.config import (
+from mpisgd.protocols import (
     PROTOCOLS,
     AllreduceOptions,
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
     HardsyncOptions,
+    Protocol,
     ProtocolOptions,
     SoftsyncOptions,
     SspOptions,
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.protocols import Protocol
 from mpisgd.protocols.verdict import Kind
+from tests import majority
 
 TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
     # [Zhang16 2.2, eq. 1]: everybody's gradient, in the order of learner_id.
@@ -276,7 +275,7 @@ TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
 @pytest.mark.parametrize("name", TRACES)
 def test_every_decision_of_a_trace(name: str) -> None:
     lambda_, options, text = TRACES[name]
-    shard = Traced(protocols.make(options, lambda_))
+    shard = Traced(options.make(lambda_))
     wanted = [" ".join(line.split()) for line in text.strip().splitlines()]
     assert len(wanted) >= 10
     assert [f"{event} -> {shard.decide(event)}" for event in (line.split(" -> ")[0] for line in wanted)] == wanted
@@ -287,12 +286,10 @@ def test_every_protocol_has_a_trace() -> None:
 
 
 @pytest.mark.interpreted  # the page lies outside of what was compiled
-def test_the_worked_example_of_contributing() -> None:
+def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
     """The page there, as it stands, decides what it says."""
-    text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    page = text[text.index("```python") : text.index("2. Its options")].split("```")[1].removeprefix("python")
     names: dict[str, Any] = {}
-    exec(textwrap.dedent(page), names)
+    exec(majority.written(tmp_path).read_text(), names)
     shard = Traced(names["Majority"](3))
     events = ("push 0 @0", "push 1 @0", "push 2 @0", "push 2 @1", "leave 0", "leave 1", "push 2 @2")
     assert [shard.decide(event) for event in events] == [

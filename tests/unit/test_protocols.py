@@ -11,20 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd import protocols
-from mpisgd.config import (
+from mpisgd.errors import ConfigError, ProtocolError
+from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
     HardsyncOptions,
+    Protocol,
     ProtocolOptions,
     SoftsyncOptions,
     SspOptions,
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.errors import ConfigError, ProtocolError
-from mpisgd.protocols import Protocol
 from mpisgd.protocols.modulation import Modulation
 from mpisgd.protocols.verdict import APPLY, DROP_STALE, Kind, Verdict
 
@@ -54,7 +53,7 @@ OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
 
 
 def test_hardsync_takes_all_in_the_order_of_learner_id() -> None:
-    protocol = protocols.make(HardsyncOptions(), 3)
+    protocol = HardsyncOptions().make(3)
     assert protocol.gradients_per_update == 3
     for clock in range(2):
         for learner_id in range(3):
@@ -68,7 +67,7 @@ def test_hardsync_takes_all_in_the_order_of_learner_id() -> None:
 
 
 def test_hardsync_counts_a_discard_as_heard_and_a_departure_as_absent() -> None:
-    protocol = protocols.make(HardsyncOptions(), 4)
+    protocol = HardsyncOptions().make(4)
     protocol.on_push(0, 0, 0)
     protocol.on_discard(1, 0, 0)
     assert protocol.expects() == 2
@@ -87,14 +86,14 @@ def test_hardsync_counts_a_discard_as_heard_and_a_departure_as_absent() -> None:
 
 def test_hardsync_refuses_what_its_own_law_excludes() -> None:
     with pytest.raises(ProtocolError, match="hardsync: learner 1 pushed timestamp 2 at clock 3"):
-        protocols.make(HardsyncOptions(), 2).on_push(1, 2, 3)
+        HardsyncOptions().make(2).on_push(1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("lambda_", "n", "c"), [(30, 1, 30), (30, 2, 15), (30, 30, 1), (30, 4, 7), (30, 16, 1), (5, 3, 1), (7, 2, 3), (1, 1, 1)]
 )
 def test_softsync_updates_at_the_floor_of_lambda_over_n(lambda_: int, n: int, c: int) -> None:
-    protocol = protocols.make(SoftsyncOptions(n=n), lambda_)
+    protocol = SoftsyncOptions(n=n).make(lambda_)
     assert protocol.gradients_per_update == c
     for _ in range(2):
         for count in range(1, c + 1):
@@ -109,13 +108,13 @@ def test_softsync_updates_at_the_floor_of_lambda_over_n(lambda_: int, n: int, c:
 @pytest.mark.parametrize(("staleness", "weight"), [(0, 1.0), (1, 1.0), (2, 0.5), (3, 1 / 3), (30, 1 / 30)])
 def test_softsync_weighs_by_one_over_tau(staleness: int, weight: float) -> None:
     """tau = 0 has weight 1 [Zhang16 eq. 3 leaves it open; DESIGN 5]."""
-    modulated = protocols.make(SoftsyncOptions(n=1), 4).on_push(0, 7, 7 + staleness)
+    modulated = SoftsyncOptions(n=1).make(4).on_push(0, 7, 7 + staleness)
     assert (modulated.kind, modulated.weight) == (Kind.APPLY, weight)
-    assert protocols.make(SoftsyncOptions(n=1, modulation="none"), 4).on_push(0, 7, 7 + staleness) == APPLY
+    assert SoftsyncOptions(n=1, modulation="none").make(4).on_push(0, 7, 7 + staleness) == APPLY
 
 
 def test_softsync_needs_fewer_when_learners_leave() -> None:
-    protocol = protocols.make(SoftsyncOptions(n=2), 6)
+    protocol = SoftsyncOptions(n=2).make(6)
     protocol.on_push(0, 0, 0)
     protocol.on_push(1, 0, 0)
     assert not protocol.update_due()
@@ -127,14 +126,14 @@ def test_softsync_needs_fewer_when_learners_leave() -> None:
 
 
 def test_a_discarded_gradient_does_not_count_in_softsync() -> None:
-    protocol = protocols.make(SoftsyncOptions(n=1), 2)
+    protocol = SoftsyncOptions(n=1).make(2)
     protocol.on_discard(0, 0, 0)
     protocol.on_push(1, 0, 0)
     assert not protocol.update_due()
 
 
 def test_backup_takes_the_first_n_and_drops_the_late() -> None:
-    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    protocol = BackupOptions(N=2, b=1).make(3)
     assert protocol.expects() is None
     assert protocol.on_push(2, 0, 0) == APPLY
     assert not protocol.update_due()
@@ -147,7 +146,7 @@ def test_backup_takes_the_first_n_and_drops_the_late() -> None:
 
 
 def test_backup_goes_on_with_those_who_are_left() -> None:
-    protocol = protocols.make(BackupOptions(N=3, b=1), 4)
+    protocol = BackupOptions(N=3, b=1).make(4)
     protocol.on_push(0, 0, 0)
     protocol.on_discard(1, 0, 0)
     protocol.on_departure(2)
@@ -159,7 +158,7 @@ def test_backup_goes_on_with_those_who_are_left() -> None:
 
 
 def test_backup_updates_when_all_are_heard_though_too_few_gradients_were_usable() -> None:
-    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    protocol = BackupOptions(N=2, b=1).make(3)
     protocol.on_discard(0, 0, 0)
     protocol.on_discard(1, 0, 0)
     assert not protocol.update_due()
@@ -169,7 +168,7 @@ def test_backup_updates_when_all_are_heard_though_too_few_gradients_were_usable(
 
 def test_backup_still_waits_for_a_learner_whose_stale_gradient_was_not_finite() -> None:
     """Its gradient for this update is still to come: else N gradients are at hand and one makes the update."""
-    protocol = protocols.make(BackupOptions(N=2, b=1), 3)
+    protocol = BackupOptions(N=2, b=1).make(3)
     protocol.on_discard(2, 0, 1)
     protocol.on_push(0, 1, 1)
     protocol.on_discard(1, 1, 1)
@@ -190,7 +189,7 @@ def test_backup_still_waits_for_a_learner_whose_stale_gradient_was_not_finite() 
     ],
 )
 def test_wanted(options: BackupOptions, lambda_: int, wanted: int) -> None:
-    assert protocols.wanted(options, lambda_) == protocols.make(options, lambda_).gradients_per_update == wanted
+    assert options.wanted(lambda_) == options.make(lambda_).gradients_per_update == wanted
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_wanted(options: BackupOptions, lambda_: int, wanted: int) -> None:
 )
 def test_contradictions_are_refused_with_their_numbers(options: ProtocolOptions, lambda_: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        protocols.make(options, lambda_)
+        options.make(lambda_)
 
 
 # ------------------------------------------------------------------------------------------------- under random schedules
@@ -310,7 +309,7 @@ class OneShard:
 )
 def test_any_schedule_keeps_the_laws(kind: str, lambda_: int, seed: int, leaving: float, nonfinite: float, timeouts: float) -> None:
     chance = random.Random(seed)
-    protocol = protocols.make(OPTIONS[kind](lambda_), lambda_)
+    protocol = OPTIONS[kind](lambda_).make(lambda_)
     shard = OneShard(protocol, lambda_)
     for _ in range(150):
         enabled = shard.enabled()
@@ -351,7 +350,7 @@ def ahead(seed: int, lambda_: int, slack: int, leaving: float) -> int:
     Learners differ in speed by up to 50 times.
     """
     chance = random.Random(seed)
-    shard = OneShard(protocols.make(SspOptions(slack=slack), lambda_), lambda_)
+    shard = OneShard(SspOptions(slack=slack).make(lambda_), lambda_)
     speed = [chance.choice([1.0, 1.0, 5.0, 50.0]) for _ in range(lambda_)]
     most = 0
     for _ in range(60):

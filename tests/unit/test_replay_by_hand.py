@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd.config import BackupOptions, Config, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.config import Config
 from mpisgd.flat import FlatModel
+from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records import schema
 from mpisgd.records.schema import Verdict
 from mpisgd.replay.difference import difference

@@ -13,19 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpisgd import protocols
-from mpisgd.config import (
+from mpisgd.config import SgdOptions
+from mpisgd.errors import DivergenceError, PeerError, ProtocolError
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
+from mpisgd.protocols import (
     BackupOptions,
     HardsyncOptions,
     ProtocolOptions,
-    SgdOptions,
     SoftsyncOptions,
     SspOptions,
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.errors import DivergenceError, PeerError, ProtocolError
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.progress import Progress
@@ -83,7 +82,7 @@ def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_
     )
     shard = Shard(
         channel,  # type: ignore[arg-type]
-        protocols.make(options, lambda_),
+        options.make(lambda_),
         update,
         lambda_=lambda_,
         budget_samples=given["budget"],
@@ -316,7 +315,7 @@ def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(
 @pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=3, b=0), SoftsyncOptions(n=1)])
 def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: Path) -> None:
     """Two have pushed and wait for the third, who leaves instead (TRAPS 1: 3 against 2 batches)."""
-    clock = protocols.make(options, 3).next_clock(0)
+    clock = options.make(3).next_clock(0)
     script = [
         *pulls(*EVERYBODY), (push(0), 2.0), Pull(0, clock), (push(1), 4.0), Pull(1, clock), Goodbye(2, 0, Ending.NONE),
         *pulls(), *byes({0: 1, 1: 1}, ending=Ending.NONE),
@@ -334,7 +333,7 @@ def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: P
 @pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=2, b=0), SoftsyncOptions(n=2)])
 def test_a_learner_that_another_shard_stopped_may_go_while_this_one_still_works(options: ProtocolOptions, log: Path) -> None:
     """This shard has dropped a slice more than the other and would go on; it must end with its learners, not wait for them."""
-    clock = protocols.make(options, 2).next_clock(0)
+    clock = options.make(2).next_clock(0)
     script = [
         *pulls(0, 1), (push(0), math.nan), (push(1), 2.0), Pull(0, clock), Pull(1, clock), Goodbye(0, 1, Ending.FINISHED),
         *byes({1: 1}),
@@ -418,6 +417,29 @@ def test_every_row_of_a_short_run(log: Path) -> None:
     assert read_summary(log).tolist() == [(0, 2, 4, 2, 2, 0)]
 
 
+class Noting(ScriptedChannel):
+    """Notes the second at which each chunk is taken."""
+
+    def __init__(self, script: list[Any]) -> None:
+        super().__init__(script)
+        self.taken_s: list[float] = []
+
+    def add_chunk(self, chunk: np.ndarray) -> None:
+        super().add_chunk(chunk)
+        self.taken_s.append(self.seconds)
+
+
+def test_weights_are_given_no_later_than_their_last_chunk_leaves(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has it goes on at once: a later second, of a shard that waited for a core, would make the next push untrue."""
+    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
+    script = [*pulls(0, 1), (push(1), 1.0), *pulls(1), (push(0), 1.0), *pulls(0), *byes({0: 1, 1: 1})]
+    channel = Noting(script)
+    serve(log, channel, SoftsyncOptions(n=2), 2, budget=4, weights=2)
+    last_s = channel.taken_s[2 * 2 + 1]  # after two answers of the first weights, in two chunks each, those of the first update
+    assert read_table(log, "pushes")["answer_s"][0] <= last_s
+    assert read_table(log, "updates")["time_s"][0] <= last_s
+
+
 # ------------------------------------------------------------------------------------------------------- random schedules
 
 PROTOCOLS: dict[str, ProtocolOptions] = {
@@ -457,7 +479,7 @@ def test_any_schedule_ends_with_balanced_books(
     monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)  # several weights are several chunks
     options = PROTOCOLS[name]
     path = tmp_path_factory.mktemp("any") / "log.h5"
-    crew = Crew(4, protocols.make(options, 4).next_clock, gradient, seed=seed, leave=leave)
+    crew = Crew(4, options.make(4).next_clock, gradient, seed=seed, leave=leave)
     crew.waiting.append(LEAVE)
     done = serve(path, crew, options, 4, budget=40, nonfinite="drop", weights=weights)
     pushes, updates = read_table(path, "pushes"), read_table(path, "updates")
@@ -716,7 +738,7 @@ def test_a_shard_goes_on_from_a_checkpoint(log: Path) -> None:
 
 
 def test_ssp_goes_on_from_where_learners_are() -> None:
-    protocol = protocols.make(SspOptions(slack=1), 3)
+    protocol = SspOptions(slack=1).make(3)
     protocol.on_resume([7, 5, 6])
     assert [protocol.may_pull(learner_id, 0) for learner_id in EVERYBODY] == [False, True, True]
     protocol.on_push(1, 0, 0)

@@ -10,8 +10,9 @@ import pytest
 
 from mpisgd.__main__ import main
 from mpisgd.cli import submit
-from mpisgd.config import AllreduceOptions, BackupOptions, Config, SoftsyncOptions
+from mpisgd.config import Config
 from mpisgd.errors import ConfigError
+from mpisgd.protocols import AllreduceOptions, BackupOptions, SoftsyncOptions
 from mpisgd.submit.layout import Layout, Wishes, fit
 
 # -------------------------------------------------------------------------------------------------------------- counts

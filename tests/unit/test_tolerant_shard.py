@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd import messages, protocols
-from mpisgd.config import (
+from mpisgd import messages
+from mpisgd.config import SgdOptions
+from mpisgd.errors import PeerError
+from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
+from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
     DownpourOptions,
     HardsyncOptions,
     ProtocolOptions,
-    SgdOptions,
     SoftsyncOptions,
     SspOptions,
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.errors import PeerError
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
@@ -86,7 +86,7 @@ class Served:
         update = SliceUpdate(zeros, SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=4)
         self.shard = shard = TolerantShard(
             channel,
-            protocols.make(options, lambda_),
+            options.make(lambda_),
             update,
             lambda_=lambda_,
             budget_samples=budget,
@@ -529,7 +529,7 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
     monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
     lambda_ = 5
     options = PROTOCOLS[name]
-    crew = FaultyCrew(lambda_, protocols.make(options, lambda_).next_clock, seed)
+    crew = FaultyCrew(lambda_, options.make(lambda_).next_clock, seed)
     crew.waiting.append(LEAVE)
     done = Served(log, crew, options, lambda_, budget=150, first=seed % 2 == 0, size=3 if seed % 3 == 0 else 1)
     rows = read_table(log, "pushes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpisgd.config import HardsyncOptions
 from mpisgd.messages import Ending, Goodbye
+from mpisgd.protocols import HardsyncOptions
 from mpisgd.roles import Roles
 from mpisgd.watchdog import Watchdog, of_shard
 from tests.unit.fakes import ScriptedChannel, Stuck, push

@@ -269,11 +269,6 @@ def test_no_run(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_a_slow_node_without_learners() -> None:
-    with pytest.raises(ConfigError, match=r"virtual\.slow_nodes\[7\] = 2\.0: expected a node of learners, from 1 to 2$"):
-        compute(ConstantComputeOptions(), nodes=[1, 1, 2, 2], slow_nodes={2: 3.0, 7: 2.0})
-
-
 def test_who_is_no_learner() -> None:
     for learner_id in (-1, 4):
         with pytest.raises(ProtocolError, match=f"no compute for learner_id = {learner_id}; there are 4 learners"):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from mpisgd import replay
 from mpisgd.analysis import about
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.reader import Run
@@ -35,6 +37,17 @@ def ended(
     assert last.startswith("mpisgd: diverged" if run.done["diverged"] else "mpisgd: finished")
     assert about.status(run).diverged == run.done["diverged"]
     return run, run.done["diverged"]
+
+
+def test_last_weights_that_are_not_finite_have_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of real ranks: all gradients and losses were finite, and the one update was not."""
+    brought = Brought(loss=lambda output, target: 1e3 * nn.functional.cross_entropy(output, target))
+    run, diverged = ended(tmp_path / "run", capsys, brought, alpha0=1e38, epochs=0.01)
+    assert np.isfinite(run.pushes["loss"]).all()
+    assert len(run.updates) == 1
+    assert not run.summaries["diverged"].any()
+    assert diverged
+    assert replay.check(run.path, brought) == ""
 
 
 def test_a_loss_that_falls_by_little_has_not_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

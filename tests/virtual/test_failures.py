@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mpisgd.config_virtual import FailureOptions
-from mpisgd.errors import ConfigError, MpisgdError
-from mpisgd.virtual.failures import LearnerFailed, make
+from mpisgd.errors import MpisgdError
+from mpisgd.virtual.failures import Failures, LearnerFailed
 
 
 def moments(*, lambda_: int = 4, seed: int = 1, **fields: Any) -> list[int | None]:
     """Nanosecond of every learner's failure."""
-    failures = make(FailureOptions(**fields), seed=seed, lambda_=lambda_)
+    failures = Failures(FailureOptions(**fields), seed)
     return [failures.nanosecond_of(learner_id) for learner_id in range(lambda_)]
 
 
@@ -37,19 +37,13 @@ def test_a_life_depends_on_its_names_alone() -> None:
     few, many, other = (moments(lambda_=lambda_, seed=seed, mean_s=20.0) for lambda_, seed in ((4, 1), (9, 1), (9, 2)))
     assert few == many[:4]
     assert len({*many, *other}) == 18
-    failures = make(FailureOptions(mean_s=20.0), seed=1, lambda_=9)
+    failures = Failures(FailureOptions(mean_s=20.0), 1)
     assert [failures.nanosecond_of(learner_id) for learner_id in (5, 2, 5)] == [many[5], many[2], many[5]]
 
 
 def test_the_earlier_of_both_counts() -> None:
     drawn = moments(mean_s=20.0)
     assert moments(mean_s=20.0, at_s={0: 1e-9, 2: 1e9}) == [1, *drawn[1:]]
-
-
-@pytest.mark.parametrize("learner_id", [-1, 4])
-def test_who_is_no_learner_cannot_fail(learner_id: int) -> None:
-    with pytest.raises(ConfigError, match=rf"failures\.at_s\[{learner_id}\] = 2\.5: expected a learner_id from 0 to 3"):
-        moments(at_s={0: 1.0, learner_id: 2.5})
 
 
 def test_the_exception_says_who_and_when() -> None:

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mpisgd import chunks, replay
-from mpisgd.config import PROTOCOLS
 from mpisgd.messages import Fields
+from mpisgd.protocols import PROTOCOLS
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Event, Reason, Verdict

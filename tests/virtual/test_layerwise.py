@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from mpisgd import parts, replay
 from mpisgd.analysis import report, staleness
-from mpisgd.config import PROTOCOLS, replace
+from mpisgd.config import replace
 from mpisgd.errors import ConfigError
 from mpisgd.messages import Tag
+from mpisgd.protocols import PROTOCOLS
 from mpisgd.records import schema
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict

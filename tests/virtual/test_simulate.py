@@ -561,36 +561,41 @@ def test_a_fail_fast_run_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 SMALL = "--virtual.no-gradients --virtual.parameters 10 "
 
 
+REFUSED = [
+    ("--virtual.learners 0", ["virtual.learners", "0", ">= 1"]),
+    ("--compute.mean-s -1", ["compute.mean_s", "-1", ">= 0"]),
+    ("--network.latency-s -1e-6", ["network.latency_s", "-1e-06", ">= 0"]),
+    ("--network.bandwidth 0", ["network.bandwidth", "0", ">= 1"]),
+    ("--service.update-s -2", ["service.update_s", "-2", ">= 0"]),
+    ("--failures.notice-s -0.5", ["failures.notice_s", "-0.5", ">= 0"]),
+    ("--failures.at-s 1 -0.5", ["failures.at_s[1]", "-0.5", ">= 0"]),
+    ("--failures.at-s 4 0.5", ["failures.at_s[4]", "0.5", "a learner_id from 0 to 3"]),
+    ("--failures.at-s -1 0.5", ["failures.at_s[-1]", "0.5", "a learner_id from 0 to 3"]),
+    ("--virtual.slow-nodes 9 2.0", ["virtual.slow_nodes[9]", "2.0", "a node of learners, from 1 to 4"]),
+    ("--virtual.slow-nodes 0 2.0", ["virtual.slow_nodes[0]", "2.0", "a node of learners, from 1 to 4"]),
+    ("--virtual.slow-nodes 1 -2.0", ["virtual.slow_nodes[1]", "-2.0", ">= 0"]),
+    ("--virtual.pause-mean-s -1", ["virtual.pause_mean_s", "-1", ">= 0"]),
+    ("--virtual.ranks-per-node 0", ["virtual.ranks_per_node", "0", ">= 1"]),
+    ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside it"]),
+    ("--device cuda", ["device", "'cuda'", "'cpu'"]),
+    ("--protocol softsync --protocol.n 5", ["protocol.n", "5", "1 <= n <= lambda = 4"]),
+    ("--protocol backup --protocol.b 4", ["protocol.b", "4", "N = lambda - b = 4 - 4 >= 1"]),
+    ("--straggler.slowdown 7 2.0", ["straggler.slowdown[7]", "there is no learner 7", "0 ... 3"]),
+]
+READ = [  # what only the simulation itself looks for
+    ("--compute empirical", ["compute.run", "''", "the directory of a run"]),
+    ("--compute empirical --compute.run /nowhere", ["/nowhere is no run directory of mpisgd"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--virtual.learners 0", ["virtual.learners", "0", ">= 1"]),
-        ("--compute.mean-s -1", ["compute.mean_s", "-1", ">= 0"]),
-        ("--network.latency-s -1e-6", ["network.latency_s", "-1e-06", ">= 0"]),
-        ("--network.bandwidth 0", ["network.bandwidth", "0", ">= 1"]),
-        ("--service.update-s -2", ["service.update_s", "-2", ">= 0"]),
-        ("--failures.notice-s -0.5", ["failures.notice_s", "-0.5", ">= 0"]),
-        ("--failures.at-s 1 -0.5", ["failures.at_s[1]", "-0.5", ">= 0"]),
-        ("--failures.at-s 9 0.5", ["failures.at_s[9]", "0.5", "a learner_id from 0 to 3"]),
-        ("--virtual.slow-nodes 9 2.0", ["virtual.slow_nodes[9]", "2.0", "a node of learners, from 1 to 4"]),
-        ("--virtual.slow-nodes 0 2.0", ["virtual.slow_nodes[0]", "2.0", "a node of learners, from 1 to 4"]),
-        ("--virtual.slow-nodes 1 -2.0", ["virtual.slow_nodes[1]", "-2.0", ">= 0"]),
-        ("--virtual.pause-mean-s -1", ["virtual.pause_mean_s", "-1", ">= 0"]),
-        ("--virtual.ranks-per-node 0", ["virtual.ranks_per_node", "0", ">= 1"]),
-        ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside it"]),
-        ("--device cuda", ["device", "'cuda'", "'cpu'"]),
-        ("--protocol softsync --protocol.n 5", ["protocol.n", "5", "1 <= n <= lambda = 4"]),
-        ("--protocol backup --protocol.b 4", ["protocol.b", "4", "N = lambda - b = 4 - 4 >= 1"]),
-        ("--straggler.slowdown 7 2.0", ["straggler.slowdown[7]", "there is no learner 7", "0 ... 3"]),
-        ("--compute empirical", ["compute.run", "''", "the directory of a run"]),
-        ("--compute empirical --compute.run /nowhere", ["/nowhere is no run directory of mpisgd"]),
-    ],
+    ("words", "said", "more"), [(*each, "") for each in REFUSED + READ] + [(*each, "--print-config") for each in REFUSED]
 )
 def test_bad_input_is_refused_with_field_value_and_what_was_expected(
-    words: str, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, said: list[str], more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learners = "" if "learners" in words else "--virtual.learners 4 "
-    argv = ["simulate", *(SMALL + learners + words).split(), "--out", str(tmp_path / "run")]
+    argv = ["simulate", *(SMALL + learners + words).split(), "--out", str(tmp_path / "run"), *more.split()]
     assert main(argv) == 2
     captured = capsys.readouterr()
     text = " ".join((captured.err + captured.out).replace("│", " ").split())

@@ -96,12 +96,12 @@ def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[st
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is printed."""
+    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Of a row."""
+    """Format one row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
     lines += [f"  {name:<40} {told(ratio)}" for name, ratio in row["ratios"].items()]
@@ -142,7 +142,7 @@ def run(name: str, key: str, case: Case, python: str) -> float:
 
 
 def told_in(text: str) -> list[dict[str, Any]]:
-    """What learners have said, in JSON, among whatever else was said; a launcher may join lines of two of them."""
+    """Find the JSON that learners printed, among whatever else was printed; a launcher may join lines of two of them."""
     return [json.loads(each) for each in _OBJECT.findall(text)]
 
 

@@ -51,7 +51,7 @@ def logits(case: str, images: tf.Tensor) -> tf.Tensor:
 def work(
     case: str, mu: int, updates: int, worker: int, workers: int, server: tf.distribute.Server, cluster: tf.train.ClusterSpec
 ) -> None:
-    """One worker; the chief tells of all when enough updates are made."""
+    """Train as one worker; the chief tells of all when enough updates are made."""
     with v1.device(v1.train.replica_device_setter(worker_device=f"/job:worker/task:{worker}", cluster=cluster)):
         with v1.device(f"/job:worker/task:{worker}"):
             images, targets = (

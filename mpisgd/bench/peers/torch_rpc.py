@@ -65,7 +65,7 @@ class Server:
 
 
 def train(server: Reference, mu: int, updates: int, place: int) -> tuple[int, float]:
-    """One trainer: images and seconds, after the warm-up."""
+    """Train as one trainer; returns images and seconds, after the warm-up."""
     torch.set_num_threads(1)
     batches, model, start_s = Batches(mu, place), server.rpc_sync().get_model(), 0.0
     for update in range(WARM_UP + updates):

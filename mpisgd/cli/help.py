@@ -1,0 +1,109 @@
+"""`--help` of `train` and `simulate`: one line per option, in groups; `--help-all` is tyro's, which explains each in full."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from mpisgd.config import KINDS, Config, kind_of
+
+#: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Run": ("out", "overwrite", "epochs", "seed"),
+    "Model and data": ("model", "data", "data_dir", "loss", "mu", "sampling"),
+    "Protocol": ("protocol",),
+    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "schedule", "clip_norm", "nonfinite"),
+    "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
+    "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
+    "Evaluation and log": ("evaluation", "log"),
+    "Checkpoints and faults": ("checkpoint", "faults"),
+    "Stragglers put in on purpose": ("straggler",),
+}
+#: What only a virtual cluster has.
+VIRTUAL: Mapping[str, tuple[str, ...]] = {
+    "Virtual cluster": ("virtual",),
+    "Virtual seconds": ("compute", "network", "service"),
+    "Virtual failures": ("failures",),
+}
+
+_OPTION, _WIDTH = 36, 100
+
+
+@cache
+def texts(cls: type) -> Mapping[str, str]:
+    """The docstring of each field of a dataclass, or member of an enumeration, on one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        targets = [field.target] if isinstance(field, ast.AnnAssign) else field.targets if isinstance(field, ast.Assign) else []
+        if targets and isinstance(targets[0], ast.Name) and isinstance(text, ast.Expr):
+            found[targets[0].id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
+
+
+def brief(text: str) -> str:
+    """The first sentence, without the sources in brackets."""
+    first = re.split(r"\.(?=\s+\S)(?!\s+\d)", text, maxsplit=1)[0].rstrip(".")
+    return re.sub(r" \[(?=[A-Z])[^\]]*\]", "", first)
+
+
+def usage(config: Config, command: str, *, virtual: bool = False) -> str:
+    """The help that `mpisgd COMMAND --help` prints; `config` has the defaults, and the kinds that were chosen."""
+    launch = "" if virtual else "mpirun -n RANKS "
+    lines = [
+        f"usage: {launch}mpisgd {command} [job.toml] [options]",
+        "",
+        "The first word may be a TOML file; options override it. In parentheses: the present value.",
+        *_line("--help-all", "Explain every option, with units and sources"),
+        *_line("--print-config", "Print the resulting configuration and stop"),
+        *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
+    ]
+    for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
+        lines += [f"{heading}:", *(line for name in names for line in _lines(config, name))]
+    return "\n".join(lines)
+
+
+def _lines(config: Config, name: str) -> Iterator[str]:
+    value = getattr(config, name)
+    if name in KINDS:
+        names = [kind for kind in KINDS[name] if kind != "custom"]
+        own = ["your own a.b:factory"] if "custom" in KINDS[name] else []
+        yield from _line(f"--{name} NAME", f"{', '.join(names + own)} ({getattr(value, 'factory', '') or kind_of(value)})")
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")
+    elif name not in KINDS:
+        yield from _option(Config, name, value)
+
+
+def _option(cls: type, name: str, value: object, prefix: str = "") -> Iterator[str]:
+    """An option, what it does, and in parentheses what is without it."""
+    text = brief(texts(cls)[name])
+    said = f"{value:g}" if isinstance(value, float) else str(value)
+    hint = get_type_hints(cls)[name]
+    if get_origin(hint) is Literal:
+        said = ", or ".join([said, ", ".join(other for other in get_args(hint) if other != value)])
+    elif isinstance(value, bool):
+        said = "yes" if value else "no"
+    elif isinstance(value, tuple):
+        said = " ".join(map(str, value))
+    elif isinstance(value, dict):
+        said = " ".join(f"{key} {item}" for key, item in value.items())
+    text, meaning, rest = text.partition(f"; {said} = ")  # what 0 means
+    said = "" if value is None else f"{said} = {rest}" if meaning else said
+    option = f"--{prefix}{'[no-]' if isinstance(value, bool) else ''}{name}".replace("_", "-")
+    yield from _line(option, f"{text} ({said})" if said else text)
+
+
+def _line(option: str, text: str) -> list[str]:
+    """Format an option in one line, or more where the text is long."""
+    first = f"  {option:<{_OPTION - 3}} "
+    return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * _OPTION, break_on_hyphens=False)

@@ -1,0 +1,65 @@
+"""The user's own protocol: a class of a module of theirs, a subclass of `Protocol`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpisgd.checks import at_least
+from mpisgd.errors import ConfigError
+from mpisgd.imports import load_attribute
+from mpisgd.protocols.base import Protocol
+from mpisgd.protocols.options import ProtocolOptions
+
+
+@dataclass(frozen=True)
+class OwnProtocolOptions(ProtocolOptions):
+    """The user's own protocol, from a class."""
+
+    factory: str = ""
+    """package.module:Class, a subclass of mpisgd.protocols.Protocol; made with the number of learners and `kwargs`."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class."""
+    timeout_s: float = 0.0
+    """Seconds after an update at which it is told that the next takes long (`on_timeout`); 0 = never."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "protocol.", timeout_s=0)
+
+    @property
+    def fresh(self) -> bool:
+        return self._class.fresh
+
+    @property
+    def rejects(self) -> bool:
+        return self._class.rejects
+
+    @property
+    def aborts(self) -> bool:
+        return self._class.aborts
+
+    @property
+    def teams(self) -> bool:
+        return self._class.teams
+
+    @property
+    def deadline_s(self) -> float:
+        return self.timeout_s or math.inf
+
+    @property
+    def _class(self) -> type[Protocol]:
+        """Raises ConfigError where it cannot be imported, or is no protocol."""
+        found = load_attribute(self.factory, "protocol.factory")
+        if not (isinstance(found, type) and issubclass(found, Protocol)):
+            raise ConfigError(f"protocol.factory = {self.factory!r}: expected a subclass of mpisgd.protocols.Protocol")
+        missing = sorted(found.__abstractmethods__)
+        if missing:
+            raise ConfigError(f"protocol.factory = {self.factory!r}: it does not say {', '.join(missing)}, which a protocol must")
+        return found
+
+    def make(self, lambda_: int) -> Protocol:
+        try:
+            return self._class(lambda_, **self.kwargs)
+        except TypeError as error:
+            raise ConfigError(f"protocol.factory = {self.factory!r}: called with (lambda_, **{self.kwargs}): {error}") from error
