@@ -60,11 +60,11 @@ def retract(running: Path, job: str) -> None:
 
 
 def _is_of(running: Path, job: str) -> bool:
-    """Whether that job runs. A file system that fails says nothing: then it does."""
+    """Whether that job runs; where a file system fails, or somebody has removed the directory, it does for all that is known."""
     try:
         return running.read_text() == job
     except FileNotFoundError:
-        return False
+        return not running.parent.is_dir()
     except OSError:
         return True
 
@@ -167,9 +167,11 @@ class Usher:
 
     def attend(self) -> None:
         """Until all ranks of this node have left, or have been made to."""
-        while self._hear(LOOK_S) and _is_of(self._running, self._job):
-            self._see_whether_rank_0_is_gone()
-        self._see_whether_rank_0_is_gone()
+        while self._hear(LOOK_S) and _is_of(self._running, self._job) and not self._rank_0_is_gone():
+            pass
+        if self._rank_0_is_gone():
+            self._stranded = True
+            retract(self._running, self._job)
         until_s = time.monotonic() + GRACE_S
         while self._hear(0.05) and time.monotonic() < until_s:
             pass
@@ -179,11 +181,9 @@ class Usher:
         if self._launcher is not None and self._stranded:
             self._end(self._launcher)
 
-    def _see_whether_rank_0_is_gone(self) -> None:
-        """Without order: then the job is over for all."""
-        if self._first is not None and self._first.pid in self._inside and not self._first.lives:
-            self._stranded = True
-            retract(self._running, self._job)
+    def _rank_0_is_gone(self) -> bool:
+        """Whether it was on this node, and has left without order."""
+        return self._first is not None and self._first.pid in self._inside and not self._first.lives
 
     def _hear(self, within_s: float) -> bool:
         """Take note of who leaves; whether anybody is still inside."""

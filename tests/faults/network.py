@@ -177,7 +177,7 @@ def _look(job: Job, out: Path, status: int | None, drawn: Draw, found: Found) ->
     found.totals["ended without DONE"] += not done
     found.totals["DONE"] += done
     found.expect(status is not None, f"it hangs: no end after {LIMIT_S:g} s; DONE: {done}; {told}")
-    found.expect(job.left_s is not None, f"somebody is left; {told}")
+    found.expect(job.left_s is not None, f"somebody is left: {job.stayed}; {told}")
     if status is not None:
         found.expect((status == 0) == done, f"status {status}, DONE: {done}; {told}")
     if drawn.goes_on:

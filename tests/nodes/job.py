@@ -14,6 +14,8 @@ from tests.nodes.cluster import Cluster
 
 POLITE = {"MPISGD_WAIT": "polite"}
 """Each node believes that all of the machine's cores are its own."""
+GONE_S = 20.0
+"""On both sides of a link that is down: who ends a job leaves word to kill its launcher after 15 s."""
 _LAUNCHERS = ("mpirun", "prted", "prterun")
 
 
@@ -41,15 +43,25 @@ class Job(job.Job):
         """What still runs on each node."""
         return {node: found for node in self.cluster.nodes if (found := self.cluster.processes(node))}
 
+    stayed: str = ""
+    """What had to be killed at the end."""
+
     def end(self, timeout_s: float) -> int | None:
         """The same; nothing is left on any node afterwards, and `left_s` is None where something had to be killed."""
         status = super().end(timeout_s)
-        until_s = time.monotonic() + (job.GONE_S if status is not None else 0.0)
+        until_s = time.monotonic() + (GONE_S if status is not None else 0.0)
         while (left := self.left()) and time.monotonic() < until_s:
             time.sleep(0.1)
         if left:
             self.left_s = None
+            self.stayed = "; ".join(f"node {node}: {', '.join(map(_words, pids))}" for node, pids in left.items())
         for pid in (pid for pids in left.values() for pid in pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return status
+
+
+def _words(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:100]
+    return "gone"

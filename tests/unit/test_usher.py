@@ -135,6 +135,21 @@ def test_a_file_system_that_fails_says_nothing(job: tuple[Path, str], monkeypatc
     assert usher._is_of(*job)
 
 
+def test_a_directory_that_was_removed_under_the_job_says_nothing_until_rank_0_is_gone(
+    job: tuple[Path, str], sleeper: Callable[[], int]
+) -> None:
+    """The ranks are to find out by themselves, and to say so."""
+    running, _ = job
+    gone = running.parent / "run" / "RUNNING"
+    assert usher._is_of(gone, job[1])
+    first, other = sleeper(), sleeper()
+    with attending((gone, job[1]), [first, other], first) as thread:
+        thread.join(0.3)
+        assert lives(other)
+        os.kill(first, signal.SIGKILL)
+    assert goes(other)
+
+
 def test_one_that_has_the_number_of_a_rank_is_left(tmp_path: Path) -> None:
     stat = tmp_path / "1" / "stat"
     stat.parent.mkdir()
@@ -178,18 +193,24 @@ def test_connections_to_other_machines_end_and_no_others() -> None:
             assert own.recv(1) == b"x"
 
 
+def words(cmdline: Path) -> list[str]:
+    """A process's, which has none for a moment when it begins."""
+    try:
+        return cmdline.read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
     job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     rank = sleeper()
-    before = set(Path("/proc").glob("[0-9]*"))
     usher.call(*job, [rank])
-    found = [path for path in set(Path("/proc").glob("[0-9]*")) - before if job[1].encode() in (path / "cmdline").read_bytes()]
-    (place,) = found
     until_s = time.monotonic() + END_S
-    while b"usher.py" not in (place / "cmdline").read_bytes():
+    while not (found := [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if job[1] in words(path)]):
         assert time.monotonic() < until_s
+    (place,) = found
     assert b"OMPI_COMM_WORLD_RANK" not in (place / "environ").read_bytes()
     assert {str((place / "fd" / str(number)).readlink()) for number in range(3)} == {"/dev/null"}
     os.kill(rank, signal.SIGSTOP)
