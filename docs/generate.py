@@ -61,6 +61,7 @@ VARIABLES = {
     "MPISGD_COMPILE": "`1`: `pip install` makes the [compiled form](../explanation/performance.md#the-compiled-form).",
     "MPISGD_DATA": "Directory below which data files lie, where `data_dir` says nothing.",
     "MPISGD_GPU_MEMORY": "`direct`: give MPI a GPU's memory; the default where MPI is CUDA-aware. `staged`: pinned host memory.",
+    "MPISGD_START_S": "Leave, with a traceback, if MPI has not started after so many seconds; 0 = never. Default: 600.",
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",
     "MPISGD_SSEND": "`1`: make every send synchronous, so that nothing rests on MPI's buffering.",

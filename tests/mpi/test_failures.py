@@ -350,3 +350,26 @@ def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:
     done = train(1, tmp_path, SLURM_NTASKS="4")
     assert done.status == 2
     assert "SLURM_NTASKS = 4" in done.text
+
+
+NEVER_COMES = """
+import os, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+if rank == 1:
+    time.sleep(600)
+import mpisgd.mpi
+"""
+
+
+def test_a_rank_that_never_starts_mpi_does_not_hang_the_others() -> None:
+    """As where its node cannot be reached: in MPI_Init all wait for all."""
+    done = launch(2, "-c", NEVER_COMES, timeout_s=60, MPISGD_START_S="5")
+    assert done.status != 0
+    assert "Timeout (0:00:05)!" in done.err
+    assert "mpisgd/mpi.py" in done.err
+
+
+def test_a_start_in_no_number_of_seconds_is_refused() -> None:
+    done = launch(1, "-c", "import mpisgd.mpi", MPISGD_START_S="soon")
+    assert done.status != 0
+    assert "MPISGD_START_S = 'soon': expected seconds, or 0 for never" in done.err

@@ -12,8 +12,8 @@ from pathlib import Path
 from tests.faults import job
 from tests.nodes.cluster import Cluster
 
-POLITE = {"MPISGD_WAIT": "polite"}
-"""Each node believes that all of the machine's cores are its own."""
+ENVIRONMENT = {"MPISGD_WAIT": "polite", "MPISGD_START_S": "20"}
+"""Each node believes that all of the machine's cores are its own. A node that cannot be reached is not waited for long."""
 GONE_S = 20.0
 """On both sides of a link that is down: who ends a job leaves word to kill its launcher after 15 s."""
 _LAUNCHERS = ("mpirun", "prted", "prterun")
@@ -28,7 +28,7 @@ class Job(job.Job):
         self.cluster = cluster
         self.spread = spread
         all_options = [*options, *cluster.launching(spread)]
-        super().__init__(sum(spread), words, all_options, inside=cluster.inside(0), **(POLITE | env))
+        super().__init__(sum(spread), words, all_options, inside=cluster.inside(0), **(ENVIRONMENT | env))
 
     def _is_rank(self, pid: int) -> bool:
         """A child of the launcher, or of its daemon on another node; a rank's own children have other parents."""

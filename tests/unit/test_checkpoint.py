@@ -23,7 +23,7 @@ from mpisgd.compensation import Compensation
 from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.errors import CheckpointError, ConfigError
 from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
+from mpisgd.records import schema, sums
 from mpisgd.records.checkpoints import Checkpoints, remove
 from mpisgd.records.lock import Lock
 from mpisgd.records.snapshots import Snapshots
@@ -355,24 +355,29 @@ def test_snapshots_go_on_where_they_were(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def held(path: Path) -> dict[str, Any]:
+    """What a lock says, without its checksum."""
+    return {name: value for name, value in json.loads(path.read_text()).items() if name != "crc32"}
+
+
 def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Lock(tmp_path)
     path = tmp_path / schema.LOCK
     with pytest.raises(ConfigError, match=rf"is being written by another job, process {os.getpid()} on .*remove .*LOCK"):
         Lock(tmp_path)
-    holder = json.loads(path.read_text())
+    holder = held(path)
 
-    path.write_text(json.dumps({**holder, "host": "elsewhere", "job": "77"}))
+    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "job": "77"}))
     with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\), since 20"):
         Lock(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\)"):
         Lock(tmp_path)
-    path.write_text(json.dumps({**holder, "host": "elsewhere", "boot": "another", "job": "77", "start": "f4dbdf21"}))
+    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "boot": "another", "job": "77", "start": "f4dbdf21"}))
     lock = Lock(tmp_path)  # the same job, requeued on another host
 
-    path.write_text(json.dumps({**holder, "begun": "1"}))
+    path.write_text(sums.sealed_json({**holder, "begun": "1"}))
     lock = Lock(tmp_path)  # another process has the number by now
     path.write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -390,7 +395,7 @@ def test_a_lock_where_there_are_no_hard_links(number: int, tmp_path: Path, monke
     with pytest.raises(ConfigError, match="is being written by another job"):
         Lock(tmp_path)
     path = tmp_path / schema.LOCK
-    path.write_text(json.dumps({**json.loads(path.read_text()), "begun": "1"}))
+    path.write_text(sums.sealed_json({**held(path), "begun": "1"}))
     lock = Lock(tmp_path)  # of a process that has ended
     lock.release()
     assert not list(tmp_path.iterdir())
@@ -409,7 +414,7 @@ def test_who_holds_a_lock_does_not_rest_on_the_clock(tmp_path: Path) -> None:
     Lock(tmp_path)
     path = tmp_path / schema.LOCK
     for since in ("1970-01-01T00:00:00+00:00", "2100-01-01T00:00:00+00:00"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere", "since": since}))
+        path.write_text(sums.sealed_json({**held(path), "host": "elsewhere", "since": since}))
         os.utime(path, (0, 0))
         with pytest.raises(ConfigError, match=f"on elsewhere, since {since[:4]}"):
             Lock(tmp_path)
