@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 
 from mpisgd import siblings, ulfm
@@ -21,38 +20,20 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 ulfm.prepare()
 
 
-def _start_s() -> float:
-    """In how many seconds MPI must have started, or this rank goes; 0 = never. Raises ConfigError."""
-    said = os.environ.get("MPISGD_START_S", "600")
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise ConfigError(f"MPISGD_START_S = {said!r}: expected seconds, or 0 for never")
-    return seconds
-
-
-if start_s := _start_s():
-    # In MPI_Init all wait for all, and no library has a deadline there: a node that cannot be reached would hang the job. This one
-    # is C's: it needs no other thread of Python, which mpi4py lets none run.
-    faulthandler.dump_traceback_later(start_s, file=2, exit=True)
-
 import mpi4py  # noqa: E402 - after what must be said before MPI is initialised
 
 mpi4py.rc.finalize = not ulfm.enabled()
 mpi4py.rc.initialize = not ulfm.enabled()
 
-from mpi4py import MPI  # noqa: E402
+with siblings.within(siblings.start_s()):
+    from mpi4py import MPI
 
-if ulfm.enabled() and not MPI.Is_initialized():
-    # Not by mpi4py, which lets no other thread run meanwhile.
-    with siblings.watched():
-        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
-    for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
-        _comm.Set_errhandler(MPI.ERRORS_RETURN)
-
-faulthandler.cancel_dump_traceback_later()
+    if ulfm.enabled() and not MPI.Is_initialized():
+        # Not by mpi4py, which lets no other thread run meanwhile.
+        with siblings.watched():
+            ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        for _comm in (MPI.COMM_WORLD, MPI.COMM_SELF):  # as mpi4py would
+            _comm.Set_errhandler(MPI.ERRORS_RETURN)
 
 __all__ = ["MPI", "cuda_aware", "takes_gpu_memory"]
 

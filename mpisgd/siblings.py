@@ -11,6 +11,7 @@ itself, ends too, and with it the job, but `mpirun` then leaves with status 0.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
 import os
 import signal
@@ -24,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from mpisgd.errors import EXIT_FAILED
+from mpisgd.errors import EXIT_FAILED, ConfigError
 
 LOOK_S = 0.2
 STARTED_S = 2.0
@@ -34,6 +35,9 @@ FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
 END_S = 2.0
 """Seconds for the launcher to end the job, before a rank goes by itself."""
+_LONGEST_S = 1e6
+_LAUNCHER_S = 5.0
+"""Seconds for a launcher to end by itself, after its ranks have left."""
 _PARENT, _BEGAN = 1, 19
 """Where in a process's `stat` its parent and its beginning are, after its name."""
 
@@ -108,11 +112,11 @@ class Siblings:
             with contextlib.suppress(OSError):
                 os.kill(self.launcher, signal.SIGTERM)
 
-    def end_launcher_within(self, seconds: float) -> None:
+    def end_launcher_within(self, seconds: float) -> subprocess.Popen[bytes] | None:
         """Kill the launcher if it is still there by then; not one that serves several jobs.
 
         It waits for its daemons, and for one behind a link that is down as long as TCP does.
-        A process of its own does that: this one will be gone.
+        A process of its own, which is returned, does that: this one will be gone.
         """
         if self.launcher_of_this_job:
             with contextlib.suppress(OSError):
@@ -120,7 +124,44 @@ class Siblings:
                 same = f"$(sed 's/.*)//' {self._proc}/{self.launcher}/stat | cut -d ' ' -f {_BEGAN + 2})"
                 script = f'sleep {seconds}; [ "{same}" = {began} ] && kill -KILL {self.launcher}'
                 null = subprocess.DEVNULL
-                subprocess.Popen(["sh", "-c", script], stdin=null, stdout=null, stderr=null, start_new_session=True)
+                return subprocess.Popen(["sh", "-c", script], stdin=null, stdout=null, stderr=null, start_new_session=True)
+        return None
+
+
+def start_s(environ: Mapping[str, str] = os.environ) -> float:
+    """In how many seconds MPI must have started; 0 = whenever. Raises ConfigError."""
+    said = environ.get("MPISGD_START_S", "600")
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < _LONGEST_S:
+        raise ConfigError(f"MPISGD_START_S = {said!r}: expected seconds, or 0 for never")
+    return seconds
+
+
+@contextmanager
+def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """This rank leaves, with a traceback, if this is still open after so many seconds; 0 = never.
+
+    In MPI_Init all wait for all, and no library has a deadline there: a node that cannot be reached would hang the job. This one is
+    C's (faulthandler): it needs no other thread of Python: mpi4py lets none run. Where there are several nodes, the first rank
+    of each has the launcher killed, too, which waits for its daemons.
+    """
+    if not seconds:
+        yield
+        return
+    local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
+    leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and local != world
+    last = Siblings(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
+    faulthandler.dump_traceback_later(seconds, file=2, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if last is not None:
+            os.killpg(last.pid, signal.SIGKILL)
+            last.wait()
 
 
 @contextmanager

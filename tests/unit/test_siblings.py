@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.siblings import STARTED_S, Siblings
+from mpisgd.siblings import STARTED_S, Siblings, within
 
 JOB = "prterun-here-100@1"
 ENVIRON = {"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
@@ -134,3 +134,23 @@ def test_no_other_process_is(tmp_path: Path, job: str, began: int) -> None:
         process.wait(2)
     process.kill()
     process.wait()
+
+
+@pytest.mark.parametrize(("rank", "world", "begun"), [("0", "4", 1), ("1", "4", 0), ("0", "2", 0)])
+def test_the_launcher_of_several_nodes_is_killed_where_mpi_does_not_start(
+    rank: str, world: str, begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that the first rank of each node begins, and ends once MPI has started."""
+    killers: list[subprocess.Popen[bytes]] = []
+
+    def killer(_: Siblings, seconds: float) -> subprocess.Popen[bytes]:
+        assert seconds > 30
+        killers.append(subprocess.Popen(["sh", "-c", "sleep 60; true"], start_new_session=True))
+        return killers[-1]
+
+    monkeypatch.setattr(Siblings, "end_launcher_within", killer)
+    environ = {"OMPI_COMM_WORLD_LOCAL_RANK": rank, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": world}
+    with within(30.0, environ):
+        assert len(killers) == begun
+        assert all(each.poll() is None for each in killers)
+    assert all(each.poll() == -signal.SIGKILL for each in killers)
