@@ -30,22 +30,25 @@ _ROOT = Path(__file__).parents[1]
 
 
 def _brought_in(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A page that is nothing but a link to a file outside docs/ becomes that file's text, with its links made right."""
+    """A page that is nothing but a link to a file outside docs/ becomes that file's text. Links lead to pages, where there are."""
     page = Path(app.env.doc2path(docname))
-    only = re.fullmatch(r"\[[^\]]*\]\((\.\./[^)]*\.md)\)\s*", source[0])
-    if only is None:
-        return
-    outside = (page.parent / only[1]).resolve()
-    app.env.note_dependency(str(outside))
+    text, begin = source[0], page.parent
+    only = re.fullmatch(r"\[[^\]]*\]\((\.\./[^)]*\.md)\)\s*", text)
+    if only is not None:
+        outside = (page.parent / only[1]).resolve()
+        app.env.note_dependency(str(outside))
+        text, begin = outside.read_text(), outside.parent
+    pages = {(_ROOT / path).resolve(): _ROOT / "docs" / name for path, name in _PAGES.items()}
 
     def linked(match: re.Match[str]) -> str:
-        text, target, anchor = match[1], (outside.parent / match[2]).resolve(), match[3] or ""
+        words, target, anchor = match[1], (begin / match[2]).resolve(), match[3] or ""
         if target.is_dir():  # nothing that a page could show
-            return text
-        brought = {(_ROOT / path).resolve(): _ROOT / "docs" / name for path, name in _PAGES.items()}
-        return f"[{text}]({os.path.relpath(brought.get(target, target), page.parent)}{anchor})"
+            return words
+        target = pages.get(target, target)
+        download = "path:" if target.suffix == ".md" and not target.is_relative_to(_ROOT / "docs") else ""
+        return f"[{words}]({download}{os.path.relpath(target, page.parent)}{'' if download else anchor})"
 
-    source[0] = re.sub(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)", linked, outside.read_text())
+    source[0] = re.sub(r"\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)", linked, text)
 
 
 #: Files outside docs/, and the pages that they become.
@@ -55,6 +58,8 @@ _PAGES = {
     "jobs/README.md": "howto/batch-scripts.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+    "results/faults/README.md": "explanation/fault-campaigns.md",
     "results/faults/bad_input.md": "reference/bad-input.md",
     "results/bench/NOTES.md": "explanation/bench-notes.md",
 }

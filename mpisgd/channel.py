@@ -154,7 +154,8 @@ class ShardChannel:
         return self._seldom(source, tag, fields)
 
     def _news(self, source: int, tag: int, sender: int) -> Message:
-        """What the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent that."""
+        """Take what the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent
+        that."""
         if tag == Tag.LOST:
             return Lost(source, self._learner_of_rank[source])
         if tag == Tag.STUCK:
@@ -162,7 +163,7 @@ class ShardChannel:
         raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
-        """What comes once in a run, or now and then. Raises PeerError."""
+        """Take what comes once in a run, or now and then. Raises PeerError."""
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
@@ -201,7 +202,7 @@ class ShardChannel:
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, body))
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """The same, where the weights are still being made: chunk by chunk (`add_chunk`), until all are (`close_answers`).
+        """Begin answers whose weights are still being made: chunk by chunk (`add_chunk`), until all are (`close_answers`).
 
         May be called again between two chunks: those learners are sent all chunks, too.
         """
@@ -262,7 +263,7 @@ class ShardChannel:
 
 
 class Answers:
-    """What the shards answered to a pull: the clock of each slice, or that there are no more weights.
+    """Answers of the shards to a pull: the clock of each slice, or that there are no more weights.
 
     Args:
         stop: an `Ending`; nothing but NONE means that there are weights.
@@ -290,7 +291,7 @@ class Answers:
         return oldest
 
     def kept(self) -> Answers:
-        """The same weights are used once more, without a pull."""
+        """Use the same weights once more, without a pull."""
         return Answers(self.clocks, self.stop, self.rejected, 0, 0)
 
 
@@ -348,7 +349,7 @@ class LearnerChannel:
 
     @property
     def newest_clock(self) -> int:
-        """Of the weights that have come; -1 before the first."""
+        """Newest clock of the weights that have come; -1 before the first."""
         return max(self._clocks)
 
     def now_ns(self) -> int:

@@ -46,7 +46,7 @@ class Outcome:
 
 
 def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_samples: int) -> str:
-    """What a run says of itself when it starts: `ranks` compute for lambda_ learners."""
+    """First line of a run: `ranks` compute for lambda_ learners."""
     learners = f"{lambda_:,} learners"
     if config.in_teams:
         learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
@@ -63,7 +63,7 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
 
 
 def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> str:
-    """What is to be said of thetabar: a run of few updates leaves it near the initial weights."""
+    """Say what is to be said of thetabar: a run of few updates leaves it near the initial weights."""
     if config.averaging == 0 or config.averaging_bias_correction:
         return ""
     of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
@@ -89,7 +89,7 @@ def account(
     most: int = -1,
     interrupted: bool = False,
 ) -> np.ndarray:
-    """What one rank has to say at the end, int64 (7,); learners and the evaluator have nothing.
+    """Account of one rank at the end, int64 (7,); learners and the evaluator have nothing to say.
 
     `refused`: how many messages, and `most`: the rank that sent most of them.
     """
@@ -97,7 +97,7 @@ def account(
 
 
 def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
-    """What is to be said of messages that shards refused, int64 (shards, 7); "" = nothing. `who` describes a rank."""
+    """Describe the messages that shards refused, int64 (shards, 7); "" = none. `who` describes a rank."""
     refused = int(accounts[:, 4].sum())
     if not refused:
         return ""
@@ -144,7 +144,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
 
 
 def applied_losses(log: Run) -> np.ndarray:
-    """Of each gradient that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
+    """Losses of the gradients that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
 
     The rows are read some at a time, and four bytes of each are kept: there may be 10^8.
     """

@@ -42,7 +42,7 @@ def is_single(comm: MPI.Intracomm) -> bool:
 
 
 def launched_size() -> int:
-    """How many ranks the launcher started, without initialising MPI; 1 where there is no launcher."""
+    """Number of ranks that the launcher started, without initialising MPI; 1 where there is no launcher."""
     return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
 
 

@@ -24,7 +24,7 @@ def farewell(run: Path, signal: int, clocks: tuple[int, ...], command: str) -> s
 
 
 def last_words(run: Path, signal: int, command: str) -> str:
-    """What is told at once where the launcher kills its ranks a quarter of a second later, and there may be no farewell."""
+    """Text to print at once where the launcher kills its ranks a quarter of a second later, and there may be no farewell."""
     saved = newest(run)
     if saved is None:
         until = f"{run} has none: begin anew with --overwrite"

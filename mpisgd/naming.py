@@ -1,4 +1,4 @@
-"""What the user brought, said so that a reader can trust it: model, data, loss and protocol, by name, file and checksum (DESIGN 6).
+"""Names of what the user brought, which a reader can trust: model, data, loss and protocol, by name, file and checksum (DESIGN 6).
 
 An object that was handed to `mpisgd.train` gets into a run's config.toml under the name by which it can be imported; a lambda, a
 function inside another or an instance has none, and is said to have none.
@@ -70,7 +70,7 @@ def spec_of(value: Any) -> str:
 
 
 def _name_in_torch(loss: Any) -> str:
-    """Of a function of torch.nn.functional its name there, as a configuration has it."""
+    """Name a function of torch.nn.functional, as a configuration does."""
     name = getattr(loss, "__name__", "")
     return name if isinstance(name, str) and name and getattr(torch.nn.functional, name, None) is loss else ""
 
@@ -107,7 +107,7 @@ def _of_file(file: str) -> dict[str, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Of the bytes of a file; "" where it cannot be read."""
+    """SHA-256 of a file; "" where it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:

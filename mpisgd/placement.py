@@ -26,7 +26,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
 
 
 def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
-    """The same of a virtual cluster, whose learners the configuration counts; and the node of each rank. Raises ConfigError."""
+    """Place a virtual cluster, whose learners the configuration counts; returns the node of each rank, too. Raises ConfigError."""
     options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)

@@ -54,7 +54,7 @@ _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 
 class Waits(Protocol):
-    """What tells that this rank waits (`tolerant.TolerantWire`)."""
+    """A wire that tells whether this rank waits (`tolerant.TolerantWire`)."""
 
     awaited: object
     patient: bool
@@ -223,7 +223,7 @@ class Pulse:
             self._learn(error)
 
     def _learn(self, error: MPI.Exception) -> None:
-        """What becomes of the dead is known elsewhere."""
+        """Note a failure; what becomes of the dead is known elsewhere."""
         if ulfm.is_failure(error):
             ulfm.failed(self._comm)
         elif not ulfm.is_revoked(error):

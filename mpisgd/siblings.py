@@ -55,7 +55,7 @@ class Siblings:
         self._expected = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
         self._ranks: dict[int, str] = {}
         self._newest_s = math.inf
-        """When a rank was seen for the first time, at last."""
+        """Second at which a rank was last seen for the first time."""
         self.launcher = self._find_launcher(pid or os.getpid()) if self._job else 0
 
     def _find_launcher(self, pid: int) -> int:
@@ -87,7 +87,7 @@ class Siblings:
         return children
 
     def lost(self, now_s: float) -> list[str]:
-        """Who was there and is there no more, and who has never come; in words."""
+        """List in words who was there and is there no more, and who has never come."""
         living = self._children(self.launcher) if self.launcher else set()
         if not living:
             return []
@@ -188,7 +188,7 @@ def watched() -> Iterator[None]:
 
 
 def _end(siblings: Siblings, lost: str) -> NoReturn:
-    """One rank of the node says it, and tells the launcher; the others only go, if need be."""
+    """End the job: one rank of the node says why, and tells the launcher; the others only go, if need be."""
     with socket.socket(socket.AF_UNIX) as speaker:
         try:
             speaker.bind(f"\0mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}")  # gone with its process

@@ -35,7 +35,7 @@ _TOGETHER = 2
 _NO_RANK = -1
 
 MEET_S = 60.0
-"""How long the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
+"""Seconds that the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
 
 HUB = 0
 """The first shard is there: a vital rank."""
@@ -50,7 +50,7 @@ class RankLost(PeerError):
 
 
 class TolerantWire(Wire):
-    """One rank's end.
+    """A rank's end of the wire, in a run that survives losses.
 
     Args:
         vital: ranks that must not be lost.
@@ -83,9 +83,9 @@ class TolerantWire(Wire):
         self._parting = False
         """Whether ranks may have left: MPI then says that they have failed."""
         self._meetings = 0
-        """How many times all have met."""
+        """Number of times that all have met."""
         self._said: dict[int, np.ndarray] = {}
-        """What ranks have said that are at the end already (`gather`)."""
+        """Last words of ranks that are at the end already (`gather`)."""
 
     # ---------------------------------------------------------------------------------------------------------- failures
 
@@ -101,13 +101,13 @@ class TolerantWire(Wire):
                 self._news.append((rank, Tag.LOST))
 
     def give_up(self, rank: int) -> None:
-        """Nobody will wait for this rank any more, not even at the end."""
+        """Wait for this rank no more, not even at the end."""
         self._given_up.add(rank)
 
     # -------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
-        """The same; to a rank that is lost nothing is sent."""
+        """Do as `Wire` does; to a rank that is lost nothing is sent."""
         if dest not in self._lost:
             try:
                 return super().start(dest, tag, fields, *bodies)
@@ -120,7 +120,7 @@ class TolerantWire(Wire):
         return body
 
     def add(self, opened: Sending, body: np.ndarray) -> None:
-        """The same; to a rank that is lost nothing is sent."""
+        """Do as `Wire` does; to a rank that is lost nothing is sent."""
         if opened.dest not in self._lost:
             try:
                 super().add(opened, body)
@@ -128,7 +128,7 @@ class TolerantWire(Wire):
                 self._learn(error)
 
     def finish(self, transfer: Sending | Receiving) -> bool:
-        """The same; or until its other end is lost, or has held it up for too long."""
+        """Wait as `Wire` does, or until the other end is lost, or has held it up for too long."""
         self.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
@@ -181,7 +181,7 @@ class TolerantWire(Wire):
     # ----------------------------------------------------------------------------------------------------------- receive
 
     def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        """The same; what has happened to other ranks goes before their messages."""
+        """Take as `Wire` does; what has happened to other ranks goes before their messages."""
         while not self._news:
             try:
                 return super().take(patterns)
@@ -203,7 +203,7 @@ class TolerantWire(Wire):
         return self._tell()
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
-        """The same; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        """Read a header as `Wire` does; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
         if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
             word = self._word(source, self._meetings + 1, 1, nbytes, message)
@@ -238,8 +238,8 @@ class TolerantWire(Wire):
         self._goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
-        """The same; False where the sender was lost, or has held it up for too long: the bodies are then worth nothing, and must
-        not be used again, for MPI may yet write there."""
+        """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
+        nothing, and must not be used again, for MPI may yet write there."""
         source, layout = self._taken
         until_s = time.perf_counter() + self._patience_s
         for body in bodies:
@@ -269,7 +269,7 @@ class TolerantWire(Wire):
         return None
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
-        """The same, without waiting for a sender that may hang."""
+        """Throw a message away without waiting for a sender that may hang."""
         buffer = nowhere(nbytes)
         request = message.Irecv(buffer)
         if not self._arrived(request):
@@ -286,7 +286,8 @@ class TolerantWire(Wire):
         self.gather(np.zeros(1, np.int64))
 
     def gather(self, said: np.ndarray) -> np.ndarray:
-        """The same; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits for."""
+        """Gather as `Wire` does; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits
+        for."""
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         self._meetings += 1
         if self.rank != HUB:
@@ -360,7 +361,7 @@ class TolerantWire(Wire):
         return word[2:]
 
     def part(self) -> None:
-        """The same; the hub comes to know that all who can still hear it know the end."""
+        """Part as `Wire` does; the hub comes to know that all who can still hear it know the end."""
         self._parting = True
         try:
             self.meet()

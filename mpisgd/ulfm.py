@@ -44,7 +44,7 @@ def failed(comm: MPI.Intracomm) -> list[int]:
 
 
 def seen_failed(comm: MPI.Intracomm) -> list[int]:
-    """The same, but receives from any source still raise: asked by a thread that only watches."""
+    """List failed ranks as `failed` does, but receives from any source still raise: for a thread that only watches."""
     return _ranks(comm, comm.Get_failed())
 
 
@@ -81,7 +81,7 @@ def end_job(comm: MPI.Intracomm, status: int) -> NoReturn:
 
 
 def die_alone() -> NoReturn:
-    """This rank fails; the others are told by MPI, and go on without it."""
+    """End this rank; the others are told by MPI, and go on without it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -94,7 +94,7 @@ def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> E
 
 
 class Wire:
-    """One rank's end of the communicator.
+    """A rank's end of the communicator.
 
     Args:
         comm: an mpi4py communicator.
@@ -121,7 +121,7 @@ class Wire:
         self.deaf = False
         self._signal_told = False
         self.awaited: object = None
-        """What this rank waits for: a message posted or being sent, patterns, or in words; None = it does not (`watchdog`)."""
+        """Object of this rank's wait: a message posted or being sent, patterns, or words; None = it does not wait (`watchdog`)."""
         self.waits = 0
         """Waits that are over."""
         self._zero_ns = time.perf_counter_ns()
@@ -170,7 +170,7 @@ class Wire:
         return Sending(dest, tag, layout.announced, requests, outbox)
 
     def aside(self, body: np.ndarray) -> np.ndarray:
-        """Where ranks wait politely, a copy: this one need not wait until the receivers have had their turn on a core.
+        """Copy a body where ranks wait politely: this one need not wait until the receivers have had their turn on a core.
 
         None is made of a GPU's memory: a copy on the host would be made of what crosses once already.
         """
@@ -255,7 +255,7 @@ class Wire:
         return self._interrupt() if probed is None else self._header(*probed)
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """The same; None where none has come by that nanosecond."""
+        """Take a message as `take` does; None where none has come by that nanosecond."""
         self.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else _never
         probed = None if hears() else self._probe_until(patterns, lambda: hears() or self.now_ns() >= until_ns)
@@ -311,7 +311,7 @@ class Wire:
         return probed
 
     def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """The same, but None where it is `over` before any message is there.
+        """Probe as `_probe` does; None where it is `over` before any message is there.
 
         It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
         that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
@@ -414,7 +414,7 @@ class Wire:
         self.waits += 1
 
     def describe(self, name: Callable[[int], str]) -> str:
-        """What this rank waits for, in words, where `name` says who a rank is; empty where it takes whatever comes.
+        """Describe what this rank waits for, where `name` says who a rank is; empty where it takes whatever comes.
 
         Asked by another thread.
         """
@@ -433,7 +433,7 @@ class Wire:
         self.wait(self._comm.Ibarrier())
 
     def gather(self, said: np.ndarray) -> np.ndarray:
-        """What each rank says at its end, (n,) int64, at all of them: (ranks, n)."""
+        """Gather what each rank says at its end, (n,) int64, at all of them: (ranks, n)."""
         if self._outbox is not None:
             self._outbox.empty()
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
@@ -453,7 +453,7 @@ class Wire:
                     raise
 
     def give_up(self, rank: int) -> None:
-        """Nobody will wait for this rank: said only where that can be (`tolerant.py`)."""
+        """Do nothing: only a fault-tolerant wire gives a rank up (`tolerant.py`)."""
 
     def given_up(self) -> list[int]:
         """Ranks that nobody waits for, and that are not known to be dead."""
@@ -570,7 +570,7 @@ class Node:
         return shared
 
     def meet(self) -> None:
-        """What was stored before is made visible, and what the others stored is seen (MPI-4.1, 12.5.4)."""
+        """Make visible what was stored before, and see what the others stored (MPI-4.1, 12.5.4)."""
         for window in self._windows:
             window.Sync()
         self._wire.awaited = "its team"
@@ -587,7 +587,7 @@ class Node:
 
 
 def nowhere(nbytes: int) -> Any:
-    """Where a message of so many bytes can be received to that nobody wants: little memory, which a long one overwrites."""
+    """Memory for a message of so many bytes that nobody wants: little of it, which a long one overwrites."""
     if nbytes <= _SINK:
         return bytearray(nbytes)
     times, rest = divmod(nbytes, _SINK)

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines: protocol, sizes, how far it came, whether and how it ended."""
+"""Summary of a run in a few lines: protocol, sizes, how far it came, whether and how it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Status:
-    """How a run stands. `ended`: all shards left in order, so that its books have to balance; `done`: it says so in DONE."""
+    """State of a run. `ended`: all shards left in order, so that its books have to balance; `done`: it says so in DONE."""
 
     done: bool
     ended: bool
@@ -130,7 +130,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
 
 
 def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
-    """How a run goes on that was killed, and what that costs, where it has checkpoints or was to have some."""
+    """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
     if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
         return []
     words = way_on(run.path, int(run.updates["clock"].max(initial=run.begins.clock)))
@@ -160,7 +160,7 @@ def _resumed(events: np.ndarray) -> list[int]:
 
 
 def _compensation(run: Run) -> list[tuple[str, str]]:
-    """What delay compensation keeps in memory, where it is on."""
+    """Say what delay compensation keeps in memory, where it is on."""
     strength, parameters = run.config.get("compensation", 0), run.environment.get("parameters")
     if not strength or parameters is None:
         return []
@@ -168,7 +168,7 @@ def _compensation(run: Run) -> list[tuple[str, str]]:
 
 
 def _rounded(run: Run) -> list[tuple[str, str]]:
-    """How much was rounded off gradients that travelled as bfloat16."""
+    """Say how much was rounded off gradients that travelled as bfloat16."""
     if run.config.get("push_format", "float32") == "float32":
         return []
     rounded = run.pushes["rounded"][np.isfinite(run.pushes["rounded"])]
@@ -184,7 +184,7 @@ def virtual(run: Run) -> bool:
 
 
 def _virtual(run: Run) -> list[tuple[str, str]]:
-    """What a virtual run must say of itself."""
+    """Say what a virtual run must say of itself."""
     if not virtual(run):
         return []
     compute = dict(run.config.get("compute", {}))
@@ -196,7 +196,7 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:
-    """How many ranks compute, where learners are teams of them."""
+    """Say how many ranks compute, where learners are teams of them."""
     if not run.teams:
         shared = run.config.get("aggregation") == "node"
         return [("aggregation", "gradients and weights lie in memory that all learners share")] if shared else []
@@ -225,7 +225,7 @@ def _kind(run: Run, part: str) -> str:
 
 
 def _commits(environment: dict[str, Any]) -> str:
-    """Of the user's files, and of mpisgd."""
+    """Name the commits of the user's files, and of mpisgd."""
     said = []
     for prefix, of in (("", ""), ("mpisgd_", "; mpisgd: ")):
         commit = environment.get(f"{prefix}git_commit")

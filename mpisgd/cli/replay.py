@@ -43,11 +43,11 @@ class Options:
     check: bool = False
     """Print nothing: the exit status says it."""
     evaluations: Literal["all", "last", "none"] = "all"
-    """Which snapshots to evaluate again."""
+    """Evaluate these snapshots again."""
     tolerance: float | None = None
     """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
     data_dir: str | None = None
-    """Where staged data files lie here, if not where the run found them."""
+    """Directory of data files here, if not where the run found them."""
     model: str = ""
     """package.module:factory of the user's own model, as `train` takes it."""
     data: str = ""
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print_table(rows: claims.Table) -> None:
-    """What the log proves; as wide as the terminal, or 132 characters."""
+    """Print what the log proves, as wide as the terminal, or 132 characters."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for heading in ("", "proved", "checked", "on trust"):
         table.add_column(heading, overflow="fold")

@@ -59,8 +59,8 @@ class Fit:
 
     @property
     def differences(self) -> dict[str, float]:
-        """How far the virtual run is from the log, as shares of what the log shows: 0.1 is 10 % more. Without staleness where the
-        log has none; empty where it is too short to be observed."""
+        """Differences of the virtual run from the log, as shares of what the log shows: 0.1 is 10 % more. Without staleness where
+        the log has none; empty where it is too short to be observed."""
         if self.real is None or self.virtual is None:
             return {}
         names = ("seconds_per_update", "gradients_per_s", *(("mean_staleness",) if self.real.mean_staleness > 0 else ()))
@@ -148,7 +148,7 @@ def _without_tensors(config: Config, run: Run) -> Config:
 
 
 def _pushes(run: Run) -> int:
-    """As many pushes as the run has, so that both begin and go on alike; of a long run, as many as a prediction has."""
+    """Number of pushes to simulate: the run's, so that both begin and go on alike; of a long run, as many as a prediction has."""
     return min(PUSHES, int(np.count_nonzero(run.pushes["shard"] == 0)))
 
 
@@ -212,7 +212,7 @@ def _with_the_rest(config: Config, real: Observed, pushes: int) -> tuple[Config,
 
 
 def with_rest(straggler: StragglerOptions, rest: Lag) -> StragglerOptions:
-    """The same injected delays, and the rest of a cycle beside them, which a slow learner's factor does not multiply: it is slow at
+    """Add the rest of a cycle to the injected delays, which a slow learner's factor does not multiply: it is slow at
     computing, and what a cycle takes besides is the same for all."""
     deviation_s = min(rest.deviation_s, _MOST_VARIATION * rest.mean_s)
     return dataclasses.replace(

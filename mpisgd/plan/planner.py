@@ -26,7 +26,7 @@ from mpisgd.plan.target import convergence, make_target
 from mpisgd.records.reader import Run
 
 _CLOSE = 0.05
-"""Where a virtual run with the fitted costs differs from the log by more, the plan says so."""
+"""Share by which a virtual run with the fitted costs may differ from the log before the plan says so."""
 _SAID = {
     "seconds_per_update": "seconds per update",
     "gradients_per_s": "gradients per second",
@@ -36,7 +36,7 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a plan is to be made for; None where the logs say it.
+    """Wishes for a plan; None where the logs say it.
 
     `learners`: the most learners to look at (default: four times the run's). `network`: fields of `NetworkOptions` that another
     cluster has. `pushes`: of each virtual run; more are slower and more precise.
@@ -63,7 +63,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was predicted, printed and written."""
+    """A plan as it was predicted, printed and written."""
 
     fit: Fit
     collecting: Collecting
@@ -147,7 +147,7 @@ def _same(first: Run, other: Run, field: str, one: object, two: object) -> None:
 
 
 def _elsewhere(config: Config, wishes: Wishes) -> Config:
-    """The same costs on another network. Raises ConfigError for values that cannot be."""
+    """Take the costs to another network. Raises ConfigError for values that cannot be."""
     known = {field.name for field in dataclasses.fields(NetworkOptions)}
     for name in wishes.network:
         if name not in known:
@@ -213,7 +213,7 @@ def _costs_table(fit: Fit) -> Table:
 
 
 def _misfit(fit: Fit) -> str:
-    """What is to be said of a virtual run that is not like the log that its costs come from; "" = nothing."""
+    """Describe how a virtual run differs from the log that its costs come from; "" = it does not."""
     far = [f"{_SAID[name]} {100 * share:+.0f} %" for name, share in fit.differences.items() if abs(share) > _CLOSE]
     return f"The fit does not repeat its own log ({', '.join(far)}): what is predicted may be as far off." if far else ""
 

@@ -1,4 +1,4 @@
-"""Who may join when: one learner alone at first, the others later, all at once or one after the other.
+"""Admission of learners: one learner alone at first, the others later, all at once or one after the other.
 
 The warm start of [Dean12 4.1] trains with one learner before the rest join. The staleness ramp of [Chen16 2.1] lets staleness
 grow over the first epochs: with k learners at work it is about k - 1.
@@ -18,13 +18,13 @@ class Admission:
         self._ramp = ramp
 
     def admitted(self, clock: int) -> int:
-        """How many learners may be at work."""
+        """Number of learners that may be at work."""
         since = clock - self._warm_up
         if since < 0:
             return 1
         return self._lambda if since >= self._ramp else 1 + (self._lambda - 1) * since // self._ramp
 
     def admits(self, learner_id: int, clock: int, present: Collection[int]) -> bool:
-        """Those with the lowest numbers come first; where one has left, the next takes its place."""
+        """Whether a learner may work. Those with the lowest numbers come first; where one has left, the next takes its place."""
         allowed = self.admitted(clock)
         return allowed >= self._lambda or sum(other < learner_id for other in present) < allowed

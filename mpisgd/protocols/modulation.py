@@ -26,7 +26,7 @@ Rule = Callable[[int, int], Any]
 
 
 class Modulation:
-    """What becomes of a gradient that is applied: its weight by a rule."""
+    """Weighting of gradients that are applied, by a rule."""
 
     def __init__(self, name: str) -> None:
         """Raises ConfigError where there is no such rule, or the user's own gives no weight for a staleness of 0 or 1."""

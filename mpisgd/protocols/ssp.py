@@ -64,7 +64,7 @@ class Ssp(AsyncOpt):
         self.pushed = [0] * lambda_
         self.least = 0
         self._present_at = Counter({0: lambda_})
-        """How many of those present have pushed so many gradients."""
+        """Number of those present that have pushed so many gradients."""
 
     def on_push(self, learner_id: int, timestamp: int, clock: int) -> Verdict:
         self._advance(learner_id)
@@ -86,7 +86,7 @@ class Ssp(AsyncOpt):
             del self._present_at[pushed]
 
     def _find_least(self) -> None:
-        """It only grows, and never skips more than those who have left."""
+        """Find the least count. It only grows, and never skips more than those who have left."""
         if self._present_at and self.least not in self._present_at:
             self.least = min(self._present_at)
 
@@ -96,7 +96,7 @@ class Ssp(AsyncOpt):
         self._find_least()
 
     def on_return(self, learner_id: int, clock: int) -> None:
-        """It is as far as the slowest: the others do not wait until it has caught up."""
+        """Count it as far as the slowest: the others do not wait until it has caught up."""
         super().on_return(learner_id, clock)
         self.pushed[learner_id] = self.least
         self._present_at[self.least] += 1

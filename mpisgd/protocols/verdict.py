@@ -1,4 +1,4 @@
-"""What a protocol may decide about one push (DESIGN 2)."""
+"""Verdicts of a protocol about one push (DESIGN 2)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Kind(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """Why a push was not applied; stored in the run log as `pushes.reason`."""
+    """Reasons why a push was not applied; stored in the run log as `pushes.reason`."""
 
     NONE = 0
     STALE = 1
     NONFINITE = 2
     FINISHED = 3
     REPEATED = 4
-    """This shard has applied this mini-batch before; another had rejected it, and it was computed again."""
+    """Applied here before: another shard had rejected this mini-batch, and it was computed again."""
     MISSED = 5
     """Nothing had been heard of its learner for so long that the others went on without it."""
     TORN = 6
@@ -37,7 +37,7 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of one push; `weight` multiplies the gradient in the sum."""
+    """Decision about one push; `weight` multiplies the gradient in the sum."""
 
     kind: Kind
     weight: float = 1.0

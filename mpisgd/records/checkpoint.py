@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk, and how it is read: plain arrays and numbers, nothing that could be executed (DESIGN 6).
+"""Format of checkpoints on disk, and their reading: plain arrays and numbers, nothing that could be executed (DESIGN 6).
 
     checkpoint/clock-000120/shard-000.h5     the tensors of one shard's slice, one-dimensional float32 data sets
                             shard-000.json   its `Account`, and how long the file is and its CRC-32
@@ -35,7 +35,7 @@ _CRC = "crc32"
 
 @dataclass(frozen=True)
 class Account:
-    """What a shard knows at a checkpoint, besides its tensors; just after an update, when no sum is in the making.
+    """State of a shard at a checkpoint, besides its tensors; just after an update, when no sum is in the making.
 
     Attributes:
         bounds: of its slice of the flat vector.
@@ -64,7 +64,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Part:
-    """One shard's file, as the manifest knows it."""
+    """Entry of one shard's file in the manifest."""
 
     account: Account
     nbytes: int
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @property
     def attempts(self) -> list[int]:
-        """Those whose rows come before it in the log, in their order."""
+        """Attempts whose rows come before it in the log, in their order."""
         return [attempt for attempt, *_ in self.parts[0].account.rows]
 
     @property
@@ -133,7 +133,7 @@ def account_file(shard: int) -> str:
 
 
 def directories(run: Path) -> list[Path]:
-    """Those of all checkpoints, complete or not, the newest first."""
+    """List the directories of all checkpoints, complete or not, the newest first."""
     found = [path for path in (run / schema.CHECKPOINTS).glob("clock-*") if _DIRECTORY.match(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
@@ -208,7 +208,7 @@ def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
 
 
 def way_on(run: Path, clock: int | None = None, command: str = "") -> str:
-    """How a run that has failed is continued, in words; "" where it is done, or not even begun.
+    """Say how a failed run is continued; "" where it is done, or not even begun.
 
     `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes.
     """
@@ -254,7 +254,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Map
 
 
 class _Layout(io.BytesIO):
-    """What HDF5 writes of a file whose data are left out; `size`: how long it is to be."""
+    """File without its data, as HDF5 writes it; `size`: how long it is to be."""
 
     size = 0
 

@@ -107,7 +107,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
 
 
 def _copy(group: h5py.Group, table: str, parts: Sequence[Rows]) -> None:
-    """One table, from these files."""
+    """Copy one table, from these files."""
     count = sum(part.length(table) for part in parts)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = group.create_dataset(table, (count,), schema.TABLES[table], **how)

@@ -1,4 +1,4 @@
-"""One job at a time writes into a run's directory: a file that the first makes, and removes when it ends.
+"""Lock of a run's directory, so that one job at a time writes there: a file that the first makes, and removes when it ends.
 
 A job that is killed leaves it behind. It is taken over only where it can be known that its holder is no more:
 
@@ -152,7 +152,7 @@ def _after(run: Path, text: str) -> Path:
 
 
 def _make_in_place(place: Path, text: str) -> bool:
-    """Where there are no hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
+    """Make the lock without hard links: whoever makes the file has it; one that dies before the next line leaves it empty."""
     try:
         with place.open("x") as file:
             file.write(text)
@@ -185,7 +185,7 @@ def _held_by(text: str) -> str:
 
 
 def _mine() -> dict[str, str | int]:
-    """What is written of this process; "" is what cannot be known."""
+    """Entries of this process; "" is what cannot be known."""
     system = next((each for each in _SYSTEMS if os.environ.get(each.job)), None)
     job = start = step = ""
     if system is not None:
@@ -221,7 +221,7 @@ def _gone(pid: int, begun: str) -> bool:
 
 
 def _begun(process: str) -> str:
-    """When it began, in ticks since the kernel did; "" where that is not told."""
+    """Tick at which it began, since the kernel did; "" where that is not told."""
     fields = _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else ""
 

@@ -129,11 +129,11 @@ class Evaluations:
         self._batch = 0
 
     def begin(self, number: int) -> None:
-        """Of the snapshot of this number, from 0, the first batch is next."""
+        """Begin the snapshot of this number, from 0: its first batch is next."""
         self._number, self._batch = number, 0
 
     def batch(self) -> None:
-        """One more batch is about to be evaluated."""
+        """Count one more batch, which is about to be evaluated."""
         self._batch += 1
         now_s = self._now_s()
         if self._on and now_s >= self._next_s:

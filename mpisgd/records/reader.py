@@ -94,12 +94,12 @@ class Run:
         return int(self.told(self.attempt).get("shards", self.config["shards"]))
 
     def told(self, attempt: int) -> dict[str, Any]:
-        """What config.toml says of one attempt: its learners, shards, epochs ...; nothing where the run was never continued."""
+        """Entries of config.toml on one attempt: learners, shards, epochs ...; nothing where the run was never continued."""
         return self._attempts.get(attempt, {})
 
     @cached_property
     def begins(self) -> Begins:
-        """Where the rows of the tables begin, but those of `evaluations`, which are all there."""
+        """Begin of the tables' rows, but those of `evaluations`, which are all there."""
         return Begins() if not self._files else begins(self._files[0])
 
     @property
@@ -116,7 +116,7 @@ class Run:
         return found[::-1]
 
     def _newest_files(self) -> list[Path]:
-        """Those of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
+        """Files of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
         found: dict[int, list[Path]] = {}
         for path in self.path.glob("*.h5"):
             match = _FILE.match(path.name)
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """What DONE says, or None while the run is under way or where it did not finish."""
+        """Entries of DONE; None while the run is under way or where it did not finish."""
         try:
             text = (self.path / schema.DONE).read_text(encoding="utf-8")
             done = dict(json.loads(text))
@@ -155,7 +155,7 @@ class Run:
         return self._tables[name]
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:
-        """The same rows, some at a time: there may be more than memory holds. Not of a run that is being written."""
+        """Read the rows some at a time: there may be more than memory holds. Not of a run that is being written."""
         if name in self._tables:
             yield self._tables[name]
             return
@@ -182,7 +182,7 @@ class Run:
 
     @property
     def summaries(self) -> np.ndarray:
-        """One row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order.
+        """Summaries, one row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order.
 
         Read once, like the tables; of a run under way, read it before them: a shard that has left has written all its rows.
         """
@@ -251,7 +251,7 @@ class Rows:
         return rows[: self._count(table, len(rows))]
 
     def chunks(self, table: str) -> Iterator[np.ndarray]:
-        """The same, some at a time; what is found wrong with a row may be told after it was given."""
+        """Read rows some at a time; what is found wrong with a row may be told after it was given."""
         left: int | None = None
         with _open(self.path) as file:
             for rows in _verified(self.path, file, table, was_left_open(self.path)):
@@ -262,7 +262,7 @@ class Rows:
             self._count(table, 0)
 
     def length(self, table: str) -> int:
-        """How many."""
+        """Number of rows."""
         return self._count(table, _read(self.path, f"table {table}", lambda file, _: _committed(file, table)))
 
     def _count(self, table: str, committed: int) -> int:
@@ -273,7 +273,7 @@ class Rows:
 
 
 class Begins(NamedTuple):
-    """Where the rows of a layout begin (`schema`): by default at the start of the run.
+    """Begin of a layout's rows (`schema`): by default the start of the run.
 
     Attributes:
         next_seq: per learner, its first mini-batch; empty = 0.
@@ -317,12 +317,12 @@ class Layout:
         return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
 
     def parts(self) -> list[Rows]:
-        """The same, file by file."""
+        """Rows, file by file."""
         return [rows for shard in self.rows for rows in shard]
 
 
 def begins(path: Path) -> Begins:
-    """Where the layout begins that a shard's file belongs to. Raises DataError where the file does not say so as it must."""
+    """Read where the layout of a shard's file begins. Raises DataError where the file does not say so as it must."""
     first = continued(path)[0].path
 
     def read(file: h5py.File, _: bool) -> Begins:
@@ -345,7 +345,7 @@ def begins(path: Path) -> Begins:
 
 
 def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """What config.toml says of each attempt, by its number."""
+    """Entries of config.toml on each attempt, by its number."""
     attempts = environment.get("attempts", [])
     return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
 
@@ -360,7 +360,7 @@ def continued(path: Path) -> list[Rows]:
 
 
 def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
-    """What a file says that it continues: attempts, with the number of rows of each table."""
+    """Read what a file continues: attempts, with the number of rows of each table."""
     none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
     found = _read(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
     parts = none if found is None else np.asarray(found)
@@ -375,7 +375,7 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
 def evaluated(
     run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
 ) -> tuple[int, list[list[int]]]:
-    """What the evaluator of a run that is continued need not do again.
+    """Find what the evaluator of a run that is continued need not do again.
 
     No checkpoint waits for the evaluator: after a loss of power its log may be torn. Then that of the attempt before counts, and
     the rest is evaluated again.
@@ -443,7 +443,7 @@ def _open(path: Path) -> h5py.File:
 
 
 _BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
-"""What h5py raises at a damaged file."""
+"""Errors that h5py raises at a damaged file."""
 
 _TRIES, _PAUSE_S = 5, 0.05
 
@@ -451,7 +451,7 @@ T = TypeVar("T")
 
 
 def _read(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
-    """What `read` finds in a file; it is told whether the file was left open. Tried a few times where a writer may have been at it.
+    """Read a file by `read`, which is told whether the file was left open. Tried a few times where a writer may have been at it.
 
     Raises DataError where it cannot be read, or its checksums do not fit.
     """

@@ -46,12 +46,12 @@ class Recut(Checkpoint):
 
     @property
     def rows_before(self) -> list[list[int]]:
-        """Of each old shard and attempt, the shard, the attempt, and how many rows of each table belong to the run."""
+        """Rows before: for each old shard and attempt, the two, and how many rows of each table belong to the run."""
         return [[part.account.shard, *rows] for part in self.before.parts for rows in part.account.rows]
 
 
 def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Recut:
-    """The same checkpoint for shards of these slices, and for learners that go on with these mini-batches."""
+    """Cut a checkpoint for shards of these slices, and for learners that go on with these mini-batches."""
     old = [part.account for part in checkpoint.parts]
     size = old[-1].bounds[1]
     if bounds[-1][1] != size:

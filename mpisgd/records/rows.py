@@ -33,7 +33,7 @@ class Rows:
         self._id.write(*self._places(start, len(rows)), rows, self._type)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Those from `start` to before `stop`: (stop - start, ...), of the dataset's type."""
+        """Read the rows from `start` to before `stop`: (stop - start, ...), of the dataset's type."""
         rows = np.empty((stop - start, *self._row), self._dtype)
         self._id.read(*self._places(start, stop - start), rows, self._type)
         return rows

@@ -1,4 +1,4 @@
-"""What a run's files hold: the fixed dtype of every table, and the names of the files (DESIGN 6).
+"""Contents of a run's files: the fixed dtype of every table, and the names of the files (DESIGN 6).
 
 Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator one, `evaluator.attempt-0.h5`; `log.h5`
 has the tables of all of them. A file holds the tables below as one-dimensional compound data sets, the data set
@@ -38,8 +38,8 @@ __all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "E
 SCHEMA_VERSION = 4
 
 RULES = 2
-"""Which rules a run follows that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs without
-it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
+"""Version of the rules of a run that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs
+without it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
 recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
 did not fall by 1 % had diverged."""
 

@@ -20,7 +20,7 @@ from mpisgd.records.storage import writing
 
 @dataclass(frozen=True)
 class Taken:
-    """One snapshot: theta and, where weights are averaged, thetabar, each (slice,) float32."""
+    """A snapshot: theta and, where weights are averaged, thetabar, each (slice,) float32."""
 
     vectors: list[np.ndarray]
     clock: int
@@ -45,7 +45,7 @@ def check_spool(path: Path, taken: Sequence[Sequence[float]], nbytes: int) -> No
 
 
 def _with_sum(taken: Sequence[float]) -> tuple[int, int, float, int]:
-    """What is known of a snapshot; those that an earlier mpisgd has taken have no checksum, -1."""
+    """Facts of a snapshot, with its checksum; -1 where an earlier mpisgd has taken it, without one."""
     clock, samples, taken_s, *crc32 = taken
     return int(clock), int(samples), taken_s, int(crc32[0]) if crc32 else -1
 
@@ -91,7 +91,7 @@ class Snapshots:
 
     @property
     def taken(self) -> list[tuple[int, int, float, int]]:
-        """Of each, its clock, samples, seconds and CRC-32; what it holds has been handed to the kernel."""
+        """Clock, samples, seconds and CRC-32 of each; what it holds has been handed to the kernel."""
         with writing(self._path):
             self._file.flush()
         return list(self._taken)
@@ -124,7 +124,7 @@ class Snapshots:
         return Taken(vectors, clock, samples, taken_s)
 
     def nothing(self) -> list[np.ndarray]:
-        """As many empty vectors as a snapshot has: there is none."""
+        """Empty vectors, as many as a snapshot has, where there is none."""
         return [np.empty(0, np.float32)] * self._vectors
 
     def close(self, keep: bool = False) -> None:

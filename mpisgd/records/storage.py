@@ -40,7 +40,7 @@ _broken: list[Any] = []
 
 
 def cause(error: BaseException) -> str:
-    """What went wrong with a file, and the mend, in a few words; HDF5 hides the number of the error in its text."""
+    """Say what went wrong with a file, and the mend, in a few words; HDF5 hides the number of the error in its text."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None and (found := _ERRNO.search(str(error))):
         number = int(found[1])

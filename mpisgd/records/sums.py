@@ -65,7 +65,7 @@ class Summing:
             raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
 
     def add(self, rows: np.ndarray) -> None:
-        """Those that come next."""
+        """Add the rows that come next."""
         if self._told >= 0:
             self._crc32 = add(self._crc32, self._table, rows)
             self._answers = add_amended(self._answers, self._table, rows)
@@ -89,7 +89,7 @@ def add_amended(crc32: int, table: str, rows: np.ndarray) -> int:
 
 
 def closing(answers: int, summary: np.ndarray) -> list[int]:
-    """What is written when a file is closed: that it was, the sum of what could be amended until then, and that of the summary."""
+    """Closing entry of a file: that it was closed, the sum of what could be amended until then, and that of the summary."""
     return [1, answers, zlib.crc32(np.ascontiguousarray(summary).tobytes())]
 
 
@@ -117,7 +117,7 @@ def _closing(what: str, file: Any) -> list[int]:
 
 
 def of_file(path: Path) -> dict[str, int]:
-    """How long a file is, and its CRC-32. Raises OSError."""
+    """Length and CRC-32 of a file. Raises OSError."""
     nbytes = crc32 = 0
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

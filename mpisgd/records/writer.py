@@ -29,7 +29,7 @@ from mpisgd.update import Step
 
 _CHUNK_ROWS = 1024
 _CACHE_NBYTES = 4 << 20
-"""What HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
+"""Bytes that HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -128,7 +128,7 @@ class TableFile:
             self._amendments[name].append((number, field, value))
 
     def rows(self) -> list[int]:
-        """Of each table, those on disk and those in memory."""
+        """Rows of each table, on disk and in memory."""
         return [self._committed[name] + self._filled[name] for name in self._committed]
 
     def flush(self) -> list[int]:
@@ -203,7 +203,7 @@ class TableFile:
 
 
 class ShardLog:
-    """What a shard tells of its run."""
+    """Log of a shard."""
 
     def __init__(self, file: TableFile, shard: int) -> None:
         self._file = file
@@ -270,7 +270,7 @@ class ShardLog:
         self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
 
     def rows(self) -> list[int]:
-        """Of each table, whether on disk or in memory."""
+        """Rows of each table, whether on disk or in memory."""
         return self._file.rows()
 
     def flush(self) -> list[int]:
@@ -283,13 +283,13 @@ class ShardLog:
 
 
 class EvaluatorLog:
-    """What the evaluator tells."""
+    """Log of the evaluator."""
 
     def __init__(self, file: TableFile) -> None:
         self._file = file
 
     def evaluation(self, **fields: float) -> None:
-        """One row of `evaluations`; the keywords are its columns."""
+        """Write one row of `evaluations`; the keywords are its columns."""
         self._file.append("evaluations", tuple(fields[name] for name in schema.EVALUATIONS.names or ()))
         self._file.flush()
 

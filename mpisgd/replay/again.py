@@ -31,7 +31,7 @@ _COMPUTED = {"pushes": ("loss", "rounded"), "updates": ("mean_loss", "gradient_s
 
 
 def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
-    """What is found is in `proof`, also where the job cannot be simulated.
+    """Simulate a virtual job again. What is found is in `proof`, also where the job cannot be simulated.
 
     `evaluated`: evaluate, too, and compare that.
     """
@@ -112,7 +112,7 @@ def _compare(ours: np.ndarray, theirs: np.ndarray, shard: int, table: str, skipp
 
 
 def _compare_end(record: Record, again: Run, failed: str) -> None:
-    """What DONE says but whether the run diverged."""
+    """Compare what DONE says, but for whether the run diverged."""
     if again.done is None:
         refuse(f"simulated again, it does not end: {failed}", -1, schema.DONE)
     for name in ("clock", "samples", "seconds"):

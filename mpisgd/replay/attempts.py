@@ -30,7 +30,7 @@ Tensors = Mapping[str, np.ndarray]
 
 
 class Last(NamedTuple):
-    """What there is when all is computed; `diverged`: of each shard, whether something was not finite, and the run went on."""
+    """Result when all is computed; `diverged`: of each shard, whether something was not finite, and the run went on."""
 
     serial: Serial
     diverged: list[bool]
@@ -77,7 +77,7 @@ def through_attempts(
 
 
 def _diverged(attempt: Record, serial: Serial, before: Sequence[bool], following: Record | None) -> list[bool]:
-    """Of each shard, whether it had something that was not finite, and went on; up to the next attempt's checkpoint."""
+    """Tell for each shard whether it had something that was not finite, and went on; up to the next attempt's checkpoint."""
     seam = math.inf if following is None else following.start_clock
     goes_on = attempt.config.nonfinite == "continue"
     begun = [any(before)] * len(attempt.shards) if attempt.recut or len(before) != len(attempt.shards) else before
@@ -95,7 +95,7 @@ def check_start(record: Record, shard: ShardRecord) -> None:
 
 
 def _begun(record: Record, following: Record, shard: int, computed: Tensors | None, proof: Proof) -> Tensors:
-    """What a shard begins an attempt with.
+    """Give what a shard begins an attempt with.
 
     Raises DataError where its log does not give it, and its checkpoint is not there any more.
     """
@@ -124,5 +124,5 @@ def _begun(record: Record, following: Record, shard: int, computed: Tensors | No
 
 
 def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """The same bits."""
+    """Whether two arrays have the same bits."""
     return one is not None and other is not None and one.tobytes() == other.tobytes()

@@ -35,7 +35,7 @@ def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) ->
 
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:
-    """The same with other names of the user's objects (part -> package.module:attribute), also in the attempts before."""
+    """Rename the user's objects (part -> package.module:attribute), also in the attempts before."""
     config = _renamed(record.config, {part: name for part, name in named.items() if name})
     return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
 
@@ -53,7 +53,7 @@ def _renamed(config: Config, named: Mapping[str, str]) -> Config:
 
 @contextmanager
 def saying_how(record: Record, brought: Brought) -> Iterator[None]:
-    """Where the user's objects cannot be had, say how to bring them. Raises ConfigError."""
+    """Say how to bring the user's objects where they cannot be had. Raises ConfigError."""
     config, entries = record.config, _entries(record.run)
     unnamed = {
         "model": isinstance(config.model, CustomModelOptions) and not config.model.factory,
@@ -91,7 +91,7 @@ def line(run: Run) -> str:
 
 
 def changed(run: Run) -> list[str]:
-    """What to say of modules that are not what they were in the run."""
+    """List modules that are not what they were in the run, in words."""
     notes = []
     for part, entry in _entries(run).items():
         module = entry["object"].partition(":")[0]
@@ -109,7 +109,7 @@ def _root(entry: Mapping[str, str]) -> str:
 
 
 def _entries(run: Run) -> dict[str, dict[str, str]]:
-    """What the run says of them; nothing in runs of versions that did not."""
+    """Entries of the run on them; nothing in runs of versions that wrote none."""
     said = run.environment.get("brought", {})
     fields = ("object", "qualified_name", "file", "sha256")
     return {part: {name: str(said[part].get(name, "")) for name in fields} for part in NAMED if part in said}

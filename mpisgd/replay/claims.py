@@ -1,4 +1,4 @@
-"""What a replay proves of a log, what it checks, and what it takes on trust: one list, from which `mpisgd replay` makes its table.
+"""Claims: what a replay proves of a log, checks, and takes on trust; one list, from which `mpisgd replay` makes its table.
 
     proved     computed again from configuration, seed and data: another value is refused
     checked    it must agree with other things in the log, and seconds must follow each other: where all of those are changed
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 class Standing(enum.Enum):
-    """How sure a value is; see the module's text."""
+    """Certainty of a value; see the module's text."""
 
     PROVED = "proved"
     CHECKED = "checked"
@@ -24,7 +24,7 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said of some values.
+    """A claim about some values.
 
     Attributes:
         where: the table or file.
@@ -91,7 +91,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 @dataclass(frozen=True)
 class Extent:
-    """How much was done again.
+    """Extent of what was done again.
 
     Attributes:
         computed: gradients, updates and weights.
@@ -107,11 +107,11 @@ class Extent:
 
 
 Table = list[tuple[str, list[str], list[str], list[str]]]
-"""Of each table or file, its name and what is proved, checked, and on trust."""
+"""For each table or file, its name and what is proved, checked, and on trust."""
 
 
 def table(extent: Extent) -> Table:
-    """What a replay of this extent says."""
+    """Table of what a replay of this extent says."""
     found: dict[str, dict[Standing, list[str]]] = {}
     for claim in CLAIMS:
         if claim.where in ("DONE", "weights.pt") and not extent.finished:

@@ -17,7 +17,7 @@ from mpisgd.records.sums import check_file
 
 @dataclass(frozen=True)
 class Difference:
-    """How recomputed weights differ from recorded ones.
+    """Difference of recomputed weights from recorded ones.
 
     Attributes:
         name: "theta" or "thetabar".
@@ -83,7 +83,7 @@ def _apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _largest(apart: np.ndarray) -> float:
-    """Of those that are finite."""
+    """Largest of those that are finite."""
     return float(apart[np.isfinite(apart)].max(initial=0.0))
 
 

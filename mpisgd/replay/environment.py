@@ -81,7 +81,7 @@ def check_environment(record: Record, meta: Meta, serial: Serial) -> None:
 
 
 def _check_attempts(record: Record) -> None:
-    """What is told of each attempt, where there are several."""
+    """Check what is told of each attempt, where there are several."""
     told = {each["attempt"]: each for each in record.run.environment.get("attempts", []) if "attempt" in each}
     for before, attempt in zip([None, *record.earlier], [*record.earlier, record], strict=True):
         entry = told.get(attempt.attempt)
@@ -111,7 +111,8 @@ def check_done(record: Record) -> None:
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
-    """Of each shard, whether it found something not finite in any attempt; `weights` are the last ones, (parameters,) float32,
+    """Check `found`, whether each shard found something not finite in any attempt;
+    `weights` are the last ones, (parameters,) float32,
     which a run looks at too.
     """
     for log, diverged in zip(record.shards, found, strict=True):

@@ -1,4 +1,4 @@
-"""Where a log cannot be true, and why."""
+"""Place where a log cannot be true, and why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 @dataclass(frozen=True)
 class Finding:
-    """One place in a log; `str()` is one line.
+    """A place in a log; `str()` is one line.
 
     `row` counts from 0 in `table` of the shard's own file; -1 is the table as a whole, and -1 as `shard` the whole run. -1 as
     `clock`, `learner_id` or `seq`: the place is of none in particular.

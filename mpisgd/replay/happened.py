@@ -139,7 +139,7 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
 
 
 def check_last_answers(record: Record) -> None:
-    """Who was given weights once more computes and pushes once more, unless it left, or another shard told it to stop.
+    """Check that who was given weights once more computes and pushes once more, unless it left, or another shard told it to stop.
 
     Where weights must be of one clock, a shard may have answered and be asked again, and then tell it to stop: of that the log has
     nothing, so there it is asked of one shard alone. Raises Untrue where a learner's rows end although all shards had answered.

@@ -46,7 +46,7 @@ def _check_told(record: Record, learner_id: int) -> None:
 
 
 def _first_other(ours: np.ndarray, theirs: np.ndarray) -> int | None:
-    """Where two columns first differ; NaN is equal to NaN."""
+    """First place where two columns differ; NaN is equal to NaN."""
     other = np.flatnonzero((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs)))
     return int(other[0]) if len(other) else None
 

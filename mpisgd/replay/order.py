@@ -53,7 +53,7 @@ def serial_order(record: Record) -> Iterator[Action]:
 
 
 class _Order:
-    """How far each shard has come."""
+    """Progress of each shard."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

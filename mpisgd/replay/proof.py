@@ -1,4 +1,4 @@
-"""What a replay found, and in words."""
+"""Result of a replay, also in words."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _LAST_BITS = 1e-3
 
 
 class Waypoint(NamedTuple):
-    """One shard when it had come to the clock that was asked for."""
+    """A shard when it had come to the clock that was asked for."""
 
     shard: int
     clock: int
     crc32: int
-    """Of the bytes of the slice of theta."""
+    """CRC-32 of the bytes of the slice of theta."""
     norm: float
     """L2 norm of that slice."""
     mean_loss: float
-    """Of the update that made this clock, recomputed; NaN at clock 0."""
+    """Mean loss of the update that made this clock, recomputed; NaN at clock 0."""
     recorded_mean_loss: float
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Waypoint(NamedTuple):
 
 @dataclass
 class Proof:
-    """What was replayed and how it compares with what the run left.
+    """Result of a replay, compared with what the run left.
 
     Attributes:
         run: the protocol and sizes, in words.
@@ -87,7 +87,7 @@ class Proof:
 
     @property
     def extent(self) -> Extent:
-        """How much was done again: what the table of claims depends on."""
+        """Extent of what was done again, on which the table of claims depends."""
         return Extent(computed=self.computed, simulated=self.simulated, evaluations=self.which, finished=self.finished)
 
     @property
@@ -97,7 +97,7 @@ class Proof:
 
     @property
     def reason(self) -> str:
-        """Why it does not hold, in one line; "" where it does."""
+        """Reason why it does not hold, in one line; "" where it does."""
         if self.finding is not None:
             return str(self.finding)
         return "; ".join(str(each) for each in self.differences if not each.within(self.tolerance))

@@ -165,7 +165,7 @@ def check_log(record: Record) -> None:
     compare_shards(record)
     check_last_answers(record)
     for _ in serial_order(record):
-        """That there is an order is all that is asked here."""
+        """Ask only whether there is an order."""
     for log, clock in zip(record.shards, record.done["clock"] if record.done else [], strict=False):
         if log.final_clock != clock or not log.finished:
             refuse(f"DONE says that it ended at clock {clock}", log.shard, "updates", row=log.final_clock)

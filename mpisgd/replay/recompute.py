@@ -46,7 +46,7 @@ class Recompute:
         self.clocks = [shard.start.clock for shard in record.shards]
         self.seam = seam
         self.at_seam: dict[int, dict[str, np.ndarray]] = {}
-        """What each shard had when it came to the clock at which the next attempt begins."""
+        """State of each shard when it came to the clock at which the next attempt begins."""
         kept.begin(record, serial.bounds)
         for shard in range(len(record.shards)):
             self._come_to_seam(shard)

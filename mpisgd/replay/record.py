@@ -1,4 +1,4 @@
-"""What a run's log says, shard by shard, in the order in which each shard did it."""
+"""Record of a run from its log, shard by shard, in the order in which each shard did it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TimeOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Where a shard's log begins: at clock 0, or, where an attempt continues another, after the rows that come before.
+    """Begin of a shard's log: at clock 0, or, where an attempt continues another, after the rows that come before.
 
     Attributes:
         time_s: when it began.
@@ -137,7 +137,7 @@ class ShardRecord:
 
     @property
     def final_s(self) -> float:
-        """When the last update was done."""
+        """Second at which the last update was done."""
         return float(self.updates["time_s"][-1]) if len(self.updates) else self.start.time_s
 
     def update(self, clock: int) -> np.void:
@@ -193,11 +193,11 @@ class Record:
     config: Config
     shards: list[ShardRecord]
     done: dict[str, Any] | None
-    """What DONE says; None = the run did not finish."""
+    """Entries of DONE; None = the run did not finish."""
     attempt: int = 0
     earlier: tuple[Record, ...] = ()
     learners: int = 0
-    """Of this attempt; 0 = as many as the run's last."""
+    """Learners of this attempt; 0 = as many as the run's last."""
     recut: bool = False
     """Whether slices, or mini-batches, were cut and dealt anew at its beginning."""
 
@@ -211,7 +211,7 @@ class Record:
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """Of each learner, the numbers of the ranks that compute for it (`Roles.number`): its own, unless it is a team.
+        """Numbers of the ranks that compute for each learner (`Roles.number`): its own, unless it is a team.
 
         Raises DataError where the run does not say who is in which team.
         """
@@ -236,12 +236,12 @@ class Record:
 
     @property
     def ranks(self) -> int:
-        """How many compute gradients."""
+        """Number of ranks that compute gradients."""
         return sum(map(len, self.members))
 
     @property
     def gradients_per_update(self) -> float:
-        """How many normally make one update, at the start."""
+        """Number of gradients that normally make one update, at the start."""
         return parts.gradients_per_update(self.protocol(), self.lambda_, self.ranks)
 
     @property
@@ -349,7 +349,7 @@ def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
 
 
 def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> tuple[int, np.ndarray] | None:
-    """Where a row is to be inserted, and the row; None where no shard has more than this one."""
+    """Find where a row is to be inserted, and the row; None where no shard has more than this one."""
     number = len(shard.rows_of[learner_id])
     other = next((each for each in shards if len(each.rows_of[learner_id]) == number + 1), None)
     if other is None:

@@ -44,7 +44,7 @@ def _check_updates(shard: ShardRecord) -> None:
 
 
 def _most(elapsed: np.ndarray) -> np.ndarray:
-    """What may have been spent while so many seconds passed elsewhere."""
+    """Most seconds that may have been spent while so many passed elsewhere."""
     most: np.ndarray = elapsed * (1 + _DRIFT) + _SLACK_S
     return most
 
@@ -98,7 +98,7 @@ def _check_delays(record: Record, shard: ShardRecord, learner_id: int, rows: np.
 
 
 def _computations(record: Record, shard: ShardRecord, learner_id: int, seq: np.ndarray) -> list[int]:
-    """Which computation of its learner each push was, from 0: mini-batches that were given up, or rejected, count again."""
+    """Number the computations of a learner that pushes were, from 0: mini-batches that were given up, or rejected, count again."""
     config = record.config
     if config.exchange == "layerwise" or config.in_teams or config.protocol.collective:
         numbers: list[int] = seq.tolist()

@@ -32,7 +32,7 @@ from mpisgd.rounding import Rounding
 from mpisgd.update import SliceUpdate, Step
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
-"""Why a gradient was dropped before anybody asked whether it was finite."""
+"""Reasons for which a gradient was dropped before anybody asked whether it was finite."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Serial:
             for start, end in self.bounds
         ]
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
-        """Of each shard, the clock, learner and loss of the gradients that it found not to be finite."""
+        """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients: dict[int, Travels] = {}
         self._roundings: dict[int, Rounding] = {}
         self._pushes_per_pull = record.protocol().pushes_per_pull
@@ -160,7 +160,7 @@ class Serial:
         return torch.cat([_of(update, averaged) for update in self.shards])
 
     def _gradient(self, rank: int) -> Travels:
-        """What the rank of this number computes; that is its learner_id, unless it is in a team."""
+        """Gradient of the rank of this number; that is its learner_id, unless it is in a team."""
         if rank not in self._gradients:
             made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, rank)
             self._gradients[rank] = parts.with_local_steps(self.config, made, self._train_samples)

@@ -35,7 +35,7 @@ Which = Literal["all", "last", "none"]
 
 
 class Taken(NamedTuple):
-    """One slice of a snapshot."""
+    """A slice of a snapshot."""
 
     clock: int
     samples: int
@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which snapshots there were.
+    """Snapshots that there were.
 
     Attributes:
         taken: per shard of the last attempt, its slices in order.
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """Of those that all shards took."""
+        """Number of snapshots that all shards took."""
         return min(map(len, self.taken))
 
 
@@ -109,7 +109,7 @@ def check_rows(record: Record, plan: Plan) -> None:
 
 
 def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], float, bool]]:
-    """What each row says but for its seconds; when it was taken; whether it is of the last weights."""
+    """Yield what each row must say but for its seconds; when it was taken; whether it is of the last weights."""
     train_samples = record.environment("train_samples")
     vectors, splits = _kinds(record)
     snapshots = [[mine[number] for mine in plan.taken] for number in range(plan.count)]
@@ -126,7 +126,7 @@ def _expected(record: Record, plan: Plan) -> Iterator[tuple[tuple[float, ...], f
 
 
 def _kinds(record: Record) -> tuple[int, tuple[bool, ...]]:
-    """How many kinds of weights are evaluated, and on which data: training data?"""
+    """Number of kinds of weights that are evaluated, and for each split whether it is the training data."""
     return (2 if record.config.averaging > 0 else 1), ((False, True) if record.config.evaluation.train else (False,))
 
 
@@ -211,7 +211,7 @@ def _compare(row: np.void, at: int, found: tuple[float, float], proof: Proof) ->
 
 
 def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof) -> None:
-    """What was saved beside the parameters."""
+    """Compare what was saved beside the parameters."""
     path = record.path / schema.WEIGHTS
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")[name]

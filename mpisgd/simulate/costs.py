@@ -1,4 +1,4 @@
-"""What everything costs in one virtual job, from its configuration: the objects of `virtual/`, put together."""
+"""Costs of everything in one virtual job, from its configuration: the objects of `virtual/`, put together."""
 
 from __future__ import annotations
 

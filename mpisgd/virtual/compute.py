@@ -1,4 +1,4 @@
-"""How long virtual learners compute: nanoseconds of each mini-batch, a function of (seed, learner_id, seq) (DESIGN 4, law 5).
+"""Compute time of virtual learners: nanoseconds of each mini-batch, a function of (seed, learner_id, seq) (DESIGN 4, law 5).
 
 A learner's numbers are drawn in blocks, one stream of `mpisgd.streams` each, which spreads the price of a stream (3 us).
 The blocks grow, so that 100,000 learners with a few mini-batches each stay cheap too; their sizes are part of every seeded
@@ -40,7 +40,7 @@ _MOST_NS = 2.0**61
 
 
 class Compute:
-    """What the mini-batches of every learner cost."""
+    """Costs of the mini-batches of every learner."""
 
     def __init__(self, draws: Sequence[Draw | float], factors: Sequence[float], options: VirtualOptions, seed: int) -> None:
         """`draws[l % len(draws)]` are learner l's seconds, a number where they never differ; `factors[l]` multiplies them."""
@@ -157,7 +157,7 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
 
 
 def _endless(domain: Domain, seed: int, learner_id: int, draw: Draw) -> Iterator[int]:
-    """What `draw` gives, block after block, in nanoseconds; `chain` is twice as fast as `yield from`."""
+    """Chain what `draw` gives, block after block, in nanoseconds; `chain` is twice as fast as `yield from`."""
     return chain.from_iterable(_blocks(domain, seed, learner_id, draw))
 
 

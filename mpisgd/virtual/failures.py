@@ -1,4 +1,4 @@
-"""When virtual learners fail: a function of (seed, learner_id) (DESIGN 4, law 5)."""
+"""Failures of virtual learners: a function of (seed, learner_id) (DESIGN 4, law 5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LearnerFailed(MpisgdError):
 
 
 class Failures:
-    """Who fails, and when."""
+    """Learners that fail, and when."""
 
     def __init__(self, options: FailureOptions, seed: int) -> None:
         self._options = options
