@@ -106,6 +106,8 @@ class EvaluatorChannel:
         expected = 4 * (end - start) if there else 0
         if sender != shard or nbytes != expected:
             raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
+        if clock < 0:
+            raise PeerError(f"snapshot {number} of rank {rank}: clock {clock}; expected 0 or more")
         wire.finish(asked)
         return bool(there), clock, samples, taken_ns * 1e-9
 

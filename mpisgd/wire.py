@@ -229,7 +229,10 @@ class Wire:
     def header_or_signal(self, posted: Receiving) -> None:
         """Wait, politely however ranks wait here, until the header of a posted message or a signal is there."""
         request = posted.requests[0]
-        self._politely(lambda: self.signal > 0 or request.Test() or None)
+        try:
+            self._politely(lambda: self.signal > 0 or request.Test() or None)
+        except MPI.Exception as error:
+            raise of_size(error, posted, "header") from None
 
     def arrived(self, posted: Receiving) -> bool:
         """Whether the header of a posted message is there."""

@@ -478,17 +478,19 @@ def test_a_snapshot_comes_slice_by_slice(averaged: bool) -> None:
     assert job.wires[3].unmet.total() == 0
 
 
-@pytest.mark.parametrize(("shard", "there", "nbytes"), [(1, 1, 24), (0, 1, 20), (0, 0, 24), (0, 1, 0)])
-def test_a_snapshot_that_cannot_be(shard: int, there: int, nbytes: int) -> None:
+@pytest.mark.parametrize(
+    ("shard", "there", "clock", "nbytes"), [(1, 1, 1, 24), (0, 1, 1, 20), (0, 0, 1, 24), (0, 1, 1, 0), (0, 1, -5, 24)]
+)
+def test_a_snapshot_that_cannot_be(shard: int, there: int, clock: int, nbytes: int) -> None:
     job = Job(learners=1, evaluator=True)
     channel, _, _ = evaluates(job)
 
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(2, Tag.SNAPSHOT_ANSWER, (shard, there, 1, 1, 1, nbytes), np.ones(SIZE, np.float32)))
+        wire.finish(wire.start(2, Tag.SNAPSHOT_ANSWER, (shard, there, clock, 1, 1, nbytes), np.ones(SIZE, np.float32)))
 
-    with pytest.raises(PeerError, match="snapshot 0 of rank 0: shard"):
+    with pytest.raises(PeerError, match=r"snapshot 0 of rank 0: (shard|clock -5)"):
         job.run({0: answers, 2: lambda: channel.pull(0)})  # type: ignore[dict-item, return-value]
 
 
