@@ -427,7 +427,7 @@ class LogOptions:
     flush_s: float = 2.0
     """Flush a shard's file after this many seconds."""
     max_bytes: int = 0
-    """Most bytes of a shard's file, for each attempt; 0 = without bound. When half of the room is filled, every 4th push and
+    """Most bytes of a shard's file; 0 = without bound. Of each attempt's. When half of the room is filled, every 4th push and
     update is kept, when half of the rest is, every 16th, and so on. Counts stay exact, and all events are kept: they come on top.
     What needs every row (replay, plan, timeline) refuses such a log. At least 1 MiB."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
