@@ -435,7 +435,7 @@ class LogOptions:
     progress_s: float = 10.0
     """Seconds between plain lines."""
     quiet_s: float = 60.0
-    """Report what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
+    """Say what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
 
     def __post_init__(self) -> None:
         at_least(self, "log.", flush_rows=1, flush_s=0, max_bytes=0, progress_s=0, quiet_s=0)
