@@ -19,11 +19,12 @@ from torch import Tensor
 
 from mpisgd import footprint, parts
 from mpisgd.config import Config, kind_of
-from mpisgd.divergence import has_diverged
+from mpisgd.divergence import FIRST, has_diverged
 from mpisgd.errors import ProtocolError
 from mpisgd.records import directory, schema, sums
-from mpisgd.records.reader import Books, Run
+from mpisgd.records.reader import Books, Rows, Run
 from mpisgd.records.schema import Verdict
+from mpisgd.records.thinning import UNBOUNDED, Thinning
 from mpisgd.shard import Shard
 
 _MOST_INITIAL = 0.05
@@ -146,8 +147,11 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
 def applied_losses(log: Run) -> np.ndarray:
     """Losses of the gradients that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
 
-    The rows are read some at a time, and four bytes of each are kept: there may be 10^8.
+    The rows are read some at a time, and four bytes of each are kept: there may be 10^8. Of a bounded log they are a sample: the
+    first mini-batches, and then every k-th push, where k is the largest by which any rows were kept.
     """
+    if log.left_out or log.left_out_before:
+        return _sampled_losses([*(part for layout in log.earlier for part in layout.rows[0]), *log.parts_of(0)])
     before = (rows for layout in log.earlier for part in layout.parts() for rows in part.chunks("pushes"))
     found = [
         rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)].astype(np.float32)
@@ -156,10 +160,28 @@ def applied_losses(log: Run) -> np.ndarray:
     return np.concatenate([np.empty(0, np.float32), *found])
 
 
+def _sampled_losses(parts: list[Rows]) -> np.ndarray:
+    """Of these files of shard 0. A loss that is not finite has made the shard say `diverged`, whether or not it is among them."""
+    rules = [part.thinning("pushes") or Thinning(UNBOUNDED) for part in parts]
+    most = max(every for rule, part in zip(rules, parts, strict=True) for _, every in rule.stretches(part.length("pushes")))
+    first, found = np.empty(0, np.float32), [np.empty(0, np.float32)]
+    for rule, part in zip(rules, parts, strict=True):
+        place = 0
+        for rows in part.chunks("pushes"):
+            numbers = rule.numbers(place, place + len(rows))
+            applied, place = rows["verdict"] == Verdict.APPLY, place + len(rows)
+            if len(first) < FIRST:
+                first = np.concatenate([first, rows["loss"][applied]])[:FIRST].astype(np.float32)
+            found.append(rows["loss"][applied & (numbers % most == 0)].astype(np.float32))
+    return np.concatenate([first, *found])
+
+
 def check_books(log: Run, outcome: Outcome) -> None:
     """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
     made = Counter[int]()
-    for rows in log.chunks("updates"):
+    if log.left_out:
+        made.update({shard: counts.updates.rows for shard, counts in enumerate(log.counts)})
+    for rows in () if log.left_out else log.chunks("updates"):
         made.update(dict(zip(*(each.tolist() for each in np.unique(rows["shard"], return_counts=True)), strict=True)))
     for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
         updates = made[books.shard]
@@ -170,6 +192,8 @@ def check_books(log: Run, outcome: Outcome) -> None:
             )
     for layout in log.earlier:
         for shard, attempts in enumerate(layout.rows):
+            if any(part.left_out("updates") for part in attempts):
+                continue  # their numbers are not there to be checked
             clock, found, follow = layout.first_clock, 0, True
             for rows in (rows for part in attempts for rows in part.chunks("updates")):
                 follow &= bool(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -50,11 +50,12 @@ from mpisgd.protocols import Protocol
 from mpisgd.provenance import environment
 from mpisgd.pulse import Pulse
 from mpisgd.records import directory, schema
-from mpisgd.records.checkpoint import way_on
+from mpisgd.records.bounded import open_tables
+from mpisgd.records.checkpoint import Account, way_on
 from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
-from mpisgd.records.reader import evaluated
+from mpisgd.records.reader import counted, evaluated
 from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
@@ -406,7 +407,7 @@ class Rank:
             size=len(update.weights),
             resumed=() if account is None else account.snapshots,
         )
-        file = self._table_file("shard", shard, [] if account is None else account.rows)
+        file = self._table_file("shard", shard, [] if account is None else account.rows, self._counted(account))
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         server = (TolerantShard if self.tolerant else Shard)(
             channel,
@@ -545,19 +546,29 @@ class Rank:
         number = self.roles.number(self.rank)
         return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, direct=direct)
 
-    def _table_file(self, kind: Literal["shard", "evaluator"], shard: int, before: list[list[int]]) -> TableFile:
-        """The log file of this rank and attempt, which continues the rows before."""
+    def _table_file(
+        self, kind: Literal["shard", "evaluator"], shard: int, before: list[list[int]], counts: Sequence[int] = ()
+    ) -> TableFile:
+        """The log file of this rank and attempt, which continues the rows before, and these counts."""
         log, resumption = self.config.log, self.resumption
         attempt = 0 if resumption is None else resumption.attempt
         name = schema.shard_file(shard, attempt) if kind == "shard" else schema.evaluator_file(attempt)
-        return TableFile(
+        return open_tables(
             self.path / name if log.enabled else None,
+            max_bytes=log.max_bytes if kind == "shard" else 0,
+            counts=counts,
             shard=shard,
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
             attributes={} if resumption is None else resumption.attributes(before),
             instead=self.tolerant and kind == "evaluator",  # one who died has left it; who follows evaluates all again
         )
+
+    def _counted(self, account: Account | None) -> list[int]:
+        """What a bounded log has counted until a checkpoint; where the log had no bound before, its rows are all there to count."""
+        if account is None or account.counts or not self.config.log.max_bytes:
+            return [] if account is None else account.counts
+        return counted(self.path, account.shard, account.rows)
 
     # --------------------------------------------------------------------------------------------------------- the end
 

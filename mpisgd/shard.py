@@ -587,6 +587,7 @@ class Shard:
             rows=mark.rows,
             snapshots=self.snapshots.taken[: mark.snapshots],
             diverged=mark.diverged,
+            counts=self.log.counts(),
             last=last,
         )
         now_s = self.channel.now_s()

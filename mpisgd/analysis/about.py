@@ -74,6 +74,8 @@ def label(run: Run) -> str:
 
 def samples_applied(run: Run) -> int:
     """Samples that shard 0 has applied."""
+    if run.left_out:
+        return max(run.begins.samples, run.counts[0].updates.samples)
     return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=run.begins.samples))
 
 
@@ -116,6 +118,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("status", state.text),
         *_way_on(run, state),
         *_attempts(run),
+        *_left_out(run),
         *_compensation(run),
         *_rounded(run),
         *_virtual(run),
@@ -133,7 +136,8 @@ def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
     """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
     if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
         return []
-    words = way_on(run.path, int(run.updates["clock"].max(initial=run.begins.clock)))
+    newest = run.final_clock(0) if run.left_out else int(run.updates["clock"].max(initial=run.begins.clock))
+    words = way_on(run.path, newest)
     return [("if it was killed", words)] if words else []
 
 
@@ -151,6 +155,13 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
         )
         lines.append(("before", f"{before}: what follows is of what came after, but evaluations, which are all"))
     return lines
+
+
+def _left_out(run: Run) -> list[tuple[str, str]]:
+    """That the log was bounded, and what that means here."""
+    if not run.left_out:
+        return []
+    return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]
 
 
 def _resumed(events: np.ndarray) -> list[int]:
@@ -171,7 +182,8 @@ def _rounded(run: Run) -> list[tuple[str, str]]:
     """Say how much was rounded off gradients that travelled as bfloat16."""
     if run.config.get("push_format", "float32") == "float32":
         return []
-    rounded = run.pushes["rounded"][np.isfinite(run.pushes["rounded"])]
+    rounded = run.table("pushes")["rounded"]
+    rounded = rounded[np.isfinite(rounded)]
     words = f"as {run.config['push_format']}; what was rounded off one was added to the next"
     if rounded.any():
         words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"

@@ -27,21 +27,23 @@ class LearnerBooks(Books):
 @dataclass(frozen=True)
 class Coverage:
     """Coverage of one learner: mini-batches that it sampled, gave up to begin anew, computed to their end, and that every shard
-    applied."""
+    applied; None: not known."""
 
     learner_id: int
     sampled: int
     given_up: int
     computed: int
-    applied: int
+    applied: int | None
 
     @property
     def share(self) -> float | None:
-        return self.applied / self.sampled if self.sampled else None
+        return self.applied / self.sampled if self.sampled and self.applied is not None else None
 
 
 def final_clocks(run: Run) -> np.ndarray:
     """The last clock of each shard that the log knows, shape (shards,)."""
+    if run.left_out:
+        return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
     clocks = np.full(run.shards, run.begins.clock, np.int64)
     np.maximum.at(clocks, run.updates["shard"], run.updates["clock"])
     for summary in run.summaries:
@@ -61,11 +63,15 @@ def applied_rows(run: Run) -> np.ndarray:
 
 def learners_of(run: Run) -> int:
     """λ, or more where the log holds a larger learner_id."""
+    if run.left_out:
+        return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
     return max(run.lambda_, int(run.pushes["learner_id"].max(initial=-1)) + 1)
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
     """The account of every learner on every shard, learner by learner."""
+    if run.left_out:
+        return _counted_books(run)
     rows, learners, shards = run.pushes, learners_of(run), run.shards
     cell = rows["learner_id"].astype(np.int64) * shards + rows["shard"]
 
@@ -93,8 +99,51 @@ def learner_books(run: Run) -> list[LearnerBooks]:
     ]
 
 
+def _counted_books(run: Run) -> list[LearnerBooks]:
+    """The same, of a run whose rows are not all there. What a learner pushed is what came to the shard that had most of it."""
+    counted = counted_learners(run)
+    pushed = counted[:, :, 0].max(axis=0)
+    return [
+        LearnerBooks(shard, *map(int, (pushed[learner_id], *counted[shard, learner_id, 1:], learner_id)))
+        for learner_id in range(counted.shape[1])
+        for shard in range(run.shards)
+    ]
+
+
+def counted_learners(run: Run) -> np.ndarray:
+    """`counts.Pushes.books` of each shard: int64 (shards, learners, 5)."""
+    found = np.zeros((run.shards, learners_of(run), 5), np.int64)
+    for shard, counts in enumerate(run.counts):
+        books = counts.pushes.books(run.final_clock(shard))
+        found[shard, : len(books)] = books
+    return found
+
+
+def _counted_coverage(run: Run) -> list[Coverage]:
+    """Of a run whose rows are not all there: of more shards than one, what was applied on all of them is not known."""
+    counted, learners = counted_learners(run), learners_of(run)
+    given_up, sampled = _given_up(run, learners), _sampled(run, learners)
+    return [
+        Coverage(
+            at,
+            int(sampled[at]),
+            int(given_up[at]),
+            int(counted[:, at, 0].max()),
+            int(counted[0, at, 1]) if run.shards == 1 or not counted[:, at, 1].all() else None,
+        )
+        for at in range(learners)
+    ]
+
+
+def _given_up(run: Run, learners: int) -> np.ndarray:
+    told = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
+    return np.bincount(told["learner_id"], minlength=learners)
+
+
 def coverage(run: Run) -> list[Coverage]:
     """Count how much of what each learner sampled was applied. What is always dropped biases the training data."""
+    if run.left_out:
+        return _counted_coverage(run)
     rows, learners = run.pushes, learners_of(run)
     sampled, computed = _sampled(run, learners), _computed(run, learners)
     taken = rows[applied_rows(run)]
@@ -103,15 +152,13 @@ def coverage(run: Run) -> list[Coverage]:
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
     everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
-    told = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
-    given_up = np.bincount(told["learner_id"], minlength=learners)
-    columns = (sampled, given_up, computed, everywhere)
+    columns = (sampled, _given_up(run, learners), computed, everywhere)
     return [Coverage(at, *(int(column[at]) for column in columns)) for at in range(learners)]
 
 
 def never_counted(run: Run) -> list[int]:
     """Learners that computed, and of whose mini-batches none was applied on every shard: their data had no part in the weights."""
-    return [covered.learner_id for covered in coverage(run) if covered.computed and not covered.applied]
+    return [covered.learner_id for covered in coverage(run) if covered.computed and covered.applied == 0]
 
 
 def imbalances(run: Run) -> list[str]:
@@ -120,14 +167,9 @@ def imbalances(run: Run) -> list[str]:
     lines += [
         f"learner {book.learner_id} on shard {book.shard}: {_equation(book)}" for book in learner_books(run) if not book.balanced
     ]
-    taken = run.pushes[applied_rows(run)]
-    applied = np.zeros(run.shards, np.int64)
-    np.add.at(applied, taken["shard"], taken["gradients"])
-    divisors = np.zeros(run.shards, np.int64)
-    np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
+    applied, divisors, updates = _sums(run)
     for shard in np.flatnonzero(applied != divisors).tolist():
         lines.append(f"shard {shard}: {applied[shard]} gradients applied, but its updates sum {divisors[shard]}")
-    updates = run.begins.clock + np.bincount(run.updates["shard"], minlength=run.shards)
     for shard, clock in enumerate(final_clocks(run).tolist()):
         if updates[shard] != clock:
             lines.append(f"shard {shard}: final clock {clock}, but {updates[shard]} updates in the log")
@@ -135,6 +177,20 @@ def imbalances(run: Run) -> list[str]:
     if said is not None and list(said) != final_clocks(run).tolist():
         lines.append(f"DONE says clocks {list(said)}, but the log ends at {final_clocks(run).tolist()}")
     return lines
+
+
+def _sums(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each shard, gradients that were applied, those that its updates sum, and its updates since the start: (shards,) each."""
+    if run.left_out:
+        each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
+        found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
+        return found[:, 0], found[:, 1], found[:, 2]
+    taken = run.pushes[applied_rows(run)]
+    applied = np.zeros(run.shards, np.int64)
+    np.add.at(applied, taken["shard"], taken["gradients"])
+    divisors = np.zeros(run.shards, np.int64)
+    np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
+    return applied, divisors, run.begins.clock + np.bincount(run.updates["shard"], minlength=run.shards)
 
 
 def shard_table(run: Run) -> Table:
@@ -171,8 +227,10 @@ def learner_table(run: Run) -> Table:
         Column("coverage", "%", ".1f"),
     )
     note = "Computed: gradients of its mini-batches, repeated ones too. Coverage: share of its mini-batches applied on every shard."
-    total = [sum(getattr(covered, name) for covered in coverage(run)) for name in ("applied", "sampled")]
-    if total[1] and total[0] < total[1]:
+    total = [sum(getattr(covered, name) or 0 for covered in coverage(run)) for name in ("applied", "sampled")]
+    if any(covered.applied is None for covered in coverage(run)):
+        note = f"{note} What was applied on every shard is not known: {run.left_out}."
+    elif total[1] and total[0] < total[1]:
         note = f"{note} All learners: {100 * total[0] / total[1]:.1f} %."
     if never := never_counted(run):
         note = f"{note} The data of learner {', '.join(map(str, never))} never counted."
@@ -197,6 +255,11 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
     first = np.zeros(learners, np.int64)
     first[: len(run.begins.next_seq)] = run.begins.next_seq
     last = first - 1
+    if run.left_out:
+        for counts in run.counts:
+            seen = len(counts.pushes.next_seq)
+            last[:seen] = np.maximum(last[:seen], counts.pushes.next_seq - 1)
+        return np.asarray(last + 1 - first)
     np.maximum.at(last, run.pushes["learner_id"], run.pushes["seq"])
     return np.asarray(last + 1 - first)
 

@@ -108,7 +108,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
     named = [(_legend(run, name), run) for run, name in zip(runs, names, strict=True)]
     curves = [(name, [curve for curve in training.curves(run) if not curve.train]) for name, run in named]
     taus = [(name, staleness.histogram(run)) for name, run in named]
-    collected = [(name, arrivals.collected(run)) for name, run in named]
+    collected = [(name, arrivals.collected(run)) for name, run in named if not run.left_out]
     errors = [
         Drawing(
             f"error_{against}",
@@ -130,7 +130,7 @@ def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
             figures_time.collect(title, collected, int(np.max([run.lambda_ for run in runs])), None),
-            "no run with a synchronous protocol",
+            "no run with a synchronous protocol, and all rows in its log",
         ),
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -14,6 +15,9 @@ from mpisgd.analysis.tables import Table
 from mpisgd.analysis.writing import Drawing, say, tell, terminal, write
 from mpisgd.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.records.reader import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -60,20 +64,19 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
+    whole = not run.left_out
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
         training.evaluation_table(run),
         throughput.rate_table(run),
-        throughput.time_table(run),
+        *([throughput.time_table(run)] if whole else []),
         staleness.shard_table(run),
         *([staleness.layer_table(run)] if run.environment.get("layers") else []),
         staleness.learner_table(run),
         staleness.histogram_table(run),
-        arrivals.arrival_table(run),
-        arrivals.collect_table(run),
-        noise_scale.table(run),
-        *([faults.table(run)] if faults.happened(run) else []),
+        *([arrivals.arrival_table(run), arrivals.collect_table(run), noise_scale.table(run)] if whole else []),
+        *([faults.table(run)] if whole and faults.happened(run) else []),
         books.shard_table(run),
         books.learner_table(run),
     )
@@ -91,32 +94,41 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             figures.staleness_distribution(title, [(run.name, staleness.histogram(run))], about.splitting(run)),
             "no gradient was applied",
         ),
-        Drawing(
+        _of_all_rows(
+            run,
             "staleness_over_clock",
             "Staleness of the gradients of each update [Zhang16 Fig. 1]",
-            figures.staleness_over_clock(title, staleness.over_clock(run)),
+            lambda: figures.staleness_over_clock(title, staleness.over_clock(run)),
             "no gradient was applied",
         ),
         *_error_figures(run, title),
-        Drawing(
+        _of_all_rows(
+            run,
             "arrivals",
             "Cumulative distribution of arrival times of gradients on shard 0 [Chen16 Fig. 3]",
-            figures_time.arrival_cdf(title, _arrival_series(run), arrival_axis(run)),
+            lambda: figures_time.arrival_cdf(title, _arrival_series(run), arrival_axis(run)),
             "no gradient has an arrival time",
         ),
-        Drawing(
+        _of_all_rows(
+            run,
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
-            figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
+            lambda: figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
             "no gradient arrived" if arrivals.synchronous(run) else f"gradients of {about.protocol_name(run)} have no common start",
         ),
-        Drawing(
+        _of_all_rows(
+            run,
             "learner_time",
             "Where the learners' time went",
-            figures_time.time_spent(title, throughput.learner_time(run)),
+            lambda: figures_time.time_spent(title, throughput.learner_time(run)),
             "no gradient was pushed",
         ),
     )
+
+
+def _of_all_rows(run: Run, key: str, caption: str, make: Callable[[], Figure | None], missing: str) -> Drawing:
+    """A figure that needs every row of the log."""
+    return Drawing(key, caption, None, run.left_out) if run.left_out else Drawing(key, caption, make(), missing)
 
 
 def _timeline(run: Run) -> Drawing:

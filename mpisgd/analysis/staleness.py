@@ -12,6 +12,7 @@ import numpy as np
 
 from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.records.counts import Tally
 from mpisgd.records.reader import Run
 from mpisgd.records.schema import Verdict
 
@@ -48,21 +49,63 @@ def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
 
 def overall(run: Run) -> Staleness:
     """Over all learners and shards."""
+    if run.left_out:
+        return of_histogram(histogram(run), int(books.counted_learners(run)[:, :, 2].sum()), about.splitting(run))
     tau = run.pushes["staleness"][books.applied_rows(run)]
     return summarise(tau, int(np.count_nonzero(run.pushes["verdict"] == Verdict.DROP)), about.splitting(run))
 
 
 def by_shard(run: Run) -> list[Staleness]:
+    if run.left_out:
+        dropped, n = books.counted_learners(run)[:, :, 2].sum(axis=1).tolist(), about.splitting(run)
+        return [of_histogram(tally.staleness, dropped[shard], n) for shard, tally in enumerate(_tallies(run))]
     return _grouped(run, run.pushes["shard"], run.shards)
 
 
 def by_learner(run: Run) -> list[Staleness]:
+    """Where not all rows are there, gradients and their mean alone."""
+    if run.left_out:
+        applied = np.zeros((books.learners_of(run), 2), np.int64)
+        for tally in _tallies(run):
+            applied[: len(tally.learners)] += tally.learners
+        dropped = books.counted_learners(run)[:, :, 2].sum(axis=0).tolist()
+        each = zip(applied.tolist(), dropped, strict=True)
+        return [Staleness(count, lost, mean=total / count if count else None) for (count, total), lost in each]
     return _grouped(run, run.pushes["learner_id"], books.learners_of(run))
 
 
 def histogram(run: Run) -> np.ndarray:
     """Number of applied gradients of staleness 0, 1, 2 ..., over all shards: int64, shape (largest τ + 1,) or (0,)."""
+    if run.left_out:
+        found = [tally.staleness for tally in _tallies(run)]
+        longest = max(map(len, found))
+        return np.asarray(sum(np.pad(each, (0, longest - len(each))) for each in found))
     return np.bincount(run.pushes["staleness"][books.applied_rows(run)])
+
+
+def _tallies(run: Run) -> list[Tally]:
+    """What each shard has applied, by its counts."""
+    return [counts.pushes.applied(run.final_clock(shard)) for shard, counts in enumerate(run.counts)]
+
+
+def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
+    """As `summarise`, of so many gradients of staleness 0, 1, 2 ...: int64, shape (largest τ + 1,)."""
+    total = int(counts.sum())
+    if total == 0:
+        return Staleness(0, dropped)
+    tau, below = np.arange(len(counts)), np.cumsum(counts)
+    mean = float(tau @ counts / total)
+    middle = np.searchsorted(below, [(total - 1) // 2, total // 2], side="right")
+    return Staleness(
+        gradients=total,
+        dropped=dropped,
+        minimum=int(np.flatnonzero(counts)[0]),
+        mean=mean,
+        median=float(middle.mean()),
+        maximum=int(np.flatnonzero(counts)[-1]),
+        deviation=float(np.sqrt((tau - mean) ** 2 @ counts / total)),
+        beyond=None if n is None else float(counts[2 * n + 1 :].sum() / total),
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import re
 import shlex
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Account:
         next_seq: per learner, the mini-batch that this shard wants next.
         rows: the log so far, as in the attribute `continues` of a log file (`schema`).
         snapshots: of each, its clock, samples, seconds and CRC-32.
+        counts: what the pushes and updates come to, where the log is bounded (`counts.Counts.numbers`).
     """
 
     shard: int
@@ -60,6 +61,7 @@ class Account:
     rows: list[list[int]]
     snapshots: list[tuple[int, int, float, int]]
     diverged: bool = False
+    counts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ class Checkpoints:
         rows: list[int],
         snapshots: list[tuple[int, int, float, int]],
         diverged: bool,
+        counts: Sequence[int] = (),
         last: bool = False,
     ) -> None:
         """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
@@ -148,6 +149,7 @@ class Checkpoints:
             rows=[*self._continues, [self._attempt, *rows]],
             snapshots=snapshots,
             diverged=diverged,
+            counts=list(counts),
         )
         self._begin(functools.partial(self._write, account))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from mpisgd import durable
 from mpisgd.errors import ConfigError, DataError
@@ -90,13 +91,16 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
     whole = [each for name in names for each in continued(path / name)]
-    earlier = Run(path).earlier
+    run = Run(path)
+    earlier = run.earlier
     with writing(path / schema.LOG), durable.made_aside(path / schema.LOG) as aside:
         log = create_hdf5(aside)
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
             for table in schema.TABLES:
                 _copy(log, table, whole)
+            if run.left_out:
+                _add_counts(log, run, whole)
             for number, layout in enumerate(earlier):
                 _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()
@@ -125,6 +129,28 @@ def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
         _copy(group, table, layout.parts())
+
+
+_LEARNERS = ("shard", "learner_id", "pushed", "applied", "dropped", "rejected", "in_flight")
+
+
+def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
+    """For how many rows each stands, and what all come to, as `schema` has it."""
+    for table in schema.THINNED:
+        start, every = 0, []
+        for part in parts:
+            rule, count = part.thinning(table), part.length(table)
+            every += [(start + place, k) for place, k in ([(0, 1)] if rule is None else rule.stretches(count)) if count]
+            start += count
+        log.create_dataset(f"{table}_every", data=np.array(every, np.int64).reshape(-1, 2), fletcher32=True, chunks=True)
+    learners, staleness = [], []
+    for shard, counts in enumerate(run.counts):
+        clock = run.final_clock(shard)
+        learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
+        staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
+    for name, rows, columns in (("learners", learners, _LEARNERS), ("staleness", staleness, ("shard", "staleness", "gradients"))):
+        dtype = np.dtype([(column, np.int64) for column in columns])
+        log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True)
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

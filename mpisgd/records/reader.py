@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,9 +19,12 @@ import numpy as np
 
 from mpisgd import contained
 from mpisgd.errors import DataError
+from mpisgd.records import counts as counting
 from mpisgd.records import schema, sums
+from mpisgd.records.counts import Counts
 from mpisgd.records.schema import Verdict
 from mpisgd.records.superblock import AsIfClosed, was_left_open
+from mpisgd.records.thinning import Thinning
 
 _FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
 
@@ -166,11 +169,49 @@ class Run:
 
     @property
     def pushes(self) -> np.ndarray:
-        return self.table("pushes")
+        """All of them: raises DataError where some were left out (`left_out`)."""
+        return self._all("pushes")
 
     @property
     def updates(self) -> np.ndarray:
-        return self.table("updates")
+        """All of them, as `pushes`."""
+        return self._all("updates")
+
+    def _all(self, name: str) -> np.ndarray:
+        if self.left_out:
+            raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
+        return self.table(name)
+
+    @cached_property
+    def left_out(self) -> str:
+        """Which rows the tables do not have, and why; "" where they have all.
+
+        Where they lack some, `table` and `chunks` give those that are kept, and `counts` what all of them come to.
+        """
+        self._check_files()
+        return _left_out([part for path in self._files for part in continued(path)])
+
+    @cached_property
+    def left_out_before(self) -> str:
+        """The same of earlier layouts."""
+        return _left_out([part for layout in self.earlier for part in layout.parts()])
+
+    def parts_of(self, shard: int) -> list[Rows]:
+        """The files of a shard, attempt by attempt, in the last layout."""
+        return continued(self._files[shard])
+
+    def final_clock(self, shard: int) -> int:
+        """The last clock of a shard, by its summary, or else its counts."""
+        said = int(self.summaries["final_clock"][shard])
+        return said if said >= 0 else max(self.begins.clock, self.counts[shard].updates.clock)
+
+    @cached_property
+    def counts(self) -> list[Counts]:
+        """Of each shard, what its pushes and updates come to, of a log that was bounded; of a run that was killed, as of the last
+        flush. Empty where no file counts."""
+        self._check_files()
+        found = [_read(path, "counts", partial(_counts, path)) for path in self._files if path.name.startswith("shard-")]
+        return [each for each in found if each is not None]
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -195,6 +236,9 @@ class Run:
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""
         summaries = self.summaries
+        if self.left_out:
+            each = zip(summaries, self.counts, strict=True)
+            return [_counted(summary, counts.pushes.books(self.final_clock(summary["shard"]))) for summary, counts in each]
         clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
         unfinished = [shard for shard, clock in clocks.items() if clock < 0]
         if unfinished:  # its tables are read whole: whoever writes them may be at it
@@ -222,6 +266,12 @@ def _count(counts: Counter[str], rows: np.ndarray, final_clock: int) -> None:
     counts["applied"] += int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
     for verdict in (Verdict.LATE, Verdict.DROP, Verdict.REJECT):
         counts[verdict.name] += int(np.count_nonzero(rows["verdict"] == verdict))
+
+
+def _counted(summary: np.void, learners: np.ndarray) -> Books:
+    """The account of a shard whose rows are not all there, from those of its learners."""
+    pushed, *others = learners.sum(axis=0).tolist()
+    return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)
 
 
 def _books(summary: np.void, counts: Counter[str]) -> Books:
@@ -264,6 +314,21 @@ class Rows:
     def length(self, table: str) -> int:
         """Number of rows."""
         return self._count(table, _read(self.path, f"table {table}", lambda file, _: _committed(file, table)))
+
+    def thinning(self, table: str) -> Thinning | None:
+        """By which rule its rows were kept; None: all are."""
+        room = _read(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))
+        return None if room is None else Thinning(int(np.asarray(room)[schema.THINNED.index(table)]))
+
+    def left_out(self, table: str) -> str:
+        """Which rows of a table the file does not have, and why; "" where it has all."""
+        rule = self.thinning(table)
+        length = 0 if rule is None else self.length(table)
+        if rule is None or length <= rule.whole:
+            return ""
+        most = int(rule.every(length - 1, length)[0])
+        clock = _read(self.path, f"table {table}", lambda file, _: int(contained.data_set(file, table)[rule.whole]["clock"]))
+        return f"the log keeps every k-th of the {table} from clock {clock:,} on, k at most {most:,} (log.max_bytes)"
 
     def _count(self, table: str, committed: int) -> int:
         count = committed if self.first is None else self.first[table]
@@ -418,6 +483,20 @@ def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
                     pass
 
 
+def counted(run: Path, shard: int, rows: list[list[int]]) -> list[int]:
+    """What these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
+    found = Counts()
+    for attempt, *firsts in rows:
+        if any(firsts):
+            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, firsts, strict=True)))
+            for each in part.chunks("pushes"):
+                found.pushes.add(each)
+            for each in part.chunks("updates"):
+                found.updates.add(each)
+    numbers: list[int] = found.numbers().tolist()
+    return numbers
+
+
 def _attempt_of(path: Path) -> int:
     match = _FILE.match(path.name)
     assert match
@@ -482,6 +561,15 @@ def read_table(path: Path, name: str) -> np.ndarray:
         return table
 
     return _read(path, f"table {name}", read)
+
+
+def _left_out(parts: list[Rows]) -> str:
+    said = (part.left_out(name) for part in parts for name in schema.THINNED)
+    return next((each for each in said if each), "")
+
+
+def _counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
+    return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
 
 
 def _committed(file: h5py.File, name: str) -> int:

@@ -21,6 +21,13 @@ applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), w
 `before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table of that file belong
 to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
 clocks `first_clock` and `last_clock` as attributes.
+
+Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
+int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
+is filled; each row stands for itself and the k - 1 rows after it, which are not there. `counts_0` and `counts_1` have exact counts
+of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` says it for its tables by data sets `pushes_every`
+and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
+many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
 """
 
 from __future__ import annotations
@@ -142,6 +149,8 @@ EVENTS = np.dtype(
 )
 
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
+THINNED = ("pushes", "updates")
+"""Those of which a bounded log keeps some rows."""
 
 #: The last row that a rank writes; see the module's text.
 SUMMARY = np.dtype(

@@ -27,7 +27,7 @@ from mpisgd.records.rows import Rows
 from mpisgd.records.schema import Event
 from mpisgd.update import Step
 
-_CHUNK_ROWS = 1024
+CHUNK_ROWS = 1024
 _CACHE_NBYTES = 4 << 20
 """Bytes that HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
 
@@ -85,7 +85,8 @@ class TableFile:
         for name, value in attributes.items():
             file.attrs[name] = value
         for name, dtype in schema.TABLES.items():
-            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(_CHUNK_ROWS,))
+            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+        self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
         file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
         file.create_dataset("closing", data=np.zeros(3, np.int64))
@@ -94,6 +95,22 @@ class TableFile:
         summary["shard"], summary["final_clock"] = shard, -1
         file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
         file.swmr_mode = True
+
+    def _create_more(self, file: h5py.File) -> None:
+        """What else it has than the tables (`bounded`)."""
+
+    def _write_more(self) -> None:
+        """What else is to be there before the rows count."""
+
+    def _on_disk(self, name: str) -> int:
+        """Rows of a table that are in the file."""
+        return self._committed[name]
+
+    def _extend(self, name: str, rows: np.ndarray) -> None:
+        """Write rows behind those that are in the file."""
+        self._data[name].extend(self._on_disk(name), rows)
+        self._data[name].flush()
+        self._crc32[name] = sums.add(self._crc32[name], name, rows)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -127,6 +144,10 @@ class TableFile:
         else:
             self._amendments[name].append((number, field, value))
 
+    def counts(self) -> list[int]:
+        """As in `checkpoint.Account`."""
+        return []
+
     def rows(self) -> list[int]:
         """Rows of each table, on disk and in memory."""
         return [self._committed[name] + self._filled[name] for name in self._committed]
@@ -143,21 +164,20 @@ class TableFile:
             if self._path.stat().st_ino != self._inode:
                 raise OSError(errno.ENOENT, "another file has its name")
         self._flushed_at_s = time.monotonic()
-        return list(self._committed.values())
+        return [self._on_disk(name) for name in schema.TABLES]
 
     def _write(self) -> None:
         for name in schema.TABLES:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
-                rows, start = self._rows[name][:filled], self._committed[name]
-                self._data[name].extend(start, rows)
-                self._data[name].flush()
-                self._crc32[name] = sums.add(self._crc32[name], name, rows)
-                self._committed[name] = start + filled
+                self._extend(name, self._rows[name][:filled])
+                self._committed[name] += filled
                 self._filled[name] = 0
-        self._replace("sums", [(self._committed[name], self._crc32[name]) for name in schema.TABLES])
-        self._replace("committed", list(self._committed.values()))
+        on_disk = [self._on_disk(name) for name in schema.TABLES]
+        self._replace("sums", list(zip(on_disk, self._crc32.values(), strict=True)))
+        self._write_more()
+        self._replace("committed", on_disk)
 
     def _replace(self, name: str, numbers: Sequence[int | tuple[int, int]]) -> None:
         self._data[name].write(0, np.array(numbers, np.int64))
@@ -167,11 +187,11 @@ class TableFile:
         """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
         chunks: dict[int, list[tuple[int, str, float]]] = {}
         for number, field, value in self._amendments[name]:
-            chunks.setdefault(number // _CHUNK_ROWS, []).append((number % _CHUNK_ROWS, field, value))
+            chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
         self._amendments[name].clear()
         for chunk, amendments in chunks.items():
-            start = chunk * _CHUNK_ROWS
-            rows = self._data[name].read(start, min(start + _CHUNK_ROWS, self._committed[name]))
+            start = chunk * CHUNK_ROWS
+            rows = self._data[name].read(start, min(start + CHUNK_ROWS, self._on_disk(name)))
             for number, field, value in amendments:
                 rows[field][number] = value
             self._data[name].write(start, rows)
@@ -196,8 +216,8 @@ class TableFile:
         """Read again, some rows at a time: there may be more than memory holds."""
         crc32 = 0
         for name in sums.AMENDED:
-            for start in range(0, self._committed[name], schema.STEP):
-                rows = self._data[name].read(start, min(start + schema.STEP, self._committed[name]))
+            for start in range(0, self._on_disk(name), schema.STEP):
+                rows = self._data[name].read(start, min(start + schema.STEP, self._on_disk(name)))
                 crc32 = sums.add_amended(crc32, name, rows)
         return crc32
 
@@ -272,6 +292,10 @@ class ShardLog:
     def rows(self) -> list[int]:
         """Rows of each table, whether on disk or in memory."""
         return self._file.rows()
+
+    def counts(self) -> list[int]:
+        """As in `checkpoint.Account`, of when `rows` was last asked for; to be flushed before."""
+        return self._file.counts()
 
     def flush(self) -> list[int]:
         """Write what is in memory; rows of each table that are safely there."""

@@ -26,6 +26,7 @@ from mpisgd.messages import Ending
 from mpisgd.parts import NOTHING_BROUGHT, Brought
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
+from mpisgd.records.bounded import open_tables
 from mpisgd.records.progress import Progress
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role
@@ -252,7 +253,8 @@ class Job:
     def _table_file(self, name: str, shard: int) -> TableFile:
         log = self.config.log
         path = self.path / name if log.enabled else None
-        return TableFile(path, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
+        max_bytes = log.max_bytes if shard >= 0 else 0
+        return open_tables(path, max_bytes=max_bytes, shard=shard, flush_rows=log.flush_rows, flush_s=log.flush_s)
 
     def environment(self) -> dict[str, object]:
         """The table [environment] of its config.toml."""
