@@ -29,11 +29,12 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
 
     The evaluator may still ask for snapshots.
     """
-    learners = sorted(shard.present)
+    rules = shard.rules
+    learners = sorted(rules.present)
     shard.begin()
-    channel.start_answers(learners, shard.update.served, shard.clock, {})
+    channel.start_answers(learners, shard.update.served, rules.clock, {})
     seq = first_seq
-    while not (shard.finished or shard.interrupted):
+    while not (rules.finished or rules.interrupted):
         clock = channel.pull(partial(gradient.prepare, seq))
         if channel.watched and (asked := channel.snapshot_pull()) is not None:
             shard.handle(asked)
@@ -52,6 +53,6 @@ def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays
             shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last one makes the update, and begins the all-gather
         seq += 1
-    ending = Ending.FINISHED if shard.finished else Ending.INTERRUPTED
+    ending = Ending.FINISHED if rules.finished else Ending.INTERRUPTED
     for goodbye in channel.goodbyes(pushed=seq - first_seq, ending=ending):
         shard.handle(goodbye)

@@ -24,9 +24,11 @@ from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
 from mpisgd.messages import Ending
 from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.protocols.rules import Rules
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.progress import Progress
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role
 from mpisgd.shard import Shard
@@ -155,7 +157,7 @@ class Job:
         return self.work.update(shard, wanted, wire, self.costs)
 
     def _account(self, shard: int, server: Shard) -> None:
-        self.accounts[shard] = account(server.clock, server.update.samples, server.diverged, server.updated_s)
+        self.accounts[shard] = account(server.rules.clock, server.update.samples, server.finiteness.diverged, server.updated_s)
 
     def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
         """One shard, with its log and all that it writes to, which `stack` closes."""
@@ -167,15 +169,11 @@ class Job:
         stack.callback(file.close)
         return Shard(
             channel,
-            protocol,
+            Rules(protocol, lambda_, parts.budget_samples(config, protocol, self.work.meta.train_samples)),
             update,
-            lambda_=lambda_,
-            budget_samples=parts.budget_samples(config, protocol, self.work.meta.train_samples),
-            timeout_s=parts.timeout_s(config),
+            ShardRecords(ShardLog(file, shard), Progress("off", config.epochs, 0.0), snapshots),
             nonfinite=config.nonfinite,
-            snapshots=snapshots,
-            log=ShardLog(file, shard),
-            progress=Progress("off", config.epochs, 0.0),
+            timeout_s=parts.timeout_s(config),
         )
 
     def _teams(self, wires: list[VirtualWire]) -> dict[int, Callable[[], None]]:
