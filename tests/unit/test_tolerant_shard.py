@@ -163,6 +163,16 @@ def test_a_whole_gradient_counts_though_its_learner_is_dead(log: Path) -> None:
     assert done.balanced()
 
 
+def test_a_whole_gradient_counts_though_its_learner_hangs(log: Path) -> None:
+    """As that of one that leaves or dies: it was kept until its turn when a transfer was given up."""
+    script = [*pulls(0, 1), (now(1), 3.0), messages.Stuck(2, 1), (now(0), 1.0), *pulls(0, clock=1), *byes(l0=1)]
+    done = serve(log, script, lambda_=2)
+    assert done.weights == [-2.0]
+    assert done.rows("pushes", "learner_id", "verdict") == [(1, Verdict.APPLY), (0, Verdict.APPLY)]
+    assert done.told(Event.MISSED) == [(Event.MISSED, 0, 1)]
+    assert done.balanced()
+
+
 def test_a_torn_gradient_is_never_applied(log: Path) -> None:
     torn = Torn(now(1, seq=0))
     script = [*pulls(0, 1), (now(0), 1.0), torn, Lost(2, 1), *pulls(0, clock=1), (now(0, 1), 1.0), *pulls(0, clock=2), *byes(l0=2)]
