@@ -9,7 +9,7 @@ from mpisgd.channel import ShardChannel
 from mpisgd.computing import Updates
 from mpisgd.finiteness import Finiteness
 from mpisgd.messages import Ending, Message, Pull
-from mpisgd.protocols.rules import GIVE, STOP, Answer, Rules
+from mpisgd.protocols.rules import GIVE, STOP, Do, Rules
 from mpisgd.records.writer import ShardLog
 
 
@@ -35,14 +35,14 @@ class Answering:
         self.put_off: deque[Message] = deque()
         self.on_given: Callable[[int], None] | None = None
 
-    def answer(self, pull: Pull) -> Answer:
+    def answer(self, pull: Pull) -> Do:
         """What becomes of a pull."""
-        answer = self._rules.on_pull(pull.learner_id, pull.min_clock)
-        if answer is GIVE:
+        decided = self._rules.on_pull(pull.learner_id, pull.min_clock)
+        if decided is GIVE:
             self._give([pull.learner_id])
-        elif answer is STOP:
+        elif decided is STOP:
             self._stop([pull.learner_id])
-        return answer
+        return decided
 
     def answer_waiting(self) -> None:
         """Answer those who wait and whose pulls the rules now allow."""
@@ -72,7 +72,7 @@ class Answering:
         """The newest weights are on their way to these learners, since that second."""
         clock, compensation = self._rules.clock, self._update.compensation
         if self._finiteness.later:
-            self._finiteness.check(clock)
+            self._finiteness.check()
         if not self._channel.finish_answers():
             self._update.renew_weights()
         for learner_id in learner_ids:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, Literal, NoReturn
 
 from mpisgd.computing import Updates
 from mpisgd.errors import DivergenceError
 from mpisgd.messages import Push
+from mpisgd.protocols.rules import Rules
+from mpisgd.records.schema import Event
 
 _isfinite: Final = math.isfinite  # once for each gradient: found without a look into a module
 
@@ -28,11 +31,12 @@ class Finiteness:
         later: whether sums are checked, and not gradients.
     """
 
-    def __init__(self, update: Updates, nonfinite: Literal["stop", "drop", "continue"], lambda_: int) -> None:
+    def __init__(self, rules: Rules, update: Updates, nonfinite: Literal["stop", "drop", "continue"]) -> None:
         self.diverged = False
+        self._rules = rules
         self._update = update
         self._nonfinite = nonfinite
-        self._most_drops = DROPS_IN_A_ROW * lambda_
+        self._most_drops = DROPS_IN_A_ROW * len(rules.present)
         self._drops = 0
         self.later = update.checks_sums = nonfinite == "stop" and not update.cached
         self._summed, self._unchecked = set[int](), set[int]()
@@ -45,13 +49,13 @@ class Finiteness:
             return True
         return False
 
-    def stop_for(self, push: Push, clock: int) -> None:
-        """It is not. Raises DivergenceError where that stops the run."""
+    def uses(self, push: Push, tell: Callable[[Event, int, float], None]) -> bool:
+        """It is not, which is told; whether it is summed all the same. Raises DivergenceError where that stops the run."""
         if self._nonfinite == "stop":
-            self._refuse(f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {clock}, loss {push.loss}")
-
-    def uses(self, push: Push) -> bool:
-        """Whether it is summed all the same. Raises DivergenceError where too many were not."""
+            self._refuse(
+                f"gradient of learner {push.learner_id}, mini-batch {push.seq}, clock {self._rules.clock}, loss {push.loss}"
+            )
+        tell(Event.NONFINITE, push.learner_id, push.loss)
         if self._nonfinite == "continue":
             self.diverged = True
             return True
@@ -65,18 +69,17 @@ class Finiteness:
             f"{what}: not finite; lower alpha0 = {self._update.learning_rate:g}, or set nonfinite to drop or continue"
         )
 
-    def before_sum(self, learner_id: int, clock: int) -> None:
+    def before_sum(self, learner_id: int) -> None:
         """A gradient of this learner is summed next; to be told where `later`."""
-        self.check(clock)
+        self.check()
         self._summed.add(learner_id)
 
     def after_update(self) -> None:
         """The sum is that of the last update."""
-        if self.later:
-            self._summed, self._unchecked = set(), self._summed
+        self._summed, self._unchecked = set(), self._summed
 
-    def check(self, clock: int) -> None:
-        """The sum that made this clock, if nobody has looked yet. Raises DivergenceError."""
+    def check(self) -> None:
+        """The sum of the last update, if nobody has looked yet. Raises DivergenceError."""
         if self._unchecked and not self._update.sum_is_finite():
-            self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {clock}")
+            self._refuse(f"sum of the gradients of learners {sorted(self._unchecked)} that made clock {self._rules.clock}")
         self._unchecked.clear()

@@ -21,7 +21,7 @@ from mpisgd.errors import ProtocolError
 from mpisgd.faults import Faults
 from mpisgd.finiteness import Finiteness
 from mpisgd.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
-from mpisgd.protocols.rules import PARK, SUM, WAIT, Gone, Rules
+from mpisgd.protocols.rules import OTHERS_GO_ON, PARK, SUM, WAIT, Gone, Rules
 from mpisgd.protocols.verdict import Kind
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.schema import Event
@@ -65,7 +65,7 @@ class Shard:
         self.log = records.log
         self.faults: Faults | None = None
         self.refusals = Refusals(lambda_)
-        self.finiteness = Finiteness(update, nonfinite, lambda_)
+        self.finiteness = Finiteness(rules, update, nonfinite)
         self.desk = SnapshotDesk(channel, rules, update, records.snapshots)
         self.answering = Answering(channel, rules, update, self.log, self.finiteness)
         self.received = [0] * lambda_
@@ -120,15 +120,14 @@ class Shard:
             self.faults.end()
         cut_short = rules.interrupted and not rules.finished
         if cut_short and records.checkpoints is not None and records.saved_clock != rules.clock:
-            self.log.flush()
             records.checkpoints.wait()
             self._save(last=True)
         records.end(self.channel.now_s)
         if cut_short:
             self.log.flush()
-            return
-        received, pushed = records.carried + sum(self.received), records.carried + sum(self.pushed)
-        self.log.summary(rules.clock, self.update.samples, received, pushed, self.finiteness.diverged)
+        else:
+            carried, diverged = records.carried, self.finiteness.diverged
+            self.log.summary(rules.clock, self.update.samples, carried + sum(self.received), carried + sum(self.pushed), diverged)
 
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
@@ -226,16 +225,13 @@ class Shard:
         self._tell(Event.REFUSED, learner_id, refused.rank)
 
     def _sum(self, push: Push) -> None:
-        rules, update, learner_id, usable = self.rules, self.update, push.learner_id, True
-        if rules.is_wanted(learner_id, push.seq) and not self.finiteness.of(push):
-            self.finiteness.stop_for(push, rules.clock)
-            self._tell(Event.NONFINITE, learner_id, push.loss)
-            usable = self.finiteness.uses(push)
+        rules, update, learner_id = self.rules, self.update, push.learner_id
+        usable = not rules.is_wanted(learner_id, push.seq) or self.finiteness.of(push) or self.finiteness.uses(push, self._tell)
         verdict = rules.judge(learner_id, push.timestamp, push.seq, usable)
         self.log.push(push, rules.clock, verdict, update.learning_rate)
         if verdict.kind is _APPLY:
             if self.finiteness.later:
-                self.finiteness.before_sum(learner_id, rules.clock)
+                self.finiteness.before_sum(learner_id)
             last = self.answering.chunked and rules.update_due()
             update.accumulate(verdict.weight, push.samples, push.timestamp, push.gradients, last=last)
             self._losses += push.loss * push.gradients
@@ -265,7 +261,7 @@ class Shard:
         self.log.update(rules.clock, step, update.samples, now_s=now_s, update_s=update_s, mean_loss=mean_loss)
         records.progress.update(rules.clock, update.epochs, mean_loss, now_s)
         if rules.finished:
-            self.finiteness.check(rules.clock)
+            self.finiteness.check()
             self.log.event(Event.STOPPED, rules.clock, now_s)
         elif records.snapshots.due(epochs_before, update.epochs):
             records.take_snapshot(update, rules.clock, self.channel.now_s())
@@ -283,7 +279,7 @@ class Shard:
             self.records.mark(self.rules, self.channel.now_s(), received, self.finiteness.diverged)
 
     def _save(self, last: bool = False) -> None:
-        self.finiteness.check(self.rules.clock)
+        self.finiteness.check()
         self.records.save(self.channel.now_s, last)
 
     # ------------------------------------------------------------------------------------------------ pulls, departures
@@ -317,7 +313,7 @@ class Shard:
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
         """A learner has left, is lost or missed. Where others go on, what it has pushed, whole, counts."""
-        if learner_id in self._parked and gone.others_go_on:
+        if learner_id in self._parked and gone in OTHERS_GO_ON:
             self._sum_parked(learner_id)
         self.rules.on_departure(learner_id, gone)
         if self.update.compensation is not None:

@@ -25,49 +25,31 @@ from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
 
 
-class Place(enum.Enum):
-    """What is to be done with the gradient of a push."""
+class Do(enum.Enum):
+    """What is to be done with the gradient of a push, or with a pull."""
 
     SUM = enum.auto()
-    PARK = enum.auto()
-    """Keep it until its turn."""
-    LEAVE = enum.auto()
-    """Its sum will not be finished: it is computed again when the run goes on."""
-
-
-class Answer(enum.Enum):
-    """What is to be done with a pull."""
-
+    PARK = enum.auto()  # until its turn
+    LEAVE = enum.auto()  # its sum will not be finished: it is computed again when the run goes on
     GIVE = enum.auto()
     WAIT = enum.auto()
-    STOP = enum.auto()
-    """There are no more weights."""
-
-
-# Found without a look into the enumeration, once for each gradient:
-SUM, PARK, LEAVE = Place
-GIVE, WAIT, STOP = Answer
-_APPLY, _REJECT = Kind.APPLY, Kind.REJECT
+    STOP = enum.auto()  # there are no more weights
 
 
 class Gone(enum.Enum):
     """Why a learner pushes and pulls no more."""
 
-    LEFT = enum.auto()
-    """By itself, while others go on."""
-    STOPPED = enum.auto()
-    """It was told that the run is over."""
-    INTERRUPTED = enum.auto()
-    """It was told that a signal ends this attempt."""
-    LOST = enum.auto()
-    """It is dead."""
-    MISSED = enum.auto()
-    """Too little was heard of it: the others go on without it until it is back."""
+    LEFT = enum.auto()  # by itself, while others go on
+    STOPPED = enum.auto()  # the run is over
+    INTERRUPTED = enum.auto()  # a signal ends this attempt
+    LOST = enum.auto()  # it is dead
+    MISSED = enum.auto()  # too little was heard of it: the others go on without it until it is back
 
-    @property
-    def others_go_on(self) -> bool:
-        """Whether the run does not end with it."""
-        return self not in (Gone.STOPPED, Gone.INTERRUPTED)
+
+# Found without a look into the enumeration, once for each gradient:
+SUM, PARK, LEAVE, GIVE, WAIT, STOP = Do
+_APPLY, _REJECT = Kind.APPLY, Kind.REJECT
+OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
 
 
 class Rules:
@@ -123,7 +105,7 @@ class Rules:
         """Whether a learner can have no weights but the newest: the others have waited for it."""
         return self._fresh and not self.finished and learner_id not in self.absent
 
-    def on_push(self, learner_id: int, timestamp: int) -> Place:
+    def on_push(self, learner_id: int, timestamp: int) -> Do:
         """A gradient has come. One that was missed is back with it, unless it is of a clock that went on without it."""
         if learner_id in self.absent and not self.finished and not (self.protocol.lockstep and timestamp < self.clock):
             self.on_return(learner_id)
@@ -201,7 +183,7 @@ class Rules:
 
     # ----------------------------------------------------------------------------------------------------------- pulls
 
-    def on_pull(self, learner_id: int, min_clock: int) -> Answer:
+    def on_pull(self, learner_id: int, min_clock: int) -> Do:
         """A learner asks for weights of at least this clock."""
         if self.finished or self.interrupted:
             return STOP
@@ -212,10 +194,8 @@ class Rules:
 
     def ready(self) -> list[int]:
         """Whose pulls have waited, and are answered now: all, where there are no more weights."""
-        if self.finished or self.interrupted:
-            ready = list(self.waiting)
-        else:
-            ready = [learner_id for learner_id, min_clock in self.waiting.items() if self._gives(learner_id, min_clock)]
+        over = self.finished or self.interrupted
+        ready = [learner_id for learner_id, min_clock in self.waiting.items() if over or self._gives(learner_id, min_clock)]
         for learner_id in ready:
             del self.waiting[learner_id]
         return ready
@@ -245,21 +225,18 @@ class Rules:
         return not self.present and not self.absent
 
     def on_departure(self, learner_id: int, gone: Gone) -> None:
-        """A learner pushes and pulls no more; a push of it that is parked is summed before."""
-        self.waiting.pop(learner_id, None)
-        self._computing.pop(learner_id, None)
-        self.absent.discard(learner_id)
-        if gone in (Gone.LOST, Gone.MISSED):
-            self._disturbed = True
-        else:
-            self.parted = True
+        """A learner pushes and pulls no more; a push of it that is parked was summed before, where others go on."""
         was_present = learner_id in self.present
-        self.present.discard(learner_id)
+        for those in (self.present, self.absent):
+            those.discard(learner_id)
+        for of_each in (self.waiting, self._computing):
+            of_each.pop(learner_id, None)
         if gone is Gone.MISSED:
             self.absent.add(learner_id)
-        if gone is Gone.INTERRUPTED or (gone is Gone.LOST and self.interrupted and self.deserted):
-            self._cut_short = True
-        if was_present and gone.others_go_on:
+        self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
+        self.parted |= gone not in (Gone.LOST, Gone.MISSED)
+        self._cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and self.interrupted and self.deserted)
+        if was_present and gone in OTHERS_GO_ON:
             self.protocol.on_departure(learner_id)
 
     def on_return(self, learner_id: int) -> None:

@@ -22,7 +22,7 @@ import textwrap
 from collections.abc import Callable
 
 from mpisgd.protocols import Protocol
-from mpisgd.protocols.rules import GIVE, LEAVE, PARK, STOP, Gone, Rules
+from mpisgd.protocols.rules import GIVE, LEAVE, OTHERS_GO_ON, PARK, STOP, Gone, Rules
 from mpisgd.protocols.verdict import Kind, Reason, Verdict
 
 
@@ -92,7 +92,7 @@ class Traced:
 
     def _go(self, learner_id: int, gone: Gone) -> list[str]:
         said = []
-        if learner_id in self.parked and gone.others_go_on:
+        if learner_id in self.parked and gone in OTHERS_GO_ON:
             said.append(f"{learner_id}: {self._sum(learner_id, *self.parked.pop(learner_id))}")
         self.rules.on_departure(learner_id, gone)
         return said
