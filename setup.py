@@ -20,6 +20,7 @@ MODULES = [
     "mpisgd/communicator.py",
     "mpisgd/computing.py",
     "mpisgd/evaluator_channel.py",
+    "mpisgd/exchange.py",
     "mpisgd/faults.py",
     "mpisgd/finiteness.py",
     "mpisgd/layerwise.py",

@@ -14,7 +14,6 @@ import torch
 
 from mpisgd import (
     __version__,
-    allreduce,
     config_file,
     interruption,
     launch,
@@ -28,6 +27,7 @@ from mpisgd import (
 )
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
+from mpisgd.allreduce import Collective
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
@@ -352,7 +352,7 @@ class Rank:
         with self._server(channel, update) as server:
             self._start_clock(wire)
             delays = Delays(config.straggler, config.seed, learner_id)
-            allreduce.train(channel, server, gradient, delays, self._first_seq(learner_id))
+            learn(Collective(channel, server), self.protocol, gradient, delays, first_seq=self._first_seq(learner_id))
             if self.rank == self.roles.evaluator_rank:
                 self._evaluate(wire, server.serve_one)
             server.serve_on()

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, naming, parts, placement, protocols
+from mpisgd import __version__, config_file, naming, parts, placement, protocols
 from mpisgd.aggregate import Leader, Member, follow
+from mpisgd.allreduce import Collective
 from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
 from mpisgd.draws import kept
@@ -141,7 +142,7 @@ class Job:
         def main() -> None:
             wire.start_clock()
             try:
-                allreduce.train(channel, server, gradient, delays)
+                learn(Collective(channel, server), self.protocol, gradient, delays)
             except LearnerFailed as failure:
                 raise _fail_fast(failure) from failure
             if wire.rank == self.roles.evaluator_rank:
