@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from mpisgd import protocols
 from mpisgd.config import (
+    AsyncOptions,
     BackupOptions,
     HardsyncOptions,
     ProtocolOptions,
@@ -327,6 +328,13 @@ def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: P
     assert [row for row in done.rows("events", "kind", "learner_id") if row[0] == Event.DEPARTED] == [
         (Event.DEPARTED, who) for who in (2, 0, 1)
     ]
+
+
+def test_who_may_begin_once_another_has_left_is_given_weights(log: Path) -> None:
+    """No update is made by that: waiting pulls are looked at again at every departure."""
+    script = [*pulls(1, 0), Goodbye(0, 0, Ending.NONE), (push(1), 2.0), *pulls(1), *byes({1: 1})]
+    done = serve(log, script, AsyncOptions(warm_up=100), 2, budget=2)
+    assert done.answers == [("weights", 0, 0, [0.0]), ("weights", 1, 0, [0.0]), ("stop", 1, 1)]
 
 
 @pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=2, b=0), SoftsyncOptions(n=2)])
