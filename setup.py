@@ -15,7 +15,6 @@ from setuptools import setup
 #: What every gradient of a virtual cluster passes through.
 MODULES = [
     "mpisgd/answering.py",
-    "mpisgd/attendance.py",
     "mpisgd/channel.py",
     "mpisgd/communicator.py",
     "mpisgd/computing.py",

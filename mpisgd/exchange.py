@@ -33,7 +33,7 @@ class Exchange(Protocol):
         rounded: float = 0.0,
         meanwhile: Callable[[], None] | None = None,
     ) -> int:
-        """Send the gradient; as `LearnerChannel.push`."""
+        """Send the gradient (`LearnerChannel.push`)."""
 
     def goodbye(self, *, ending: int) -> None:
         """Say that nothing more comes, and why."""

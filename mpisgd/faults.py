@@ -14,10 +14,10 @@ What follows from it is decided by the rules (`protocols/rules.py`), and done by
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING
 
-from mpisgd.attendance import Attendance
 from mpisgd.errors import PeerError
 from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
 from mpisgd.protocols.rules import Gone
@@ -48,25 +48,35 @@ class Faults:
         self._name = name
         self._unheeded = set[int]()
         """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
-        self.attendance = Attendance(len(shard.received), patience_s)
+        self._patience_s = patience_s
+        self._since_s = [0.0] * len(shard.received)
+        """Per learner, since when it owes a push or a pull; inf = its pull waits."""
+        self._owes_push = [False] * len(shard.received)
+        self.look_s = math.inf
+        """When to look again who is overdue."""
         shard.faults = self
         shard.answering.on_given = self._given
+
+    def begin(self) -> None:
+        """The run begins."""
+        self._since_s = [self._channel.now_s()] * len(self._since_s)
+        self.look_s = self._since_s[0] + self._patience_s / 4
 
     def hear(self, message: Message) -> bool:
         """A message has come; whether that is all that is to be done with it."""
         if isinstance(message, (Push, Pull)):
             self._unheeded.discard(message.learner_id)
         if isinstance(message, Push):
-            self.attendance.pushed(message.learner_id, message.arrival_ns * 1e-9)
+            self._owes(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
-            self.attendance.waits(message.learner_id)
+            self._since_s[message.learner_id] = math.inf
         elif isinstance(message, Refused):
             if message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
-                self.attendance.pushed(learner_id, self._channel.now_s())
+                self._owes(learner_id, self._channel.now_s())
         elif isinstance(message, Lost):
             self._lose(message.rank, message.learner_id)
         elif isinstance(message, Torn):
-            self.attendance.pushed(message.push.learner_id, message.push.arrival_ns * 1e-9)
+            self._owes(message.push.learner_id, message.push.arrival_ns * 1e-9)
             self._shard.tear(message.push)
         elif isinstance(message, Stuck):
             self._unstick(message.rank, message.learner_id)
@@ -75,6 +85,14 @@ class Faults:
         elif isinstance(message, Goodbye):
             return self._cannot_part(message)
         return isinstance(message, (Lost, Torn, Stuck, SnapshotPull))
+
+    def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
+        """A learner owes a pull from now on, or a push."""
+        self._since_s[learner_id], self._owes_push[learner_id] = now_s, push
+
+    def owes_push(self, learner_id: int) -> bool:
+        """Whether a learner has been given weights, and has not pushed since."""
+        return self._owes_push[learner_id]
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
@@ -95,18 +113,23 @@ class Faults:
             self._appoint()
 
     def look(self, whose: int | None) -> None:
-        """Miss those of whom too little was heard. Where one is waited for in its turn, the others may be blocked behind it."""
+        """Miss those of whom too little was heard: overdue ones are noticed a quarter of the patience late, at most.
+
+        Where one is waited for in its turn, the others may be blocked behind it.
+        """
         now_s, present = self._channel.now_s(), self._rules.present
-        self.attendance.looked(now_s)
-        for learner_id in self.attendance.overdue(present if whose is None else {whose} & present, now_s):
+        self.look_s = now_s + self._patience_s / 4
+        for learner_id in sorted(present if whose is None else {whose} & present):
+            if now_s - self._since_s[learner_id] <= self._patience_s:
+                continue
             if len(present) > 1:
                 self._miss(learner_id)
             elif learner_id in self._unheeded:
-                self._give_up(learner_id)
+                self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
 
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
-        silent_s = self.attendance.silent_s(learner_id, self._channel.now_s())
+        silent_s = max(0.0, self._channel.now_s() - self._since_s[learner_id])
         self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
         self._shard.go_on_without(learner_id, Gone.MISSED)
 
@@ -117,7 +140,7 @@ class Faults:
 
     def _given(self, learner_id: int) -> None:
         """A learner was given weights; where it was missed, it is back."""
-        self.attendance.given(learner_id, self._channel.now_s())
+        self._owes(learner_id, self._channel.now_s(), push=True)
         if learner_id in self._rules.absent:
             self._rules.on_return(learner_id)
             self._note(Event.RETURNED, learner_id, "is back")
@@ -129,11 +152,10 @@ class Faults:
             if len(self._rules.present) > 1:
                 self._miss(learner_id)
         elif learner_id not in self._rules.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
-            self._channel.give_up(rank)
-            self._lose(rank, learner_id)
+            self._lose_for_good(rank, learner_id)
 
-    def _give_up(self, learner_id: int) -> None:
-        rank = self._channel.rank_of(learner_id)
+    def _lose_for_good(self, rank: int, learner_id: int) -> None:
+        """Nobody waits for a rank any more, whether it is dead or not."""
         self._channel.give_up(rank)
         self._lose(rank, learner_id)
 

@@ -109,7 +109,7 @@ class Shard:
         self._over_s = self.updated_s + self._timeout_s
         self._mark()
         if self.faults is not None:
-            self.faults.attendance.begin(self.channel.now_s())
+            self.faults.begin()
 
     def serve_on(self) -> None:
         """Serve what is left to be served, then say the last words; of a run that is interrupted, save what there is instead."""
@@ -134,7 +134,7 @@ class Shard:
         put_off, faults = self.answering.put_off, self.faults
         in_order = self.rules.ordered and not self.update.room_to_park  # no memory to keep what comes before its turn
         whose = self.rules.turn() if in_order else None
-        until_s = self._over_s if faults is None else min(self._over_s, faults.attendance.look_s)
+        until_s = self._over_s if faults is None else min(self._over_s, faults.look_s)
         message = put_off.popleft() if put_off else self.channel.receive(self.update.inbox, whose, until_s)
         if message is not None:
             self.handle(message)
@@ -288,7 +288,7 @@ class Shard:
         learner_id = pull.learner_id
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
-        owes = self.faults is not None and self.faults.attendance.owes_push(learner_id)
+        owes = self.faults is not None and self.faults.owes_push(learner_id)
         if owes and self.rules.passes(learner_id, pull.min_clock):
             self._tell(Event.PASSED, learner_id)
             self._settle()

@@ -27,7 +27,7 @@ FLOORS = {
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
             "messages communicator channel exchange team_channel evaluator_channel tolerant_channel layerwise wire politeness"
             " outbox tolerant ulfm siblings vigil pulse mpi world survey guard signals records virtual",
-            "shard answering refusals finiteness snapshot_desk faults attendance succession learner allreduce shared_team aggregate"
+            "shard answering refusals finiteness snapshot_desk faults succession learner allreduce shared_team aggregate"
             " evaluator analysis",
             "run tolerance parts placement alike simulate replay plan finish resume interruption watchdog provenance naming git api"
             " cli __main__ doctor bench demo submit",
