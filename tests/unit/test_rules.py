@@ -182,6 +182,7 @@ TRACES: dict[str, tuple[int, ProtocolOptions, float, str]] = {
         push 2 @0     -> park
         interrupt     -> in time
         interrupted 0 -> -
+        whose         -> None
         push 1 @0     -> leave
         interrupted 2 -> -
         interrupted 1 -> -
