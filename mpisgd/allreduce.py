@@ -9,49 +9,70 @@ The reduce-scatter is an all-to-all of slices, summed where they arrive. As many
 (lambda - 1)/lambda of the vector from every rank; but the order of the sum is that of hardsync, and so are its bits, again and
 again (law 5), where MPI may add in any order. Where all learners are on one node, nothing need be moved at all (`shared_team.py`).
 
-The bookkeeping of a slice is `shard.Shard`'s, which is handed what a shard's messages would have said: so the log, the books and
-the replay are those of hardsync with as many shards as learners. Nobody can leave alone.
+The learner's loop is that of all (`learner.py`), and the bookkeeping of a slice is `shard.Shard`'s, which is handed what a shard's
+messages would have said: so the log, the books and the replay are those of hardsync with as many shards as learners. Nobody can
+leave alone.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
-from mpisgd.computing import Computes
+from mpisgd.channel import Answers
+from mpisgd.exchange import Exchange
 from mpisgd.messages import Ending, Interrupt, Pull
 from mpisgd.shard import Shard
-from mpisgd.straggler import Delays
 from mpisgd.team_channel import TeamChannel
 
 
-def train(channel: TeamChannel, shard: Shard, gradient: Computes, delays: Delays, first_seq: int = 0) -> None:
-    """Train from mini-batch `first_seq` until enough samples have been applied or a signal has come, then say goodbye (law 8).
+class Collective(Exchange):
+    """A learner's end, and its shard. Made when the run begins: the first weights are then on their way to all."""
 
-    The evaluator may still ask for snapshots.
-    """
-    learners = sorted(shard.present)
-    shard.begin()
-    channel.start_answers(learners, shard.update.served, shard.clock, {})
-    seq = first_seq
-    while not (shard.finished or shard.interrupted):
-        clock = channel.pull(partial(gradient.prepare, seq))
-        if channel.watched and (asked := channel.snapshot_pull()) is not None:
-            shard.handle(asked)
-        start_ns = channel.now_ns()
-        loss = gradient.compute(seq)
-        compute_ns = channel.now_ns() - start_ns
-        delay_s = delays.of(seq, compute_ns * 1e-9)
-        if delay_s > 0:
-            channel.sleep(delay_s)
-        pushes = channel.exchange(seq=seq, samples=gradient.samples, loss=loss, compute_ns=compute_ns, delay_ns=int(delay_s * 1e9))
+    def __init__(self, channel: TeamChannel, shard: Shard) -> None:
+        self._channel = channel
+        self._shard = shard
+        self._learners = sorted(shard.rules.present)
+        self._pushed = 0
+        shard.begin()
+        channel.start_answers(self._learners, shard.update.served, shard.rules.clock, {})
+
+    def now_ns(self) -> int:
+        return self._channel.now_ns()
+
+    def sleep(self, seconds: float) -> None:
+        self._channel.sleep(seconds)
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        """Wait for the all-gather, unless the run is over. The evaluator may have asked for a snapshot."""
+        rules, ending = self._shard.rules, Ending.NONE
+        if rules.finished or rules.interrupted:
+            ending = Ending.FINISHED if rules.finished else Ending.INTERRUPTED
+        else:
+            self._channel.pull(meanwhile or _nothing)
+            if self._channel.watched and (asked := self._channel.snapshot_pull()) is not None:
+                self._shard.handle(asked)
+        return Answers((rules.clock,), ending, False, 0, 0)
+
+    def push(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int, last: Answers, **_: Any) -> int:
+        """Exchange the slices of all gradients, and make the update of the own one; `TeamChannel` counts its seconds itself."""
+        shard, channel = self._shard, self._channel
+        pushes = channel.exchange(seq=seq, samples=samples, loss=loss, compute_ns=compute_ns, delay_ns=delay_ns)
+        self._pushed += 1
         if channel.signal:  # all have been told in this round, and come to an end after its update
             shard.handle(Interrupt(channel.signal))
-        for learner_id in learners:
-            shard.handle(Pull(learner_id, min_clock=clock + 1))
+        for learner_id in self._learners:
+            shard.handle(Pull(learner_id, min_clock=last.oldest + 1))
         for push in pushes:
             shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last one makes the update, and begins the all-gather
-        seq += 1
-    ending = Ending.FINISHED if shard.finished else Ending.INTERRUPTED
-    for goodbye in channel.goodbyes(pushed=seq - first_seq, ending=ending):
-        shard.handle(goodbye)
+        return 0
+
+    def goodbye(self, *, ending: int) -> None:
+        """Say it to all; the evaluator may still ask for snapshots."""
+        for goodbye in self._channel.goodbyes(pushed=self._pushed, ending=ending):
+            self._shard.handle(goodbye)
+
+
+def _nothing() -> None:
+    """The first mini-batch was prepared before the first weights."""

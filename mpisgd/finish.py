@@ -78,7 +78,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
 def blown_up(server: Shard) -> bool:
     """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
     weights = server.update.weights
-    return server.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
+    return server.finiteness.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
 
 
 def account(

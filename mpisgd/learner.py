@@ -11,14 +11,15 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.channel import Interrupted, LearnerChannel
+from mpisgd.channel import Interrupted
 from mpisgd.computing import Computes
+from mpisgd.exchange import Exchange
 from mpisgd.protocols.base import Protocol
 from mpisgd.straggler import Delays
 
 
 def learn(
-    channel: LearnerChannel, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
+    channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
 ) -> None:
     """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
     consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull

@@ -8,7 +8,7 @@ Who listens to whom is all that is different between the two forms of a run:
 fail-fast       all ask the hub, and the hub listens to all: one that is silent for as long as they are patient ends the job, which
                 goes on with nobody less. So it does on either side of a link that is cut: the far side hears nothing of the hub.
 fault-tolerant  a learner that waits asks the shards, of whom none may hang; of learners, shards take notice themselves
-                (`attendance.py`). Before all have agreed how to start, the same as fail-fast.
+                (`faults.py`). Before all have agreed how to start, the same as fail-fast.
 
 A rank sends ten messages of a byte in the time of its patience, the hub as many to each. It needs an MPI that serves several
 threads at once (MPI_THREAD_MULTIPLE, for which mpi4py asks); with another one there is no pulse.

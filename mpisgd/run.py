@@ -14,7 +14,6 @@ import torch
 
 from mpisgd import (
     __version__,
-    allreduce,
     config_file,
     interruption,
     launch,
@@ -28,6 +27,7 @@ from mpisgd import (
 )
 from mpisgd.aggregate import Leader, Member, follow
 from mpisgd.alike import Facts, of_data, of_loss, of_model, require_alike
+from mpisgd.allreduce import Collective
 from mpisgd.channel import ShardChannel
 from mpisgd.computing import Computes
 from mpisgd.config import Config, replace
@@ -36,6 +36,7 @@ from mpisgd.draws import kept
 from mpisgd.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
 from mpisgd.evaluator import Evaluator
 from mpisgd.evaluator_channel import EvaluatorChannel
+from mpisgd.faults import Faults
 from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of, refusals
 from mpisgd.flat import FlatModel, host_vector, host_view
 from mpisgd.gradient import Gradient, Loss
@@ -47,6 +48,7 @@ from mpisgd.measure import batch_norm_policy
 from mpisgd.mpi import MPI, takes_gpu_memory
 from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
 from mpisgd.protocols import Protocol
+from mpisgd.protocols.rules import Rules
 from mpisgd.provenance import environment
 from mpisgd.pulse import Pulse
 from mpisgd.records import directory, schema
@@ -56,6 +58,7 @@ from mpisgd.records.checkpoints import Checkpoints
 from mpisgd.records.lock import Lock
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import counted, evaluated
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.snapshots import Snapshots, check_spool
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.resume import Resumption
@@ -67,7 +70,6 @@ from mpisgd.straggler import Delays
 from mpisgd.succession import Succession
 from mpisgd.tolerant import TolerantWire
 from mpisgd.tolerant_channel import TolerantShardChannel
-from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.trust import resume_line
 from mpisgd.update import SliceUpdate
 from mpisgd.vigil import Vigil
@@ -367,7 +369,7 @@ class Rank:
         with self._server(channel, update) as server:
             self._start_clock(wire)
             delays = Delays(config.straggler, config.seed, learner_id)
-            allreduce.train(channel, server, gradient, delays, self._first_seq(learner_id))
+            learn(Collective(channel, server), self.protocol, gradient, delays, first_seq=self._first_seq(learner_id))
             if self.rank == self.roles.evaluator_rank:
                 self._evaluate(wire, server.serve_one)
             server.serve_on()
@@ -409,23 +411,20 @@ class Rank:
         )
         file = self._table_file("shard", shard, [] if account is None else account.rows, self._counted(account))
         progress = Progress(config.log.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
-        server = (TolerantShard if self.tolerant else Shard)(
+        lambda_, budget = self.roles.lambda_, parts.budget_samples(config, self.protocol, self.meta.train_samples)
+        checkpoints = self._checkpoints(update, shard, [] if account is None else account.rows)
+        server = Shard(
             channel,
-            self.protocol,
+            Rules(self.protocol, lambda_, budget),
             update,
-            lambda_=self.roles.lambda_,
-            budget_samples=parts.budget_samples(config, self.protocol, self.meta.train_samples),
-            timeout_s=config.protocol.deadline_s,
+            ShardRecords(ShardLog(file, shard), progress, snapshots, checkpoints),
             nonfinite=config.nonfinite,
-            snapshots=snapshots,
-            log=ShardLog(file, shard),
-            progress=progress,
-            checkpoints=self._checkpoints(update, shard, [] if account is None else account.rows),
+            timeout_s=config.protocol.deadline_s,
         )
-        if isinstance(server, TolerantShard) and isinstance(channel, TolerantShardChannel):
+        if isinstance(channel, TolerantShardChannel):
             succession = Succession(dedicated=self.roles.dedicated_evaluator) if shard == 0 else None
-            server.watch(channel, config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
-        self.newest_clock = lambda: server.clock
+            Faults(server, channel, config.faults.patience_s, succession, f"shard {shard} on {self.world.hosts[self.rank]}")
+        self.newest_clock = lambda: server.rules.clock
         if resumption is not None and account is not None:
             server.restore(account, resumption.checkpoint.next_seq)
         try:
@@ -433,7 +432,7 @@ class Rank:
         finally:
             file.close()  # after a failure too: the last rows are what one wants to see then
             progress.close()
-            snapshots.close(keep=self.keeps_spool or server.interrupted)
+            snapshots.close(keep=self.keeps_spool or server.rules.interrupted)
 
     def _checkpoints(self, update: SliceUpdate, shard: int, rows: list[list[int]]) -> Checkpoints:
         """What writes this shard's checkpoints, after these rows of the log: if nothing else, a signal asks for one."""
@@ -658,6 +657,6 @@ class Rank:
 
 
 def _account(server: Shard) -> np.ndarray:
-    update = server.update
-    refused, interrupted = server.refusals, server.interrupted and not server.finished
-    return account(server.clock, update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted)
+    update, rules, refused = server.update, server.rules, server.refusals
+    interrupted = rules.interrupted and not rules.finished
+    return account(rules.clock, update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted)

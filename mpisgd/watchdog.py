@@ -82,14 +82,14 @@ def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
         rank = roles.learner_ranks[learner_id]
         return f"learner {learner_id} (rank {rank} on {hosts[rank]})"
 
-    now_s, waiting = server.channel.now_s(), server.waiting
-    text = f"at clock {server.clock} waits for "
-    if not server.present:
+    now_s, rules, waiting = server.channel.now_s(), server.rules, dict(server.rules.waiting)
+    text = f"at clock {rules.clock} waits for "
+    if not rules.present:
         rank = roles.evaluator_rank
         return f"{text}the evaluator (rank {rank} on {hosts[rank]}), for all learners have left"
     parts = []
-    for learner_id in sorted(server.present.difference(waiting)):
-        clock, given_s = server.given[learner_id]
+    for learner_id in sorted(rules.present.difference(waiting)):
+        clock, given_s = server.answering.given[learner_id]
         since = f"was given clock {clock} {now_s - given_s:.0f} s ago: computing or gone"
         parts.append(f"{learner(learner_id)}, which {since if clock >= 0 else 'has not asked for weights yet'}")
     text += "; ".join(parts) or "nobody"

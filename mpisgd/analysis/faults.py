@@ -1,4 +1,4 @@
-"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`tolerant_shard.py`)."""
+"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`mpisgd/faults.py`)."""
 
 from __future__ import annotations
 

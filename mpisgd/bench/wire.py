@@ -31,7 +31,9 @@ from mpisgd.flat import host_vector, host_view, slice_bounds
 from mpisgd.messages import Ending
 from mpisgd.mpi import MPI
 from mpisgd.protocols import SoftsyncOptions
+from mpisgd.protocols.rules import Rules
 from mpisgd.records.progress import Progress
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.snapshots import Nowhere
 from mpisgd.records.writer import ShardLog, TableFile
 from mpisgd.roles import Roles
@@ -204,18 +206,16 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
     if rank in shards:
         start, end = layout.slice_of(rank, size)
         update = SliceUpdate(host_vector(end - start), options, learning_rate=0.1, schedule=lambda _: 1.0, train_samples=1)
+        protocol = SoftsyncOptions(n=layout.learners).make(layout.learners)
+        log = ShardLog(TableFile(None, shard=rank, flush_rows=256, flush_s=2.0), rank)
         server = Shard(
             ShardChannel(wire, roles, rank),
-            SoftsyncOptions(n=layout.learners).make(layout.learners),
+            Rules(protocol, layout.learners, layout.learners * (cycles + _WARM_UP)),
             update,
-            lambda_=layout.learners,
-            budget_samples=layout.learners * (cycles + _WARM_UP),
+            ShardRecords(log, Progress("off", 1.0, 1.0), Nowhere()),
             nonfinite="stop",
-            snapshots=Nowhere(),
-            log=ShardLog(TableFile(None, shard=rank, flush_rows=256, flush_s=2.0), rank),
-            progress=Progress("off", 1.0, 1.0),
         )
-        server.evaluating = False
+        server.desk.is_open = False
         server.serve()
         return 0.0
     gradients = np.zeros(size, np.float32)

@@ -1,15 +1,15 @@
 """What a synchronisation protocol is: integers in, decisions out. No tensors, no seconds, no MPI.
 
-The shard asks, in this order:
+The rules that are the same for all (`rules.py`) ask, in this order:
 
 1. `expects()`   whose push must be summed next, or None = anybody's;
 2. `on_push()`   for each push: apply with a weight, drop or reject. `on_discard()` instead, where the gradient is not finite;
 3. `update_due()` whether the sum is now to become an update; then `on_update()`;
 4. `may_pull()`  before it answers a pull that asks for a clock it has reached.
 
-`on_timeout()` says that the time for an update is over, where the protocol's options give it one; the shard then asks 3 again.
-`on_departure()` tells it that a learner leaves while the others go on; the shard then asks 3 and 4 again, so that nobody waits for
-ever. `on_return()` tells it that one is back which was only missed (`tolerant_shard.py`). `on_resume()` may come first of all,
+`on_timeout()` says that the time for an update is over, where the protocol's options give it one; the rules then ask 3 again.
+`on_departure()` tells it that a learner leaves while the others go on; the rules then ask 3 and 4 again, so that nobody waits for
+ever. `on_return()` tells it that one is back which was only missed (`faults.py`). `on_resume()` may come first of all,
 where a run that was interrupted goes on. The learner asks `next_clock()`.
 """
 

@@ -1,8 +1,7 @@
-"""Is the log of one shard possible at all? Row by row, beside a protocol that is fed what the shard was fed.
+"""Is the log of one shard possible at all? Row by row, beside the rules that the shard asked, fed what the shard was fed.
 
-Integers, seconds and losses only: this is done before anything is computed. What a shard does between two messages is
-`mpisgd.shard`; here it is done again without weights. Of seconds only the order is used, and equal ones are taken either way:
-in virtual time many things happen at once.
+Integers, seconds and losses only: this is done before anything is computed. Of seconds only the order is used, and equal ones are
+taken either way: in virtual time many things happen at once.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import numpy as np
 from mpisgd.config import Config
 from mpisgd.errors import ProtocolError
 from mpisgd.parts import budget_samples, make_schedule
-from mpisgd.protocols.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Reason, Verdict
+from mpisgd.protocols.rules import Gone, Rules
+from mpisgd.protocols.verdict import Kind, Reason, Verdict
 from mpisgd.records.schema import Event
 from mpisgd.replay.finding import refuse, same
 from mpisgd.replay.record import Departure, Record, Row, ShardRecord
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
+_GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
 
 
 def walk(record: Record, shard: ShardRecord) -> None:
@@ -48,35 +49,30 @@ def _check_seconds(shard: ShardRecord) -> None:
 
 
 class _Walk:
-    """The state of a shard that has no weights."""
+    """A shard that has no weights."""
 
     def __init__(self, record: Record, shard: ShardRecord) -> None:
         train_samples = record.environment("train_samples")
         self.config = record.config
         self.lambda_ = record.lambda_
         self.shard = shard
-        self.protocol = record.protocol()
+        protocol, start = record.protocol(), shard.start
+        self.rules = Rules(protocol, self.lambda_, budget_samples(self.config, protocol, train_samples))
+        self.rules.clock, self.rules.applied_seq = start.clock, list(start.applied_seq)
         self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
-        self.budget = budget_samples(self.config, self.protocol, train_samples)
         self.departures = list(shard.departures)
-        self.missed: set[int] = set()
-        """Who has departed, for good or not."""
         self.timeouts = list(shard.timeouts)
         self.timeout_s = self.config.protocol.deadline_s
-        start = shard.start
         self.first_seq = record.next_seq
         self.updated_s: list[float] = [start.time_s] * start.clock + shard.updates["time_s"].tolist()
         answers = shard.pushes["answer_s"]
         self.least = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="left")).tolist()
         self.most = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="right")).tolist()
         self.last: dict[int, tuple[int, Row]] = {}
-        self.applied_seq = list(start.applied_seq)
         self.place = {"row": -1}
         self.arrival_s = 0.0
-        self.clock = start.clock
-        self.finished = False
         self.samples = start.samples
         self.rate = self.rate_at(self.samples)
         self._begin_sum()
@@ -103,7 +99,6 @@ class _Walk:
                 self.gradients += row.gradients
                 self.pending_samples += row.samples
                 self.losses += row.loss * row.gradients
-                self.applied_seq[row.learner_id] = row.seq
             self._update_while_due()
         self._check_end()
 
@@ -127,27 +122,26 @@ class _Walk:
             self._refuse(f"timestamp {row.timestamp}: weights of clocks 0 to {row.clock} were there")
 
     def _check_clock(self, row: Row) -> None:
-        if row.clock > self.clock:
-            wanted = f"update {self.clock + 1} of {self.gradients} gradient(s) before this row is not what the protocol makes"
-            self._refuse(f"the shard was at clock {self.clock}: {wanted}")
-        if row.clock < self.clock:
-            self._refuse(f"the shard was at clock {self.clock}: update {self.clock} was due after the row before this one")
+        clock = self.rules.clock
+        if row.clock > clock:
+            wanted = f"update {clock + 1} of {self.gradients} gradient(s) before this row is not what the protocol makes"
+            self._refuse(f"the shard was at clock {clock}: {wanted}")
+        if row.clock < clock:
+            self._refuse(f"the shard was at clock {clock}: update {clock} was due after the row before this one")
 
     def _check_turn(self, row: Row) -> None:
         """A row may be out of turn where its learner left, and it was summed then; or where the one whose turn it was had left."""
-        turn = self._turn()
+        turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
             return
-        departs = any(each.learner_id == row.learner_id and each.clock <= self.clock for each in self.departures)
+        departs = any(each.learner_id == row.learner_id and each.clock <= self.rules.clock for each in self.departures)
         if not departs and turn in self.shard.pushes["learner_id"][self.place["row"] :]:
             self._refuse(f"it was learner {turn}'s turn")
 
-    def _turn(self) -> int | None:
-        return None if self.finished else self.protocol.expects()
-
     def _check_learner(self, row: Row) -> None:
         """Its mini-batches follow each other, and it computed from weights that it had been given."""
-        if row.learner_id not in self.protocol.present and row.reason not in _OF_THE_MISSED and not self._was_missed(row):
+        late = self.rules.finished and row.learner_id in self.rules.absent
+        if row.learner_id not in self.rules.present and row.reason not in _OF_THE_MISSED and not late:
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
         if last is None:
@@ -165,7 +159,7 @@ class _Walk:
                 self._refuse(f"timestamp {row.timestamp}: it was given no weights after {last.timestamp}, row {number} says")
             return
         least, most = self.least[number], self.most[number]
-        if row.timestamp < least or (row.timestamp > most and not self.protocol.consistent):
+        if row.timestamp < least or (row.timestamp > most and not self.rules.protocol.consistent):
             given = f"clock {least}" if least == most else f"clocks {least} to {most}"
             self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
         if row.arrival_s < last.answer_s:
@@ -175,11 +169,11 @@ class _Walk:
         """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
         if not row.arrival_s >= 0:
             self._refuse(f"it arrived at {row.arrival_s} s")
-        if self.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.clock]:
-            done_s = self.updated_s[self.clock]
-            self._refuse(f"it arrived at {row.arrival_s} s, after update {self.clock + 1} was done, {done_s} s")
-        if self._turn() is None:
-            before_s = max(self.arrival_s, self.updated_s[self.clock - 1] if self.clock else 0.0)
+        if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
+            done_s = self.updated_s[self.rules.clock]
+            self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
+        if self.rules.turn() is None:
+            before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
             if row.arrival_s < before_s:
                 self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
         self.arrival_s = max(self.arrival_s, row.arrival_s)
@@ -192,61 +186,38 @@ class _Walk:
             said = _said(row.verdict, row.reason, row.weight)
             self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
 
-    def _was_missed(self, row: Row) -> bool:
-        """Whether it had not left for good, and comes when the shard has finished."""
-        return self.finished and row.learner_id in self.missed
-
-    def _judge_missed(self, row: Row) -> Verdict | None:
-        """As `TolerantShard`: of a learner that is missed, or whose gradient came in part."""
-        learner_id, shard = row.learner_id, self.shard
-        present = learner_id in self.protocol.present
-        torn = row.reason == Reason.TORN and (learner_id in shard.lost or learner_id in shard.stuck)
-        if not (torn or (row.reason == Reason.MISSED and learner_id in self.missed and not present)):
-            return None
-        if present and not self.finished:
-            self.protocol.on_discard(learner_id, row.timestamp, self.clock)
-        return DROP_TORN if torn else DROP_MISSED
-
     def _judge(self, row: Row) -> Verdict:
-        """As `Shard._judge`; where gradients that are not finite are dropped, learners give them the loss NaN."""
-        if row.reason in _OF_THE_MISSED and (verdict := self._judge_missed(row)) is not None:
-            return verdict
-        if row.seq <= self.applied_seq[row.learner_id]:
-            self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
-            return DROP_REPEATED
-        if self.finished:
-            return LATE
-        if not math.isfinite(row.loss) and self.config.nonfinite != "continue":
-            if self.config.nonfinite == "stop":
-                self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
-            self.protocol.on_discard(row.learner_id, row.timestamp, self.clock)
-            return DROP_NONFINITE
+        """Where gradients that are not finite are dropped, learners give them the loss NaN."""
+        rules, learner_id = self.rules, row.learner_id
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or learner_id in self.shard.stuck):
+            return rules.on_torn(learner_id, row.timestamp, row.seq)
+        usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
+        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
+            self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
         try:
-            return self.protocol.on_push(row.learner_id, row.timestamp, self.clock)
+            return rules.judge(learner_id, row.timestamp, row.seq, usable)
         except ProtocolError as error:
             self._refuse(str(error))
 
     # ------------------------------------------------------------------------------------------------------------ updates
 
     def _update_while_due(self) -> None:
-        while not self.finished and self.protocol.update_due():
-            if self.clock == self.shard.final_clock:
+        while self.rules.update_due():
+            if self.rules.clock == self.shard.final_clock:
                 if self.shard.finished:
-                    place = {"row": len(self.shard.updates), "clock": self.clock + 1}
+                    place = {"row": len(self.shard.updates), "clock": self.rules.clock + 1}
                     refuse(f"it is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place)
                 return
-            self._check_update(self.shard.update(self.clock + 1))
-            self.clock += 1
+            self._check_update(self.shard.update(self.rules.clock + 1))
             self.samples += self.pending_samples
             self.rate = self.rate_at(self.samples)
             self._begin_sum()
-            self.protocol.on_update()
-            self.finished = self.samples >= self.budget
+            self.rules.on_update(self.samples)
 
     def _check_update(self, update: np.void) -> None:
         expected: dict[str, Any] = {
             "shard": self.shard.shard,
-            "clock": self.clock + 1,
+            "clock": self.rules.clock + 1,
             "gradients": self.gradients,
             "samples": self.samples + self.pending_samples,
             "learning_rate": self.rate,
@@ -255,7 +226,7 @@ class _Walk:
         for name, value in expected.items():
             if not same(update[name].item(), value):
                 why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
-                refuse(why, self.shard.shard, "updates", row=self.clock - self.shard.start.clock, clock=self.clock + 1)
+                refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
 
     # --------------------------------------------------------------------------------------------------------- departures
 
@@ -264,9 +235,9 @@ class _Walk:
 
         Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
         """
-        while self.departures and self.departures[0].clock <= self.clock:
+        while self.departures and self.departures[0].clock <= self.rules.clock:
             left = self.departures[0]
-            if left.time_s >= row.arrival_s and row.clock <= self.clock and not self._must_come_first(left, row):
+            if left.time_s >= row.arrival_s and row.clock <= self.rules.clock and not self._must_come_first(left, row):
                 return
             self._depart()
 
@@ -274,28 +245,25 @@ class _Walk:
         """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
         if left.kind == Event.RETURNED:
             return left.learner_id == row.learner_id and row.reason != Reason.MISSED
-        return left.learner_id == self._turn() != row.learner_id
+        return left.learner_id == self.rules.turn() != row.learner_id
 
     def _depart(self) -> None:
         left = self.departures.pop(0)
-        at_once = left.clock == self.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
-        if left.clock != self.clock and not at_once:
-            self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.clock}")
+        at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
+        if left.clock != self.rules.clock and not at_once:
+            self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")
         after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
         before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
-        present = left.learner_id in self.protocol.present
-        if left.kind == Event.RETURNED:
-            if not present:
-                self.protocol.on_return(left.learner_id, self.clock)
-        elif left.kind == Event.PASSED:
-            self.protocol.on_discard(left.learner_id, self.clock, self.clock)
-            self._update_while_due()
-        elif present:
-            self.missed.add(left.learner_id)
-            self.protocol.on_departure(left.learner_id)
-            self._update_while_due()
+        if left.kind == Event.PASSED:
+            if not self.rules.passes(left.learner_id, self.rules.clock + 1):
+                self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
+        elif left.kind != Event.RETURNED:
+            self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])
+        elif left.learner_id not in self.rules.present:
+            self.rules.on_return(left.learner_id)
+        self._update_while_due()
 
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
         refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
@@ -304,37 +272,37 @@ class _Walk:
 
     def _let_time_out(self, row: Row) -> None:
         """Let the time be over where it was before this row was summed, by its seconds or, at the latest, by its clock."""
-        while self.timeouts and self.timeouts[0].clock <= self.clock:
-            if self.timeouts[0].time_s >= row.arrival_s and row.clock <= self.clock:
+        while self.timeouts and self.timeouts[0].clock <= self.rules.clock:
+            if self.timeouts[0].time_s >= row.arrival_s and row.clock <= self.rules.clock:
                 return
             self._time_out()
 
     def _time_out(self) -> None:
         over = self.timeouts.pop(0)
-        if over.clock == self.clock - 1 and over.time_s == self.arrival_s:
+        if over.clock == self.rules.clock - 1 and over.time_s == self.arrival_s:
             return  # at once with the gradient that made the update anyway
         least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
         most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
-        if over.clock != self.clock or not least_s <= over.time_s <= most_s:
+        if over.clock != self.rules.clock or not least_s <= over.time_s <= most_s:
             why = f"a time-out at {over.time_s} s: clock {over.clock} had its time-out at {least_s} s, its end at {most_s} s"
             refuse(why, self.shard.shard, "events", clock=over.clock)
-        self.protocol.on_timeout()
+        self.rules.on_timeout()
         self._update_while_due()
 
     # ------------------------------------------------------------------------------------------------------------ the end
 
     def _check_end(self) -> None:
-        while self.timeouts and (self.timeouts[0].clock <= self.clock or self.shard.finished):
+        while self.timeouts and (self.timeouts[0].clock <= self.rules.clock or self.shard.finished):
             self._time_out()
-        while self.departures and (self.departures[0].clock <= self.clock or self.shard.finished):
+        while self.departures and (self.departures[0].clock <= self.rules.clock or self.shard.finished):
             self._depart()
         shard = self.shard
-        if self.clock < shard.final_clock:
+        if self.rules.clock < shard.final_clock:
             why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
-            refuse(why, shard.shard, "updates", row=self.clock - shard.start.clock, clock=self.clock + 1)
+            refuse(why, shard.shard, "updates", row=self.rules.clock - shard.start.clock, clock=self.rules.clock + 1)
         if shard.finished:
             received = shard.start.received + len(shard.pushes) - len(shard.inserted)
-            expected = {"final_clock": self.clock, "samples": self.samples, "received": received, "pushed": received}
+            expected = {"final_clock": self.rules.clock, "samples": self.samples, "received": received, "pushed": received}
             for name, value in expected.items():
                 if shard.summary[name] != value:
                     refuse(f"{name} {shard.summary[name]}, but the rows of pushes and updates give {value}", shard.shard, "summary")

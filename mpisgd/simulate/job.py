@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, allreduce, config_file, naming, parts, placement
+from mpisgd import __version__, config_file, naming, parts, placement
 from mpisgd.aggregate import Leader, Member, follow
+from mpisgd.allreduce import Collective
 from mpisgd.channel import ShardChannel
 from mpisgd.config import Config, replace
 from mpisgd.draws import kept
@@ -24,10 +25,12 @@ from mpisgd.layerwise import PipelinedChannel
 from mpisgd.learner import learn
 from mpisgd.messages import Ending
 from mpisgd.parts import NOTHING_BROUGHT, Brought
+from mpisgd.protocols.rules import Rules
 from mpisgd.provenance import environment
 from mpisgd.records import directory, schema
 from mpisgd.records.bounded import open_tables
 from mpisgd.records.progress import Progress
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.roles import Role
 from mpisgd.shard import Shard
@@ -140,7 +143,7 @@ class Job:
         def main() -> None:
             wire.start_clock()
             try:
-                allreduce.train(channel, server, gradient, delays)
+                learn(Collective(channel, server), self.protocol, gradient, delays)
             except LearnerFailed as failure:
                 raise _fail_fast(failure) from failure
             if wire.rank == self.roles.evaluator_rank:
@@ -156,7 +159,7 @@ class Job:
         return self.work.update(shard, wanted, wire, self.costs)
 
     def _account(self, shard: int, server: Shard) -> None:
-        self.accounts[shard] = account(server.clock, server.update.samples, blown_up(server), server.updated_s)
+        self.accounts[shard] = account(server.rules.clock, server.update.samples, blown_up(server), server.updated_s)
 
     def _server(self, shard: int, channel: ShardChannel, update: Any, stack: ExitStack) -> Shard:
         """One shard, with its log and all that it writes to, which `stack` closes."""
@@ -168,15 +171,11 @@ class Job:
         stack.callback(file.close)
         return Shard(
             channel,
-            protocol,
+            Rules(protocol, lambda_, parts.budget_samples(config, protocol, self.work.meta.train_samples)),
             update,
-            lambda_=lambda_,
-            budget_samples=parts.budget_samples(config, protocol, self.work.meta.train_samples),
-            timeout_s=config.protocol.deadline_s,
+            ShardRecords(ShardLog(file, shard), Progress("off", config.epochs, 0.0), snapshots),
             nonfinite=config.nonfinite,
-            snapshots=snapshots,
-            log=ShardLog(file, shard),
-            progress=Progress("off", config.epochs, 0.0),
+            timeout_s=config.protocol.deadline_s,
         )
 
     def _teams(self, wires: list[VirtualWire]) -> dict[int, Callable[[], None]]:

@@ -16,16 +16,14 @@ from mpisgd.virtual.passes import ComputesAtOnce
 class SizedVector(Buffer):
     """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
 
-    __slots__ = ("_itemsize", "_nbytes", "size")
+    __slots__ = ("_itemsize", "nbytes", "size")
+
+    nbytes: int
 
     def __init__(self, size: int, itemsize: int = 4) -> None:
         self.size = size
         self._itemsize = itemsize
-        self._nbytes = itemsize * size
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
+        self.nbytes = itemsize * size
 
     def __getitem__(self, part: slice) -> SizedVector:
         start, stop, _ = part.indices(self.size)

@@ -26,9 +26,10 @@ FLOORS = {
             "flat chunks crossing roles models data draws schedule streams compiled installed launch",
             "optimizer update device_update compensation footprint norms"
             " gradient layerwise_gradient computing local_steps rounding measure straggler divergence",
-            "messages communicator channel team_channel evaluator_channel tolerant_channel layerwise wire politeness outbox"
-            " tolerant ulfm siblings vigil usher pulse mpi world survey guard signals records virtual",
-            "shard refusals tolerant_shard attendance succession learner allreduce shared_team aggregate evaluator analysis",
+            "messages communicator channel exchange team_channel evaluator_channel tolerant_channel layerwise wire politeness"
+            " outbox tolerant ulfm siblings vigil usher pulse mpi world survey guard signals records virtual",
+            "shard answering refusals finiteness snapshot_desk faults succession learner allreduce shared_team aggregate"
+            " evaluator analysis",
             "run tolerance parts placement alike simulate replay plan finish resume interruption watchdog provenance naming git api"
             " cli __main__ doctor bench demo submit",
         ]

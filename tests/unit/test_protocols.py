@@ -25,6 +25,7 @@ from mpisgd.protocols import (
     VersionedOptions,
 )
 from mpisgd.protocols.modulation import Modulation
+from mpisgd.protocols.rules import GIVE, SUM, Gone, Rules
 from mpisgd.protocols.verdict import APPLY, DROP_STALE, Kind, Verdict
 
 OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
@@ -221,7 +222,7 @@ UNEVEN = {"timeout", "backup late"}
 
 @dataclass
 class OneShard:
-    """A shard and its learners, in a few lines: what `shard.py` asks, in its order, about gradients that are only counted.
+    """A shard and its learners, in a few lines: the rules that `shard.py` obeys, about gradients that are only counted.
 
     `next_of[l]` is the message that learner l is blocked in: a push of a timestamp, or a pull of a least clock. `seq[l]` is its
     mini-batch; `done[l]` are those of which it need not compute another gradient.
@@ -229,9 +230,7 @@ class OneShard:
 
     protocol: Protocol
     lambda_: int
-    clock: int = 0
     next_of: dict[int, tuple[str, int]] = field(default_factory=dict)
-    pulls: dict[int, int] = field(default_factory=dict)
     summed: list[int] = field(default_factory=list)
     updates: list[list[int]] = field(default_factory=list)
     applied: list[tuple[int, int, float]] = field(default_factory=list)
@@ -242,54 +241,49 @@ class OneShard:
     pushed: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.rules = Rules(self.protocol, self.lambda_, math.inf)
         self.next_of = {learner_id: ("pull", 0) for learner_id in range(self.lambda_)}
         self.done = {learner_id: [] for learner_id in range(self.lambda_)}
         self.pushed = dict.fromkeys(range(self.lambda_), 0)
 
     def enabled(self) -> list[int]:
-        expected = self.protocol.expects()
+        expected = self.rules.turn()
         return [who for who, (what, _) in self.next_of.items() if what == "pull" or expected in (None, who)]
 
     def take(self, learner_id: int, *, leaves: bool, finite: bool) -> None:
         what, value = self.next_of.pop(learner_id)
         if what == "pull":
-            self.pulls[learner_id] = value
+            if self.rules.on_pull(learner_id, value) is GIVE:
+                self.next_of[learner_id] = ("push", self.rules.clock)
         elif leaves:
-            self.protocol.on_departure(learner_id)
+            self.rules.on_departure(learner_id, Gone.LEFT)
         else:
             self.next_of[learner_id] = ("pull", self.protocol.next_clock(value))
             self.judge(learner_id, value, finite)
         self.update_and_answer()
 
     def time_out(self) -> None:
-        self.protocol.on_timeout()
+        self.rules.on_timeout()
         self.update_and_answer()
 
     def update_and_answer(self) -> None:
-        while self.protocol.update_due():
-            self.clock += 1
+        while self.rules.update_due():
             self.updates.append(self.summed)
             self.summed = []
-            self.protocol.on_update()
-        for who, least in list(self.pulls.items()):
-            if least <= self.clock and self.protocol.may_pull(who, self.clock):
-                del self.pulls[who]
-                self.next_of[who] = ("push", self.clock)
+            self.rules.on_update(0)
+        for who in self.rules.ready():
+            self.next_of[who] = ("push", self.rules.clock)
 
     def judge(self, learner_id: int, timestamp: int, finite: bool) -> None:
         self.pushes += 1
         self.pushed[learner_id] += 1
         seq = len(self.done[learner_id])
-        assert 0 <= timestamp <= self.clock, "staleness is never negative"
-        if not finite:
-            self.dropped += 1
-            self.done[learner_id].append(seq)
-            self.protocol.on_discard(learner_id, timestamp, self.clock)
-            return
-        verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
+        assert 0 <= timestamp <= self.rules.clock, "staleness is never negative"
+        assert self.rules.on_push(learner_id, timestamp) is SUM
+        verdict = self.rules.judge(learner_id, timestamp, seq, finite)
         if verdict.kind is Kind.APPLY:
             self.summed.append(learner_id)
-            self.applied.append((timestamp, self.clock, verdict.weight))
+            self.applied.append((timestamp, self.rules.clock, verdict.weight))
         elif verdict.kind is Kind.REJECT:
             self.rejected += 1
             return
@@ -313,7 +307,7 @@ def test_any_schedule_keeps_the_laws(kind: str, lambda_: int, seed: int, leaving
     shard = OneShard(protocol, lambda_)
     for _ in range(150):
         enabled = shard.enabled()
-        if not shard.next_of and not shard.pulls:
+        if not shard.next_of and not shard.rules.waiting:
             break  # all have left
         assert enabled, f"nobody can go on: {shard}"
         if chance.random() < timeouts:
@@ -322,7 +316,7 @@ def test_any_schedule_keeps_the_laws(kind: str, lambda_: int, seed: int, leaving
         shard.take(chance.choice(enabled), leaves=chance.random() < leaving, finite=chance.random() >= nonfinite)
     assert shard.pushes == len(shard.applied) + shard.dropped + shard.rejected
     assert sum(len(update) for update in shard.updates) + len(shard.summed) == len(shard.applied)
-    assert len(shard.updates) == shard.clock
+    assert len(shard.updates) == shard.rules.clock
     if kind in FRESH:
         assert all(timestamp == clock and weight == 1.0 for timestamp, clock, weight in shard.applied)
     if kind in FRESH and not kind.startswith("versioned"):

@@ -15,7 +15,7 @@ from mpisgd.config import Config
 from mpisgd.flat import FlatModel
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
 from mpisgd.records import schema
-from mpisgd.records.schema import Verdict
+from mpisgd.records.schema import Event, Reason, Verdict
 from mpisgd.replay.difference import difference
 from mpisgd.replay.finding import Untrue
 from mpisgd.replay.order import Compute, Take, Update, serial_order
@@ -95,6 +95,27 @@ def test_a_gradient_that_was_kept_when_its_learner_left_is_summed_out_of_turn() 
     assert check(HardsyncOptions(), shard) == ""
     shard.departures.clear()
     assert "row 0 (clock 0, learner 2, mini-batch 0): it was learner 0's turn" in check(HardsyncOptions(), shard)
+
+
+def test_a_gradient_that_was_kept_when_its_learner_was_missed_counts() -> None:
+    """It is summed out of turn; as one that was dropped for it, it cannot be."""
+    pushes = [push(1, 0, 0, arrival_s=0.1), push(0, 0, 0, arrival_s=0.4)]
+    assert check(HardsyncOptions(), log(pushes, updates(2), lambda_=2, left=[(0, 0.3, 1, Event.MISSED)])) == ""
+    pushes[0]["verdict"], pushes[0]["reason"], pushes[0]["weight"] = Verdict.DROP, Reason.MISSED, 0.0
+    dropped = log(pushes, updates(1), lambda_=2, left=[(0, 0.3, 1, Event.MISSED)])
+    assert "DROP with weight 0.0 (MISSED), the protocol says APPLY" in check(HardsyncOptions(), dropped)
+
+
+def test_nobody_passes_where_nobody_was_missed() -> None:
+    """Only then another shard can have gone on without it."""
+    dropped = {"verdict": Verdict.DROP, "reason": Reason.MISSED, "weight": 0.0}
+    pushes = [push(0, 0, 0, arrival_s=0.1, answer_s=1.0), push(1, 0, 1, 0, staleness=1, arrival_s=1.1, **dropped)]
+    pushes.append(push(0, 1, 1, arrival_s=1.4))
+    missed, back, passed = (0, 0.5, 1, Event.MISSED), (1, 1.2, 1, Event.RETURNED), (1, 1.5, 1, Event.PASSED)
+    shard = log(pushes, updates(1, 1), lambda_=2, left=[missed, back, passed])
+    assert check(HardsyncOptions(), shard) == ""
+    alone = log([push(0, 0, 0, arrival_s=0.1)], updates(1), lambda_=2, left=[(0, 0.5, 1, Event.PASSED)])
+    assert "nothing says that its gradient of this clock would not come" in check(HardsyncOptions(), alone)
 
 
 def test_one_who_leaves_before_its_turn_lets_those_who_were_kept_go_on() -> None:

@@ -17,6 +17,7 @@ from mpisgd.config import SgdOptions
 from mpisgd.errors import DivergenceError, PeerError, ProtocolError
 from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.protocols import (
+    AsyncOptions,
     BackupOptions,
     HardsyncOptions,
     ProtocolOptions,
@@ -25,11 +26,13 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.protocols.rules import Rules
 from mpisgd.records import schema
 from mpisgd.records.checkpoint import Account
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog, TableFile
 from mpisgd.refusals import Refusals
@@ -82,14 +85,10 @@ def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_
     )
     shard = Shard(
         channel,  # type: ignore[arg-type]
-        options.make(lambda_),
+        Rules(options.make(lambda_), lambda_, given["budget"]),
         update,
-        lambda_=lambda_,
-        budget_samples=given["budget"],
+        ShardRecords(ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0), Progress("off", 1.0, 1.0), snapshots),
         nonfinite=given["nonfinite"],
-        snapshots=snapshots,
-        log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
-        progress=Progress("off", 1.0, 1.0),
         timeout_s=given["timeout_s"],
     )
     return shard, snapshots
@@ -309,7 +308,7 @@ def test_a_timestamp_that_cannot_be_is_refused_and_nothing_is_applied(
         shard.serve()
     assert f"learner 0 pushed timestamp {timestamp}: expected 0 ... 0, the shard's clock" in capsys.readouterr().err
     assert (shard.refusals.by_rank, shard.refusals.pushes) == ({1: 1}, [1])
-    assert (shard.update.weights.item(), shard.update.gradients, shard.received, shard.clock) == (0.0, 0, [0], 0)
+    assert (shard.update.weights.item(), shard.update.gradients, shard.received, shard.rules.clock) == (0.0, 0, [0], 0)
 
 
 @pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=3, b=0), SoftsyncOptions(n=1)])
@@ -328,6 +327,13 @@ def test_who_leaves_early_lets_the_others_go_on(options: ProtocolOptions, log: P
     assert [row for row in done.rows("events", "kind", "learner_id") if row[0] == Event.DEPARTED] == [
         (Event.DEPARTED, who) for who in (2, 0, 1)
     ]
+
+
+def test_who_may_begin_once_another_has_left_is_given_weights(log: Path) -> None:
+    """No update is made by that: waiting pulls are looked at again at every departure."""
+    script = [*pulls(1, 0), Goodbye(0, 0, Ending.NONE), (push(1), 2.0), *pulls(1), *byes({1: 1})]
+    done = serve(log, script, AsyncOptions(warm_up=100), 2, budget=2)
+    assert done.answers == [("weights", 0, 0, [0.0]), ("weights", 1, 0, [0.0]), ("stop", 1, 1)]
 
 
 @pytest.mark.parametrize("options", [HardsyncOptions(), BackupOptions(N=2, b=0), SoftsyncOptions(n=2)])
@@ -590,8 +596,8 @@ class Noted:
 def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     crew = Crew(3, lambda timestamp: timestamp, lambda learner_id, seq: 1.0)
     shard, snapshots = make(log, crew, SoftsyncOptions(n=2), 3, budget=18, every_epochs=1.0)
-    shard.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
-    shard.evaluating = False
+    shard.records.checkpoints = noted = Noted(2, slow_at=3)  # type: ignore[assignment]
+    shard.desk.is_open = False
     shard.serve()
     snapshots.close()
     pushes, events = read_table(log, "pushes"), read_table(log, "events")
@@ -600,7 +606,7 @@ def test_a_checkpoint_is_taken_at_every_clock_that_is_due(log: Path) -> None:
     assert events["clock"][events["kind"] == Event.CHECKPOINT].tolist() == [2, 4, 8]
     lost = events[events["kind"] == Event.UNSAVED]
     assert lost["value"].tolist() == [2, 8]
-    assert lost["clock"].tolist() == [4, shard.clock], "told at the next, or at the end"
+    assert lost["clock"].tolist() == [4, shard.rules.clock], "told at the next, or at the end"
     for each in noted.taken:
         before = pushes[: each["rows"][0]]
         assert each["received"] == len(before) == each["clock"], "the rows that made these updates, and no more"
@@ -621,7 +627,7 @@ DRAIN: list[Any] = [
 def interrupted(log: Path, script: Sequence[Any], options: ProtocolOptions, **fields: Any) -> tuple[Shard, Noted, list[Any]]:
     channel = ScriptedChannel(script)
     shard, snapshots = make(log, channel, options, 3, **fields)
-    shard.checkpoints = noted = Noted(100)  # type: ignore[assignment]
+    shard.records.checkpoints = noted = Noted(100)  # type: ignore[assignment]
     shard.serve()
     snapshots.close()
     shard.log.summary(-1, 0, 0, 0, False)
@@ -635,7 +641,7 @@ def goodbyes(*pushed: int, ending: Ending = INTERRUPTED) -> list[Any]:
 def test_an_interrupted_shard_drains_and_saves_what_its_last_update_left(log: Path) -> None:
     script = [*DRAIN, *goodbyes(3, 1, 1)]
     shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"))
-    assert (shard.interrupted, shard.finished, shard.clock) == (True, False, 1)
+    assert (shard.rules.interrupted, shard.rules.finished, shard.rules.clock) == (True, False, 1)
     assert answers[5:] == [
         ("interrupted", 1, 1), ("interrupted", 2, 1), ("interrupted", 0, 1), ("snapshot", 0, 0, [[]])
     ], "at once who waits; the evaluator when it is known that the run does not end by itself"  # fmt: skip
@@ -656,7 +662,7 @@ def test_updates_are_made_in_the_drain(log: Path) -> None:
         Goodbye(0, 2, INTERRUPTED), (push(1, 1), 1.0), Pull(1, 0), (push(2, 1), 1.0), Pull(2, 0), *goodbyes(2, 2, 2)[1:],
     ]  # fmt: skip
     shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"))
-    assert (shard.interrupted, shard.finished, shard.clock) == (True, False, 2)
+    assert (shard.rules.interrupted, shard.rules.finished, shard.rules.clock) == (True, False, 2)
     assert answers[-2:] == [("interrupted", 1, 1), ("interrupted", 2, 2)]
     assert (noted.taken[-1]["clock"], noted.taken[-1]["next_seq"]) == (2, [2, 2, 2])
     assert Event.DEPARTED not in read_table(log, "events")["kind"]
@@ -667,7 +673,7 @@ def test_a_budget_that_the_drain_uses_up_ends_the_run(log: Path) -> None:
     script = [*DRAIN, (push(1, 1), 2.0), Pull(1, 2), *goodbyes(3, 2, 1)[:-1], SnapshotPull(FINAL), LEAVE]
     script.remove(SnapshotPull(0))
     shard, noted, answers = interrupted(log, script, SoftsyncOptions(n=1, modulation="none"), budget=12)
-    assert (shard.finished, shard.clock, noted.taken) == (True, 2, [])
+    assert (shard.rules.finished, shard.rules.clock, noted.taken) == (True, 2, [])
     assert answers[-2:] == [("stop", 1, 2), ("snapshot", 2, 12, [[-5.0]])]
 
 
@@ -683,7 +689,7 @@ def test_a_signal_after_the_end_is_too_late(log: Path) -> None:
     shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 1, budget=2)
     shard.serve()
     snapshots.close()
-    assert (shard.interrupted, shard.finished) == (False, True)
+    assert (shard.rules.interrupted, shard.rules.finished) == (False, True)
     assert tuple(read_summary(log)[0])[:3] == (0, 1, 2)
 
 
@@ -707,7 +713,7 @@ def test_what_was_saved_is_not_saved_again(log: Path) -> None:
     script = [*DRAIN, *goodbyes(3, 1, 1)]
     channel = ScriptedChannel(script)
     shard, snapshots = make(log, channel, SoftsyncOptions(n=1), 3)
-    shard.checkpoints = noted = Noted(1)  # type: ignore[assignment]
+    shard.records.checkpoints = noted = Noted(1)  # type: ignore[assignment]
     shard.serve()
     snapshots.close()
     assert [each["clock"] for each in noted.taken] == [1]

@@ -13,6 +13,7 @@ import pytest
 from mpisgd import messages
 from mpisgd.config import SgdOptions
 from mpisgd.errors import PeerError
+from mpisgd.faults import Faults
 from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
 from mpisgd.protocols import (
     AsyncOptions,
@@ -25,13 +26,15 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.protocols.rules import Rules
 from mpisgd.records.progress import Progress
 from mpisgd.records.reader import read_summary, read_table
 from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.shard_records import ShardRecords
 from mpisgd.records.snapshots import Snapshots
 from mpisgd.records.writer import ShardLog, TableFile
+from mpisgd.shard import Shard
 from mpisgd.succession import Succession
-from mpisgd.tolerant_shard import TolerantShard
 from mpisgd.update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
@@ -84,22 +87,20 @@ class Served:
     ) -> None:
         zeros = tensor(*[0.0] * size)
         update = SliceUpdate(zeros, SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=4)
-        self.shard = shard = TolerantShard(
+        snapshots = Snapshots(path.with_suffix(".snapshots"), every_epochs=0.0, vectors=1, size=size)
+        log = ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0)
+        self.shard = shard = Shard(
             channel,
-            options.make(lambda_),
+            Rules(options.make(lambda_), lambda_, budget),
             update,
-            lambda_=lambda_,
-            budget_samples=budget,
+            ShardRecords(log, Progress("off", 1.0, 1.0), snapshots),
             nonfinite="stop",
-            snapshots=Snapshots(path.with_suffix(".snapshots"), every_epochs=0.0, vectors=1, size=size),
-            log=ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0),
-            progress=Progress("off", 1.0, 1.0),
         )
-        shard.watch(channel, PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
+        Faults(shard, channel, PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
         try:
             shard.serve()
         finally:
-            shard.snapshots.close()
+            snapshots.close()
         self.path = path
         self.answers = channel.answers
         self.channel = channel
@@ -159,6 +160,16 @@ def test_a_whole_gradient_counts_though_its_learner_is_dead(log: Path) -> None:
     """Kept until its turn, it is summed, in the order of learners as far as it can be."""
     done = serve(log, [*pulls(0, 1), (now(1), 3.0), Lost(2, 1), (now(0), 1.0), *pulls(0, clock=1), *byes(l0=1)], lambda_=2)
     assert done.weights == [-2.0]
+    assert done.balanced()
+
+
+def test_a_whole_gradient_counts_though_its_learner_hangs(log: Path) -> None:
+    """As that of one that leaves or dies: it was kept until its turn when a transfer was given up."""
+    script = [*pulls(0, 1), (now(1), 3.0), messages.Stuck(2, 1), (now(0), 1.0), *pulls(0, clock=1), *byes(l0=1)]
+    done = serve(log, script, lambda_=2)
+    assert done.weights == [-2.0]
+    assert done.rows("pushes", "learner_id", "verdict") == [(1, Verdict.APPLY), (0, Verdict.APPLY)]
+    assert done.told(Event.MISSED) == [(Event.MISSED, 0, 1)]
     assert done.balanced()
 
 
@@ -355,7 +366,7 @@ def test_an_interrupted_run_is_saved_though_its_last_learner_dies(log: Path) -> 
               Goodbye(0, 1, Ending.INTERRUPTED), Lost(2, 1), LEAVE]  # fmt: skip
     done = serve(log, script, lambda_=2, budget=100)
     assert [answer[0] for answer in done.answers[-2:]] == ["interrupted", "snapshot"]
-    assert not done.shard.finished
+    assert not done.shard.rules.finished
 
 
 def test_a_run_whose_others_have_done_their_share_ends_when_the_last_one_dies(log: Path) -> None:
@@ -363,7 +374,7 @@ def test_a_run_whose_others_have_done_their_share_ends_when_the_last_one_dies(lo
     script = [*pulls(0, 1), (now(0), 1.0), *pulls(0), Goodbye(0, 1, Ending.NONE), SnapshotPull(FINAL), Lost(2, 1), LEAVE]
     done = serve(log, script, VersionedOptions(grads_to_wait=1), lambda_=2, budget=math.inf)
     assert done.answers[-1][0] == "snapshot"
-    assert done.shard.finished
+    assert done.shard.rules.finished
     assert done.balanced()
 
 
@@ -540,7 +551,7 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
     assert done.balanced()
     assert done.shard.update.samples >= 150
     assert done.weights[0] != 0.0
-    assert set(crew.lost) >= {row[2] for row in done.told(Event.LOST)} - set(crew._hanging) - done.shard.absent
+    assert set(crew.lost) >= {row[2] for row in done.told(Event.LOST)} - set(crew._hanging) - done.shard.rules.absent
     updates = read_table(log, "updates")
     for clock, gradients in updates[["clock", "gradients"]].tolist():
         assert np.count_nonzero(applied["clock"] == clock - 1) == gradients, "the divisor is counted"

@@ -132,7 +132,7 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "allreduce", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
+        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
         "placement", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
@@ -194,7 +194,7 @@ def test_so_does_one_whose_learners_double_as_shards(
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(run.allreduce, "train")
+    counting(job, "learn")
     for cls, names in {
         run.Shard: "begin serve_on",
         parts.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
@@ -205,7 +205,7 @@ def test_so_does_one_whose_learners_double_as_shards(
         for name in names.split():
             counting(cls, name)
     log = simulated(tmp_path / "run", TENSORS, protocol="allreduce", evaluator=True)
-    assert [entered[name] for name in ("train", "begin", "serve_on", "goodbyes", "push")] == [4, 4, 4, 4, 0]
+    assert [entered[name] for name in ("learn", "begin", "serve_on", "goodbyes", "push")] == [4, 4, 4, 4, 0]
     assert entered["exchange"] == entered["pull"] == entered["snapshot_pull"] == len(log.pushes) / 4
     assert entered["on_push"] == entered["accumulate"] == len(log.pushes)
     assert entered["step"] == entered["on_update"] == len(log.updates)

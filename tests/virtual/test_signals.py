@@ -75,7 +75,7 @@ class Signalled(job.Job):
 
     def _server(self, *arguments: Any) -> Shard:
         server = super()._server(*arguments)
-        server.checkpoints = Noted()
+        server.records.checkpoints = Noted()
         self.servers.append(server)
         return server
 
@@ -109,28 +109,28 @@ def _unless_interrupted(outcome: Outcome, *, logged: bool) -> Outcome:
 def hold(done: Signalled) -> bool:
     """What must be true of such a job; whether it was interrupted."""
     shards = done.servers
-    assert len({shard.clock for shard in shards}) == 1
-    assert len({shard.finished for shard in shards}) == 1
+    assert len({shard.rules.clock for shard in shards}) == 1
+    assert len({shard.rules.finished for shard in shards}) == 1
     assert all(shard.received == shards[0].received for shard in shards)
     run = Run(done.path)
     told = run.events["kind"] == Event.INTERRUPTED
     assert Event.DEPARTED not in run.events["kind"] or done.protocol.exact, "nobody's goodbye lowers what an update needs"
     for number, shard in enumerate(shards):
-        noted = shard.checkpoints
+        noted = shard.records.checkpoints
         assert isinstance(noted, Noted)
-        assert np.count_nonzero(told & (run.events["shard"] == number)) == shard.interrupted
-        if shard.finished:
+        assert np.count_nonzero(told & (run.events["shard"] == number)) == shard.rules.interrupted
+        if shard.rules.finished:
             assert noted.taken == []
             continue
         (saved,) = noted.taken
         rows = run.pushes[run.pushes["shard"] == number]
-        assert saved["clock"] == shard.clock
-        assert saved["rows"][1] == shard.clock, "an update for each clock"
+        assert saved["clock"] == shard.rules.clock
+        assert saved["rows"][1] == shard.rules.clock, "an update for each clock"
         assert saved["received"] == saved["rows"][0] <= len(rows) <= sum(shard.received)
-        assert (rows["clock"][saved["rows"][0] :] == shard.clock).all(), "what came after it is in a sum that is not finished"
+        assert (rows["clock"][saved["rows"][0] :] == shard.rules.clock).all(), "what came after it is in a sum that is not finished"
     with mock.patch("mpisgd.replay.prove.simulate_again"):  # neither signals nor such wires are in its configuration
         assert replay.check(done.path) == "", "law 6"
-    return not shards[0].finished
+    return not shards[0].rules.finished
 
 
 PROTOCOLS = ("hardsync", "allreduce", "softsync", "backup", "versioned", "async", "downpour", "ssp")

@@ -1,0 +1,238 @@
+"""What a shard decides whatever its protocol (`protocols/rules.py`), by hand: turns, repeats, the end, signals, who is there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mpisgd.protocols import AsyncOptions, BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, VersionedOptions
+from mpisgd.protocols.rules import Gone, Rules
+from tests.unit.tracing import Traced, disagreements
+
+#: Title -> (learners, protocol, samples of the run, trace); each gradient is of one sample.
+TRACES: dict[str, tuple[int, ProtocolOptions, float, str]] = {
+    "a gradient is kept until its turn, and pulls wait for the update": (
+        3,
+        HardsyncOptions(),
+        6,
+        """
+        push 2 @0    -> park
+        pull 2 >=1   -> wait
+        push 0 @0    -> apply 1
+        pull 0 >=1   -> wait
+        whose        -> 1
+        push 1 @0    -> apply 1, 2: apply 1, update 1, weights 2, weights 0
+        pull 1 >=1   -> weights 1
+        push 0 @1    -> apply 1
+        pull 0 >=2   -> wait
+        push 1 @1    -> apply 1
+        push 2 @1    -> apply 1, update 2, stop 0
+        pull 1 >=2   -> stop
+        push 1 @2    -> late
+        bye 0        -> -
+        bye 1        -> -
+        bye 2        -> finished
+        """,
+    ),
+    "staleness is measured when a gradient is summed": (
+        2,
+        SoftsyncOptions(n=2),
+        math.inf,
+        """
+        push 0 @0    -> apply 1, update 1
+        push 1 @0    -> apply 1, update 2
+        push 1 @0    -> apply 0.5, update 3
+        """,
+    ),
+    "a mini-batch is applied once, and repeated it counts": (
+        2,
+        VersionedOptions(grads_to_wait=2),
+        math.inf,
+        """
+        push 0 @0 #0 -> apply 1
+        push 1 @0 #0 -> apply 1, update 1
+        push 0 @1 #0 -> drop REPEATED
+        push 1 @0 #1 -> reject
+        push 1 @1 #1 -> apply 1, update 2
+        bad 0 @2 #1  -> -
+        push 0 @2 #1 -> apply 1, update 3
+        """,
+    ),
+    "after the end nothing is used, and what was applied is still a repeat": (
+        2,
+        AsyncOptions(),
+        1,
+        """
+        push 0 @0 #0 -> apply 1, update 1
+        push 0 @0 #0 -> drop REPEATED
+        bad 1 @0 #0  -> late
+        torn 1 @1    -> drop TORN
+        pull 1 >=0   -> stop
+        interrupt    -> -
+        """,
+    ),
+    "at each departure the others are looked at again": (
+        3,
+        HardsyncOptions(),
+        math.inf,
+        """
+        push 0 @0    -> apply 1
+        pull 0 >=1   -> wait
+        push 1 @0    -> apply 1
+        pull 1 >=1   -> wait
+        leave 2      -> update 1, weights 0, weights 1
+        push 1 @1    -> park
+        pull 1 >=2   -> wait
+        leave 0      -> 1: apply 1, update 2, weights 1
+        leave 1      -> finished
+        """,
+    ),
+    "whoever may join is found when another leaves": (
+        2,
+        AsyncOptions(warm_up=100),
+        math.inf,
+        """
+        pull 1 >=0   -> wait
+        pull 0 >=0   -> weights 0
+        leave 0      -> weights 1
+        """,
+    ),
+    "one that hangs is not waited for until it is back": (
+        3,
+        HardsyncOptions(),
+        math.inf,
+        """
+        pull 2 >=0   -> weights 0
+        push 0 @0    -> apply 1
+        push 1 @0    -> apply 1
+        pull 1 >=1   -> wait
+        miss 2       -> update 1, weights 1
+        push 2 @0    -> drop MISSED
+        push 0 @1    -> apply 1
+        pull 2 >=1   -> weights 1
+        push 1 @1    -> apply 1
+        whose        -> 2
+        push 2 @1    -> apply 1, update 2
+        miss 2       -> -
+        push 0 @2    -> apply 1
+        push 2 @2    -> park
+        push 1 @2    -> apply 1, 2: apply 1, update 3
+        """,
+    ),
+    "what one that hangs had pushed, whole, counts": (
+        3,
+        HardsyncOptions(),
+        math.inf,
+        """
+        push 2 @0    -> park
+        miss 2       -> 2: apply 1
+        push 0 @0    -> apply 1
+        push 1 @0    -> apply 1, update 1
+        """,
+    ),
+    "the gradient of one that is dead counts whole, and not in part": (
+        3,
+        HardsyncOptions(),
+        math.inf,
+        """
+        torn 1 @0    -> drop TORN
+        lose 1       -> -
+        push 2 @0    -> park
+        lose 2       -> 2: apply 1
+        push 0 @0    -> apply 1, update 1
+        lose 0       -> finished
+        """,
+    ),
+    "a shard that others have left behind does not wait for what will not come": (
+        2,
+        HardsyncOptions(),
+        math.inf,
+        """
+        push 0 @0    -> apply 1
+        owing 1 >=1  -> wait
+        miss 1       -> update 1
+        pull 1 >=1   -> weights 1
+        push 0 @1    -> apply 1
+        pull 0 >=2   -> wait
+        owing 1 >=2  -> wait, passes, update 2, weights 0, weights 1
+        """,
+    ),
+    "a signal: nobody is given weights, and what all have pushed still counts": (
+        2,
+        SoftsyncOptions(n=1),
+        math.inf,
+        """
+        push 0 @0     -> apply 1
+        pull 1 >=1    -> wait
+        interrupt     -> in time, stop 1
+        interrupt     -> -
+        push 1 @0     -> apply 1, update 1
+        pull 0 >=0    -> stop
+        interrupted 0 -> -
+        interrupted 1 -> -
+        """,
+    ),
+    "a signal: an ordered sum whose turn has left is left as it is": (
+        3,
+        HardsyncOptions(),
+        math.inf,
+        """
+        push 2 @0     -> park
+        interrupt     -> in time
+        interrupted 0 -> -
+        whose         -> None
+        push 1 @0     -> leave
+        interrupted 2 -> -
+        interrupted 1 -> -
+        """,
+    ),
+    "those who compute from older weights are told once": (
+        3,
+        BackupOptions(N=1, abort=True),
+        math.inf,
+        """
+        pull 0 >=0   -> weights 0
+        pull 1 >=0   -> weights 0
+        push 0 @0    -> apply 1, update 1
+        late         -> 1
+        push 0 @1    -> apply 1, update 2
+        late         -> -
+        pull 1 >=1   -> weights 2
+        late         -> -
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("title", TRACES)
+def test_every_decision_of_a_trace(title: str) -> None:
+    lambda_, options, budget, text = TRACES[title]
+    assert disagreements(text, Traced(options.make(lambda_), lambda_, budget).decide) == []
+
+
+def test_only_those_who_were_not_waited_for_may_have_old_weights() -> None:
+    rules = Rules(HardsyncOptions().make(2), 2, math.inf)
+    assert rules.must_be_fresh(0)
+    rules.on_departure(0, Gone.MISSED)
+    assert not rules.must_be_fresh(0)
+    assert not Rules(BackupOptions().make(2), 2, math.inf).must_be_fresh(0), "a late gradient is no mistake"
+
+
+def test_a_run_that_a_signal_cut_short_is_not_finished() -> None:
+    for gone, finished in ((Gone.INTERRUPTED, False), (Gone.LOST, False), (Gone.STOPPED, True)):
+        rules = Rules(AsyncOptions().make(1), 1, math.inf)
+        rules.on_interrupt()
+        rules.on_departure(0, gone)
+        assert rules.deserted
+        assert rules.end_if_deserted()
+        assert rules.finished is finished
+
+
+def test_rules_go_on_from_a_checkpoint() -> None:
+    rules = Rules(AsyncOptions().make(2), 2, math.inf)
+    rules.resume(7, [3, 4], [3, 5], [4, 4])
+    assert not rules.is_wanted(1, 4)
+    assert rules.is_wanted(1, 5), "what was dropped may be applied"
+    assert rules.judge(1, 7, 5).weight == 1.0
+    assert (rules.applied_seq, rules.dropped_seq) == ([3, 5], [3, 5])
