@@ -64,16 +64,21 @@ class Faults:
 
     def hear(self, message: Message) -> bool:
         """A message has come; whether that is all that is to be done with it."""
-        if isinstance(message, (Push, Pull)):
-            self._unheeded.discard(message.learner_id)
         if isinstance(message, Push):
+            self._unheeded.discard(message.learner_id)
             self._owes(message.learner_id, message.arrival_ns * 1e-9)
-        elif isinstance(message, Pull):
+            return False
+        if isinstance(message, Pull):
+            self._unheeded.discard(message.learner_id)
             self._since_s[message.learner_id] = math.inf
-        elif isinstance(message, Refused):
+            return False
+        if isinstance(message, Goodbye):
+            return self._cannot_part(message)
+        if isinstance(message, Refused):
             if message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
                 self._owes(learner_id, self._channel.now_s())
-        elif isinstance(message, Lost):
+            return False
+        if isinstance(message, Lost):
             self._lose(message.rank, message.learner_id)
         elif isinstance(message, Torn):
             self._owes(message.push.learner_id, message.push.arrival_ns * 1e-9)
@@ -82,9 +87,9 @@ class Faults:
             self._unstick(message.rank, message.learner_id)
         elif isinstance(message, SnapshotPull):
             self._ask(message.number)
-        elif isinstance(message, Goodbye):
-            return self._cannot_part(message)
-        return isinstance(message, (Lost, Torn, Stuck, SnapshotPull))
+        else:
+            return False
+        return True
 
     def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
         """A learner owes a pull from now on, or a push."""

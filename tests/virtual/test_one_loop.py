@@ -30,8 +30,13 @@ LOOPS = [
         for name in (
             "learner",
             "shard",
+            "answering",
+            "faults",
+            "finiteness",
+            "snapshot_desk",
             "allreduce",
             "channel",
+            "exchange",
             "team_channel",
             "evaluator_channel",
             "layerwise",
