@@ -16,17 +16,43 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from mpisgd.answering import Answering
 from mpisgd.errors import PeerError
 from mpisgd.messages import Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
-from mpisgd.protocols.rules import Gone
+from mpisgd.protocols.rules import Gone, Rules
 from mpisgd.records.schema import Event
+from mpisgd.records.writer import ShardLog
+from mpisgd.refusals import Refusals
+from mpisgd.snapshot_desk import SnapshotDesk
 from mpisgd.succession import DEDICATED, Succession
 from mpisgd.tolerant_channel import TolerantShardChannel
 
-if TYPE_CHECKING:
-    from mpisgd.shard import Shard
+
+class Serves(Protocol):
+    """What is asked and told of the shard (`shard.Shard`)."""
+
+    rules: Rules
+    log: ShardLog
+    answering: Answering
+    desk: SnapshotDesk
+    refusals: Refusals
+    received: list[int]
+    pushed: list[int]
+    faults: Faults | None
+
+    def tear(self, push: Push) -> None:
+        """Of a gradient only a part has come."""
+
+    def go_on_without(self, learner_id: int, gone: Gone) -> None:
+        """A learner is lost, or missed."""
+
+    def end_if_deserted(self) -> None:
+        """All learners may have left."""
+
+    def refuse(self, refused: Refused) -> None:
+        """What a rank has sent cannot be."""
 
 
 class Faults:
@@ -39,7 +65,7 @@ class Faults:
     """
 
     def __init__(
-        self, shard: Shard, channel: TolerantShardChannel, patience_s: float, succession: Succession | None, name: str
+        self, shard: Serves, channel: TolerantShardChannel, patience_s: float, succession: Succession | None, name: str
     ) -> None:
         self._shard = shard
         self._rules = shard.rules
