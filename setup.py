@@ -14,44 +14,44 @@ from setuptools import setup
 
 #: What every gradient of a virtual cluster passes through.
 MODULES = [
-    "mpisgd/answering.py",
-    "mpisgd/channel.py",
-    "mpisgd/communicator.py",
-    "mpisgd/computing.py",
-    "mpisgd/evaluator_channel.py",
-    "mpisgd/exchange.py",
-    "mpisgd/faults.py",
-    "mpisgd/finiteness.py",
-    "mpisgd/layerwise.py",
+    "mpisgd/serving/answering.py",
+    "mpisgd/exchange/channel.py",
+    "mpisgd/comm/communicator.py",
+    "mpisgd/vectors/computing.py",
+    "mpisgd/exchange/evaluator_channel.py",
+    "mpisgd/exchange/base.py",
+    "mpisgd/serving/faults.py",
+    "mpisgd/serving/finiteness.py",
+    "mpisgd/exchange/layerwise.py",
     "mpisgd/learner.py",
-    "mpisgd/messages.py",
-    "mpisgd/protocols/admission.py",
+    "mpisgd/comm/messages.py",
+    "mpisgd/rules/admission.py",
     "mpisgd/protocols/async_opt.py",
     "mpisgd/protocols/backup.py",
-    "mpisgd/protocols/base.py",
+    "mpisgd/rules/protocol.py",
     "mpisgd/protocols/downpour.py",
     "mpisgd/protocols/hardsync.py",
-    "mpisgd/protocols/modulation.py",
-    "mpisgd/protocols/rules.py",
+    "mpisgd/rules/modulation.py",
+    "mpisgd/rules/rules.py",
     "mpisgd/protocols/softsync.py",
     "mpisgd/protocols/ssp.py",
     "mpisgd/protocols/timeout.py",
-    "mpisgd/protocols/verdict.py",
+    "mpisgd/rules/verdict.py",
     "mpisgd/protocols/versioned.py",
     "mpisgd/records/shard_records.py",
-    "mpisgd/records/writer.py",
-    "mpisgd/refusals.py",
+    "mpisgd/records/log/writer.py",
+    "mpisgd/serving/refusals.py",
     "mpisgd/shard.py",
-    "mpisgd/snapshot_desk.py",
-    "mpisgd/straggler.py",
-    "mpisgd/succession.py",
-    "mpisgd/team_channel.py",
-    "mpisgd/tolerant_channel.py",
-    "mpisgd/virtual/cluster.py",
-    "mpisgd/virtual/network.py",
-    "mpisgd/virtual/passes.py",
-    "mpisgd/virtual/sized.py",
-    "mpisgd/virtual/wire.py",
+    "mpisgd/serving/snapshot_desk.py",
+    "mpisgd/gradient/straggler.py",
+    "mpisgd/serving/succession.py",
+    "mpisgd/exchange/team_channel.py",
+    "mpisgd/exchange/tolerant_channel.py",
+    "mpisgd/comm/virtual/cluster.py",
+    "mpisgd/comm/virtual/network.py",
+    "mpisgd/simulate/passes.py",
+    "mpisgd/simulate/sized.py",
+    "mpisgd/comm/virtual/wire.py",
 ]
 
 
@@ -62,7 +62,7 @@ def extensions() -> list:
     # What is imported besides is not followed: types of torch and the like would cost two minutes, and gain nothing here. So
     # mypy's own findings are not those of `make types`, whose configuration is not read.
     options = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports"]
-    found = mypycify([*options, *MODULES], opt_level="3", group_name="mpisgd.compiled")
+    found = mypycify([*options, *MODULES], opt_level="3", group_name="mpisgd.comm.virtual.compiled")
     for extension in found:  # a tenth faster: calls within the library go straight, and those to Python through one table less
         extension.extra_compile_args += ["-fno-plt", "-fno-semantic-interposition", "-fvisibility=hidden"]
     return found

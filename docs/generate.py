@@ -14,12 +14,12 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mpisgd import compatibility, errors
 from mpisgd.__main__ import COMMANDS
-from mpisgd.cli import bench, help
-from mpisgd.config import KINDS, Config
-from mpisgd.protocols import verdict
-from mpisgd.records import schema
+from mpisgd.base import errors
+from mpisgd.cli import bench
+from mpisgd.config import KINDS, Config, compatibility, help
+from mpisgd.records.log import schema
+from mpisgd.rules import verdict
 
 DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "mpisgd"
@@ -147,7 +147,7 @@ def configuration() -> str:
                 cls = type(getattr(Config(), name))
                 simulate = "Read by `simulate` alone; `train` ignores it.\n" if name in _virtual() else ""
                 parts += [f"## {name}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", simulate, _fields(cls, f"{name}.")]
-    return _page("Configuration", "the dataclasses of `mpisgd/config.py`", *parts)
+    return _page("Configuration", "the dataclasses of `mpisgd/config/options.py`", *parts)
 
 
 def _virtual() -> set[str]:
@@ -197,7 +197,7 @@ def _options(cls: type) -> str:
 
 def log_format() -> str:
     text = inspect.cleandoc(schema.__doc__ or "").replace("(DESIGN 6)", "([Design, section 6](../explanation/design.md))")
-    comments = _comments(PACKAGE / "records" / "schema.py")
+    comments = _comments(PACKAGE / "records" / "log" / "schema.py")
     parts = [text + "\n", f"This is version {schema.SCHEMA_VERSION} of the format.\n"]
     for name, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
         said = {column: comments[name.upper(), column] or COLUMNS[column] for column in dtype.names or ()}
@@ -210,7 +210,7 @@ def log_format() -> str:
         column = heading.lower().removesuffix("s")
         rows = ((str(each.value), each.name, texts[each.name]) for each in members)
         parts += [f"## {heading}\n", inspect.cleandoc(members.__doc__ or "") + "\n", _table((f"`{column}`", "", ""), rows)]
-    return _page("Log format", "`mpisgd/records/schema.py`", *parts)
+    return _page("Log format", "`mpisgd/records/log/schema.py`", *parts)
 
 
 def _comments(path: Path) -> Mapping[tuple[str, str], str]:
@@ -228,7 +228,7 @@ def _comments(path: Path) -> Mapping[tuple[str, str], str]:
 
 
 def exit_statuses() -> str:
-    tree = ast.parse((PACKAGE / "errors.py").read_text())
+    tree = ast.parse((PACKAGE / "base" / "errors.py").read_text())
     said = {
         "EXIT_OK": "finished; `DONE` is in the run's directory",
         "EXIT_FAILED": "failed in mid-run; the last lines say why, on which rank and host, and how to go on",
@@ -241,7 +241,7 @@ def exit_statuses() -> str:
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.MpisgdError)]
     return _page(
         "Exit statuses",
-        "`mpisgd/errors.py`",
+        "`mpisgd/base/errors.py`",
         _table(("status", ""), rows),
         _STATUSES,
         "## Exceptions\n",
@@ -256,7 +256,7 @@ def environment() -> str:
 
 
 def combinations() -> str:
-    return _page("What does not go together", "`REFUSED` of `mpisgd/compatibility.py`", _COMBINATIONS, compatibility.table())
+    return _page("What does not go together", "`REFUSED` of `mpisgd/config/compatibility.py`", _COMBINATIONS, compatibility.table())
 
 
 def _page(title: str, source: str, *parts: str) -> str:

@@ -9,12 +9,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from mpisgd import hints, ulfm
-from mpisgd.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
-from mpisgd.guard import abort, launched_rank, launched_size
+from mpisgd.base.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
+from mpisgd.comm.mpi import ulfm
+from mpisgd.config import hints
+from mpisgd.liveness.guard import abort, launched_rank, launched_size
 
 if TYPE_CHECKING:
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
@@ -77,7 +78,7 @@ def run(command: str = "", *rest: str) -> int:
             print(usage())
         return EXIT_OK if command else EXIT_USAGE
     if command == "--version":
-        from mpisgd import compiled
+        from mpisgd.comm.virtual import compiled
 
         if first:
             print(compiled.version())
@@ -99,7 +100,7 @@ def leave_together(status: int, reason: str) -> int:
     For where several ranks of several nodes leave with another, Open MPI's launcher stays, one time in twelve.
     """
     sys.stderr.flush()
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     if ulfm.enabled() and ulfm.failed(MPI.COMM_WORLD):  # those who are left have met before (`tolerant.py`)
         return status
@@ -116,7 +117,7 @@ def leave_together(status: int, reason: str) -> int:
 
 def _have_come(together: MPI.Request) -> bool:
     """Whether all have met; who has left already looks, where MPI tells of failures, as if it had failed."""
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     try:
         return bool(together.Test())

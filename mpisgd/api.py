@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpisgd import config_file
-from mpisgd import trust as consent
-from mpisgd.config import Config, replace
-from mpisgd.imports import refuse_in_import
+from mpisgd.base.imports import refuse_in_import
+from mpisgd.config import Config, config_file, replace
+from mpisgd.config import trust as consent
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mpisgd.finish import Outcome
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
+    from mpisgd.job.finish import Outcome
 
 
 def train(
@@ -36,10 +35,10 @@ def train(
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
-        resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.resume`). `config`
+        resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`
             is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
             ended is returned. The code that the run names is imported only where it is brought here, or named in `config`.
-        trust: import what the run names all the same (`mpisgd.trust`).
+        trust: import what the run names all the same (`mpisgd.config.trust`).
         comm: an mpi4py communicator; default: all ranks.
 
     Returns:
@@ -66,8 +65,8 @@ def train(
     elif not isinstance(config, Config):
         config = consent.read(config, trust)
     if path is not None:
-        from mpisgd.naming import PARTS
-        from mpisgd.resume import as_many_shards_as_ranks, check_changes, finished
+        from mpisgd.job.naming import PARTS
+        from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
 
         config = replace(config, out=str(path), overwrite=False)
         taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
@@ -80,8 +79,8 @@ def train(
             brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
             consent.check(path, config, brought, consent.resume_line(path, config))
         config = as_many_shards_as_ranks(path, config)
-    from mpisgd.mpi import MPI
-    from mpisgd.parts import Brought
-    from mpisgd.run import run
+    from mpisgd.comm.mpi.library import MPI
+    from mpisgd.job.parts import Brought
+    from mpisgd.job.run import run
 
     return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data), resumed=path is not None)

@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpisgd import durable
-from mpisgd.channel import Interrupted
-from mpisgd.evaluator_channel import EvaluatorChannel, Snapshot
-from mpisgd.flat import FlatModel
-from mpisgd.measure import Measure, Unmeasured
-from mpisgd.messages import FINAL
-from mpisgd.records.progress import Evaluations
-from mpisgd.records.storage import writing
-from mpisgd.records.writer import EvaluatorLog
+from mpisgd.base import durable
+from mpisgd.base.storage import writing
+from mpisgd.comm.messages import FINAL
+from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
+from mpisgd.gradient.measure import Measure, Unmeasured
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.records.log.writer import EvaluatorLog
+from mpisgd.vectors.flat import FlatModel
 
 
 class Evaluator:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.channel import Interrupted
-from mpisgd.computing import Computes
-from mpisgd.exchange import Exchange
-from mpisgd.protocols.base import Protocol
-from mpisgd.straggler import Delays
+from mpisgd.exchange.base import Exchange
+from mpisgd.exchange.channel import Interrupted
+from mpisgd.gradient.straggler import Delays
+from mpisgd.rules.protocol import Protocol
+from mpisgd.vectors.computing import Computes
 
 
 def learn(

@@ -14,20 +14,20 @@ from __future__ import annotations
 import math
 from typing import Final, Literal
 
-from mpisgd.answering import Answering
-from mpisgd.channel import ShardChannel
-from mpisgd.computing import Updates
-from mpisgd.errors import ProtocolError
-from mpisgd.faults import Faults
-from mpisgd.finiteness import Finiteness
-from mpisgd.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
-from mpisgd.protocols.rules import OTHERS_GO_ON, PARK, SUM, WAIT, Gone, Rules
-from mpisgd.protocols.verdict import Kind
-from mpisgd.records.checkpoint import Account
-from mpisgd.records.schema import Event
+from mpisgd.base.errors import ProtocolError
+from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.refusals import Refusals
-from mpisgd.snapshot_desk import SnapshotDesk
+from mpisgd.rules.rules import OTHERS_GO_ON, PARK, SUM, WAIT, Gone, Rules
+from mpisgd.rules.verdict import Kind
+from mpisgd.serving.answering import Answering
+from mpisgd.serving.faults import Faults
+from mpisgd.serving.finiteness import Finiteness
+from mpisgd.serving.refusals import Refusals
+from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.vectors.computing import Updates
 
 _APPLY: Final = Kind.APPLY  # found without a look into the enumeration, once for each gradient
 _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}

@@ -18,9 +18,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main, panels
 
-from mpisgd.analysis import arrivals, style
+from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
+from mpisgd.report import style
 
 LAMBDA = 100
 CLOCKS = 400

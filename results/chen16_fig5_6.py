@@ -25,8 +25,9 @@ from chen16_fig3_4 import job as straggling
 from matplotlib.figure import Figure
 from virtual_runs import logged, main, panels, timed
 
-from mpisgd.analysis import arrivals, style
+from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.report import style
 
 MEASURED = (30, 40, 50, 60, 70, 80, 90, 100)
 """N at which iterations are measured."""

@@ -21,9 +21,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main
 
-from mpisgd.analysis import style, training
+from mpisgd.analysis import training
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.schema import Verdict
+from mpisgd.report import style
 
 LAMBDAS = (1, 10, 20, 40)
 ALPHAS = (0.002, 0.005)

@@ -20,9 +20,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main
 
-from mpisgd.analysis import style
 from mpisgd.analysis.staleness import Staleness, summarise
 from mpisgd.analysis.tables import Column, Table
+from mpisgd.report import style
 
 LAMBDA = 40
 LAYERS = 18

@@ -28,10 +28,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from virtual_runs import Job, given_up, logged, main
 
-from mpisgd.analysis import books, staleness, style
+from mpisgd.analysis import books, staleness
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.report import style
 
 LAMBDA = 4
 WANTED = 3

@@ -34,11 +34,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from virtual_runs import Job, given_up, logged, main
 
-from mpisgd.analysis import books, style, timeline, training
+from mpisgd.analysis import books, timeline, training
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.analysis.timeline import COMPUTE, PUSH
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.report import style
 
 LAMBDA = 8
 SEEDS = (1, 2, 3)

@@ -27,11 +27,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main
 
-from mpisgd.analysis import books, style, training
+from mpisgd.analysis import books, training
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.analysis.training import Curve
+from mpisgd.base.errors import DataError
 from mpisgd.data import mnist
-from mpisgd.errors import DataError
+from mpisgd.report import style
 
 RAMPS = {0: (0,), 20: (0, 1), 50: (0, 2)}
 """tau -> epochs over which it is reached; 0 = it is there from the start."""

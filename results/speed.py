@@ -15,9 +15,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from virtual_runs import main
 
-from mpisgd.analysis import style
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.bench.spread import Spread, told
+from mpisgd.bench.parts.spread import Spread, told
+from mpisgd.report import style
 
 BENCH = Path(__file__).parent / "bench"
 CNN16, CNN64, MLP = "CIFAR-10 network, mu = 16", "CIFAR-10 network, mu = 64", "MLP of 11 M parameters, mu = 16"

@@ -12,12 +12,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpisgd.analysis import style
 from mpisgd.analysis.tables import Table
-from mpisgd.config_file import from_mapping
-from mpisgd.finish import Outcome
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job.finish import Outcome
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
+from mpisgd.report import style
 from mpisgd.simulate import simulate
 
 Job = Mapping[str, Any]

@@ -21,9 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from virtual_runs import Job, logged, main, panels
 
-from mpisgd.analysis import staleness, style
+from mpisgd.analysis import staleness
 from mpisgd.analysis.staleness import Staleness
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.report import style
 
 LAMBDA = 30
 NS = (1, 15, 30)

@@ -29,8 +29,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, main, panels, timed
 
-from mpisgd.analysis import style
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.report import style
 
 LAMBDAS = (1, 2, 4, 10, 18, 30)
 PROTOCOLS = ("hardsync", "1-softsync", "λ-softsync")

@@ -39,11 +39,12 @@ import zhang16_fig1 as fig1
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, panels, show
 
-from mpisgd.analysis import books, style, training
+from mpisgd.analysis import books, training
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.errors import ConfigError, DataError
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
+from mpisgd.report import style
 
 HERE = Path(__file__).parent
 COLUMNS = ("epochs", "test_error", "test_loss", "training_loss")

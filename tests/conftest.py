@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpisgd import compiled
+from mpisgd.comm.virtual import compiled
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import footprint
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records import schema
-from mpisgd.records.checkpoint import way_on
-from mpisgd.records.reader import Run
+from mpisgd.config import footprint
+from mpisgd.records.checkpoint.checkpoint import way_on
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 
 #: More hosts than these are counted, not named.
 _HOSTS_NAMED = 8

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpisgd.analysis import about
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 SYNCHRONOUS = ("hardsync", "backup", "timeout", "allreduce")
 #: Percentiles of the table of arrival times.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records.reader import Books, Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.log.reader import Books, Run
+from mpisgd.records.log.schema import Event, Verdict
 
 
 @dataclass(frozen=True)

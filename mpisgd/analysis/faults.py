@@ -1,12 +1,12 @@
-"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`mpisgd/faults.py`)."""
+"""Learners that died or hung: when each shard noticed, for how long the others waited, what was under way (`serving/faults.py`)."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mpisgd.analysis.tables import Column, Table
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason
 
 _KINDS = (Event.LOST, Event.MISSED, Event.RETURNED)
 

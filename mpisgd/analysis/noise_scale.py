@@ -41,7 +41,7 @@ import numpy as np
 
 from mpisgd.analysis import books
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 _BLOCKS = 20
 _PARTS = (

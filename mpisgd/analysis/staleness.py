@@ -12,9 +12,9 @@ import numpy as np
 
 from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.counts import Tally
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.counts import Tally
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 
 @dataclass(frozen=True)

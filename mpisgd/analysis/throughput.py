@@ -13,8 +13,8 @@ import numpy as np
 
 from mpisgd.analysis import books
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.counts import Counts
-from mpisgd.records.reader import Run
+from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.reader import Run
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")

@@ -38,9 +38,9 @@ from pathlib import Path
 import numpy as np
 
 from mpisgd.analysis import about, books
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 #: What a learner does for one mini-batch, in this order.
 ACTIVITIES = ("wait", "pull", "compute", "delay", "push")

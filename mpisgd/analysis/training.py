@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench import launched
-from mpisgd.bench.cases import CASES, LEARNERS, config_of
 from mpisgd.bench.on_off import OFF, Tally, in_turn, seen
+from mpisgd.bench.parts import launched
+from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
 from mpisgd.config import CheckpointOptions, FaultOptions, LogOptions
 
 TOLERANT = ("--with-ft", "ulfm")

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import run as ranks
-from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.spread import spread
+from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, Case
+from mpisgd.bench.parts.spread import spread
 from mpisgd.bench.train import run_of, scratch
+from mpisgd.comm.mpi.library import MPI
 from mpisgd.config import LogOptions
-from mpisgd.mpi import MPI
-from mpisgd.records.writer import TableFile
+from mpisgd.job import run as ranks
+from mpisgd.records.log.writer import TableFile
 
 WINDOW = 6
 """Updates."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, Case
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, Case
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.config import CheckpointOptions
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 
 if TYPE_CHECKING:
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
 OFF = "off"
 """The way that the others are compared with."""

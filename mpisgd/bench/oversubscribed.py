@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench import loops
-from mpisgd.bench.cases import CASES, WARM_UP, Case
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.parts import loops
+from mpisgd.bench.parts.cases import CASES, WARM_UP, Case
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of, run_of, scratch
-from mpisgd.mpi import MPI
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.wire import Wire
 from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
-from mpisgd.records.reader import Run
-from mpisgd.wire import Wire
+from mpisgd.records.log.reader import Run
 
 UPDATES = 60
 """Mini-batches of each learner: a few seconds of each way."""

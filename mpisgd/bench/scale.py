@@ -15,16 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench import launched
-from mpisgd.bench.cases import CASES, LEARNERS, Case, config_of
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.parts import launched
+from mpisgd.bench.parts.cases import CASES, LEARNERS, Case, config_of
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of
 from mpisgd.config import Config
-from mpisgd.plan.fit import fit
-from mpisgd.plan.predict import predict
-from mpisgd.plan.scale import with_learners
+from mpisgd.plan.costs.fit import fit
+from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.scale import with_learners
 from mpisgd.protocols import HardsyncOptions, ProtocolOptions, SoftsyncOptions
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 CASE = CASES["cnn-64"]
 

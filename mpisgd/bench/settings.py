@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench import launched
-from mpisgd.bench.cases import CASES, LEARNERS, config_of
 from mpisgd.bench.on_off import OFF, in_turn
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.bench.parts import launched
+from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.launch import version
+from mpisgd.comm.mpi.launch import version
 
 WAITING: dict[str, dict[str, str]] = {
     OFF: {},

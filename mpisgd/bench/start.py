@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd import config_file
-from mpisgd.bench.spread import over, spread, told
-from mpisgd.config import Config, EvaluationOptions, LogOptions, SoftmaxOptions
-from mpisgd.errors import ConfigError
-from mpisgd.launch import environment, mpirun
+from mpisgd.base.errors import ConfigError
+from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.config import Config, EvaluationOptions, LogOptions, SoftmaxOptions, config_file
 
 #: What a launch does before it ends; each does what the one before does, and more.
 LESS = {

@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.bench import loops
-from mpisgd.bench.among import among
-from mpisgd.bench.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
-from mpisgd.bench.spread import Spread, over, spread, told
+from mpisgd.bench.parts import loops
+from mpisgd.bench.parts.among import among
+from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
+from mpisgd.bench.parts.spread import Spread, over, spread, told
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import kind_of
-from mpisgd.finish import Outcome
-from mpisgd.mpi import MPI
-from mpisgd.records.reader import Run
-from mpisgd.run import run
-from mpisgd.wire import Wire
+from mpisgd.job.finish import Outcome
+from mpisgd.job.run import run
+from mpisgd.records.log.reader import Run
 
 FLOOR, OTHER_FORMAT = "loops", "loops, contiguous"
 DDP, DDP_VIEWS = "DDP", "DDP, views"

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd import compiled
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.base.errors import ConfigError
+from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.comm.virtual import compiled
 from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
-from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
-from mpisgd.errors import ConfigError
+from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
 from mpisgd.simulate import simulate
 

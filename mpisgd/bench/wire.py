@@ -23,24 +23,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd.bench.among import among
-from mpisgd.bench.spread import over, spread, told
-from mpisgd.channel import LearnerChannel, ShardChannel
+from mpisgd.bench.parts.among import among
+from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.comm.messages import Ending
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.flat import host_vector, host_view, slice_bounds
-from mpisgd.messages import Ending
-from mpisgd.mpi import MPI
+from mpisgd.exchange.channel import LearnerChannel, ShardChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.liveness.world import look_around
 from mpisgd.protocols import SoftsyncOptions
-from mpisgd.protocols.rules import Rules
-from mpisgd.records.progress import Progress
+from mpisgd.records.checkpoint.snapshots import Nowhere
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.records.snapshots import Nowhere
-from mpisgd.records.writer import ShardLog, TableFile
-from mpisgd.roles import Roles
+from mpisgd.rules.rules import Rules
 from mpisgd.shard import Shard
-from mpisgd.update import SliceUpdate
-from mpisgd.wire import Wire
-from mpisgd.world import look_around
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.flat import host_vector, host_view, slice_bounds
 
 SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
 """Bytes of a gradient: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""

@@ -1,0 +1,1 @@
+"""The commands: each reads its words, calls the rest, and says what came of it."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import tyro
 
-from mpisgd.bench.cases import CASES, USUAL, WAYS, Device
-from mpisgd.checks import require
+from mpisgd.base.checks import require
+from mpisgd.base.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
+from mpisgd.bench.parts.cases import CASES, USUAL, WAYS, Device
+from mpisgd.comm.mpi.launch import version, words
 from mpisgd.config import OPTIMIZERS
-from mpisgd.errors import EXIT_OK, EXIT_USAGE, ConfigError, nearest
-from mpisgd.guard import failing_fast, launched_rank, launched_size
-from mpisgd.launch import version, words
+from mpisgd.liveness.guard import failing_fast, launched_rank, launched_size
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"bench {what}: found {launched_size()} processes, expected 1: start it without mpirun")
         _tell(what, options, *_MEASURES[what](options), mpi=version(), ranks=1)
         return EXIT_OK
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     comm = MPI.COMM_WORLD
     if not bench.fits(comm.Get_size()):
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
 
 
 def _tell(what: str, options: Options, rows: list[dict[str, Any]], lines: list[str], *, mpi: str, ranks: int) -> None:
-    from mpisgd.bench.machine import describe, write
+    from mpisgd.bench.parts.machine import describe, write
 
     print("\n".join(lines))
     write(Path(options.out) / f"{what}.json", {"bench": what, "machine": describe(ranks, mpi), "rows": rows})
@@ -142,7 +142,7 @@ Measured = tuple[list[dict[str, Any]], list[str]]
 
 def _wire(options: Options) -> Measured:
     from mpisgd.bench import wire
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     rows = wire.measure(MPI.COMM_WORLD, options.sizes, options.repetitions, options.optimizers)
     return rows, wire.lines_of(rows)
@@ -150,7 +150,7 @@ def _wire(options: Options) -> Measured:
 
 def _train(options: Options) -> Measured:
     from mpisgd.bench import train
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     ways = tuple(WAYS) if ALL in options.ways else options.ways
     rows = train.measure(MPI.COMM_WORLD, options.repetitions, options.cases, ways, options.device, options.shard_device)
@@ -166,7 +166,7 @@ def _peers(options: Options) -> Measured:
 
 def _oversubscribed(options: Options) -> Measured:
     from mpisgd.bench import oversubscribed
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     rows = oversubscribed.measure(MPI.COMM_WORLD, options.repetitions)
     return rows, oversubscribed.lines_of(rows)
@@ -174,8 +174,8 @@ def _oversubscribed(options: Options) -> Measured:
 
 def _log(options: Options) -> Measured:
     from mpisgd.bench import log
-    from mpisgd.bench.spread import told
-    from mpisgd.mpi import MPI
+    from mpisgd.bench.parts.spread import told
+    from mpisgd.comm.mpi.library import MPI
 
     rows = log.measure(MPI.COMM_WORLD, options.repetitions, options.cases)
     return rows, [f"{row['case']}: log on / off {told(row['on_over_off'], 3)}" for row in rows]
@@ -183,7 +183,7 @@ def _log(options: Options) -> Measured:
 
 def _checkpoint(options: Options) -> Measured:
     from mpisgd.bench import on_off
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     rows = on_off.measure_checkpoints(MPI.COMM_WORLD, options.repetitions, options.every_updates)
     return rows, on_off.lines_of(rows)

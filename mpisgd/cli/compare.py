@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd.errors import EXIT_OK
+from mpisgd.base.errors import EXIT_OK
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Options:
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd compare")
-    from mpisgd.analysis.compare import compare
+    from mpisgd.report.compare import compare
 
     compare(options.runs, options.out)
     return EXIT_OK

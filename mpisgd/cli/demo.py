@@ -11,10 +11,10 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd import launch
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.cli import compare
-from mpisgd.errors import EXIT_FAILED, EXIT_OK
-from mpisgd.launch import environment, mpirun
+from mpisgd.comm.mpi import launch
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 LEARNERS = 8
 _COMMON = "--model small_cnn --data digits --mu 4 --alpha0 0.03 --epochs 8 --nonfinite continue --overwrite"

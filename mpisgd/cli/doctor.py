@@ -12,11 +12,11 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from mpisgd.errors import EXIT_FAILED, EXIT_OK
-from mpisgd.guard import launched_rank
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
+from mpisgd.liveness.guard import launched_rank
 
 if TYPE_CHECKING:
-    from mpisgd.doctor import Finding
+    from mpisgd.site.doctor import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
@@ -38,8 +38,8 @@ class Options:
 def main(argv: list[str]) -> int:
     """Returns the exit status, the same on every rank; rank 0 prints."""
     options = tyro.cli(Options, args=argv, prog="mpisgd doctor", console_outputs=launched_rank() == 0)
-    from mpisgd.doctor import diagnose
-    from mpisgd.survey import examine
+    from mpisgd.site.doctor import diagnose
+    from mpisgd.site.survey import examine
 
     survey, rank = examine(options.dir, options.timeout_s)
     findings = diagnose(survey)

@@ -13,10 +13,9 @@ from typing import Any
 
 import tyro
 
-from mpisgd import hints, trust
-from mpisgd.cli import help
-from mpisgd.config import KINDS, Config, kind_of, make_options, replace
-from mpisgd.config_virtual import (
+from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.config import KINDS, Config, help, hints, kind_of, make_options, replace, trust
+from mpisgd.config.config_virtual import (
     ComputeOptions,
     ConstantComputeOptions,
     FailureOptions,
@@ -24,8 +23,7 @@ from mpisgd.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
-from mpisgd.errors import EXIT_OK, ConfigError
-from mpisgd.guard import launched_rank
+from mpisgd.liveness.guard import launched_rank
 
 _DESCRIPTION = """The first word may be a TOML file; options on the command line override it.
 --print-config prints the result and stops.{resume}

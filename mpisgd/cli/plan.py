@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd.errors import EXIT_OK
+from mpisgd.base.errors import EXIT_OK
 
 
 @dataclass(frozen=True)

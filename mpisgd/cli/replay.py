@@ -13,11 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mpisgd.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from mpisgd.replay import claims
-    from mpisgd.replay.record import Row
+    from mpisgd.replay.checks.record import Row
 
 _PROGRESS_S = 5.0
 
@@ -63,7 +63,7 @@ class Options:
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd replay")
-    from mpisgd.records.reader import Run
+    from mpisgd.records.log.reader import Run
     from mpisgd.replay import claims, replay
 
     run = Run(options.run)
@@ -127,8 +127,8 @@ class _Printer:
             self._next_s = time.monotonic() + _PROGRESS_S
 
     def _print_row(self, number: int, row: Row, loss: float) -> None:
-        from mpisgd.protocols.verdict import Kind
-        from mpisgd.replay.finding import same
+        from mpisgd.replay.checks.finding import same
+        from mpisgd.rules.verdict import Kind
 
         mark = "" if same(loss, row.loss) else "  other"
         print(

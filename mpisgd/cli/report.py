@@ -24,6 +24,6 @@ class Options:
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd report")
-    from mpisgd.analysis.report import report
+    from mpisgd.report.single import report
 
     return report(options.run, options.out).exit_status

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from mpisgd import config_file
+from mpisgd.base.errors import EXIT_OK, ConfigError
 from mpisgd.cli.options import parse
-from mpisgd.errors import EXIT_OK, ConfigError
-from mpisgd.guard import launched_size
-from mpisgd.placement import on_virtual_ranks
+from mpisgd.config import config_file
+from mpisgd.job.placement import on_virtual_ranks
+from mpisgd.liveness.guard import launched_size
 
 
 def main(argv: list[str]) -> int:

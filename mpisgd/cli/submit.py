@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mpisgd import hints
-from mpisgd.checks import at_least, require
-from mpisgd.config import Config, kind_of, replace
-from mpisgd.errors import EXIT_OK, ConfigError
-from mpisgd.submit.layout import Layout, Wishes, fit
-from mpisgd.submit.render import Script, System, one_line
+from mpisgd.base.checks import at_least, require
+from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.config import Config, hints, kind_of, replace
+from mpisgd.site.layout import Layout, Wishes, fit
+from mpisgd.site.render import Script, System, one_line
 
 
 @dataclass(frozen=True)

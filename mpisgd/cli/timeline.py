@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd.errors import EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK, ConfigError
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Options:
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd timeline")
-    from mpisgd.analysis import about, chrome_trace, timeline
-    from mpisgd.analysis.writing import say, terminal
-    from mpisgd.records.reader import Run
+    from mpisgd.analysis import about, timeline
+    from mpisgd.records.log.reader import Run
+    from mpisgd.report import chrome_trace
+    from mpisgd.report.writing import say, terminal
 
     out = options.out or options.run / "report" / "timeline.json"
     if out.suffix == ".png":
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
     say(console, found.slack())
     say(console, f"written to {out}: {events:,} events; open it in https://ui.perfetto.dev or chrome://tracing")
     if options.figure:
-        from mpisgd.analysis import figures_timeline, style
+        from mpisgd.report import figures_timeline, style
 
         drawing = figures_timeline.drawing(run, found)
         if drawing.figure is None:

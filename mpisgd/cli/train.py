@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mpisgd import compatibility, config_file, trust
+from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.base.without_gc import importing
 from mpisgd.cli.options import TRUST, parse
-from mpisgd.errors import EXIT_OK, ConfigError
-from mpisgd.guard import launched_rank
-from mpisgd.signals import ignore_from_now_on
-from mpisgd.without_gc import importing
+from mpisgd.comm.signals import ignore_from_now_on
+from mpisgd.config import compatibility, config_file, trust
+from mpisgd.liveness.guard import launched_rank
 
 
 def main(argv: list[str]) -> int:
@@ -27,14 +27,14 @@ def main(argv: list[str]) -> int:
     compatibility.check(config)  # asks the user's own protocol
     if print_config:
         if run is not None:
-            from mpisgd.resume import check_changes
+            from mpisgd.job.resume import check_changes
 
             check_changes(run, config)
         if launched_rank() == 0:
             print(config_file.dumps(config), end="")
         return EXIT_OK
     with importing():
-        import mpisgd.mpi  # noqa: F401 - before torch, which takes seconds: from now on all ranks know whether the others live
+        import mpisgd.comm.mpi.library  # noqa: F401 - before torch, which takes seconds: from now on all ranks know whether the others live
         from mpisgd.api import train
 
     train(config=config, resume=run)

@@ -1,4 +1,4 @@
-"""The papers' data sets, and the user's own (DESIGN 3, floor 1).
+"""The papers' data sets, and the user's own.
 
 `load` gives the data set of a config, `as_dataset` the one that a user of the Python API hands over. A user's data are
 `(train, test)`, or a factory that returns it; each of both is a pair (inputs, targets) of tensors or numpy arrays, or a

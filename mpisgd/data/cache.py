@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mpisgd import durable
-from mpisgd.errors import DataError
+from mpisgd.base import durable
+from mpisgd.base.errors import DataError
 
 ENVIRONMENT = "MPISGD_CACHE"
 _CRC_NBYTES = 4

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpisgd.base.errors import DataError
 from mpisgd.data.cache import cached
 from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
 from mpisgd.data.files import data_roots, first_existing, missing
-from mpisgd.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import call_factory, load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
-from mpisgd.errors import ConfigError
-from mpisgd.imports import call_factory, load_attribute
 
 _EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, or a Dataset with __len__ and __getitem__"
 

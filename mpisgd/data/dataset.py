@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mpisgd.draws import Seeds, seeded
-from mpisgd.errors import DataError, MpisgdError
+from mpisgd.base.draws import Seeds, seeded
+from mpisgd.base.errors import DataError, MpisgdError
 
 Batch = tuple[Tensor, Tensor]
 

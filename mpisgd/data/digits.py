@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mpisgd.base.errors import DataError
 from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
-from mpisgd.errors import DataError
 
 _SIDE = 8
 _SAMPLES = 1797

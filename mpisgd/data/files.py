@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mpisgd.errors import DataError
+from mpisgd.base.errors import DataError
 
 ENVIRONMENT = "MPISGD_DATA"
 

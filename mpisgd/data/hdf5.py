@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from mpisgd.base.errors import ConfigError, DataError, nearest
 from mpisgd.config import Hdf5Options
 from mpisgd.data.dataset import DataSet, Split, make_dataset, make_split, subtract_mean
 from mpisgd.data.files import data_roots, first_existing
-from mpisgd.errors import ConfigError, DataError, nearest
 
 
 def load(options: Hdf5Options, data_dir: str) -> DataSet:

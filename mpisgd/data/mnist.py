@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from mpisgd.base.errors import DataError
 from mpisgd.data.dataset import DataSet, Split, make_dataset, subtract_mean
 from mpisgd.data.files import data_roots, first_existing, missing
 from mpisgd.data.idx import read_idx
-from mpisgd.errors import DataError
 
 _SIDE = 28
 _CLASSES = 10

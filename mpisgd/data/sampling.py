@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mpisgd.errors import ConfigError, ProtocolError, nearest
-from mpisgd.streams import Domain, delay_generator, dropout_seed, stream
+from mpisgd.base.errors import ConfigError, ProtocolError, nearest
+from mpisgd.base.streams import Domain, delay_generator, dropout_seed, stream
 
 __all__ = [
     "EpochSampling",

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import torch
 
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.streams import Domain, stream
 from mpisgd.config import SyntheticOptions
 from mpisgd.data.dataset import DataSet, Split, make_dataset
-from mpisgd.errors import ConfigError
-from mpisgd.streams import Domain, stream
 
 #: Deviation of the class means per element, at noise 1: at least the first; and in few dimensions so much that the means lie
 #: about six standard deviations of the noise apart, which leaves an error of 1 or 2 %.

@@ -1,4 +1,4 @@
-"""The papers' networks, and the user's own (DESIGN 3, floor 1)."""
+"""The papers' networks, and the user's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.streams import Domain
 from mpisgd.config import (
     AlexNetOptions,
     Cifar10FullOptions,
@@ -18,9 +20,7 @@ from mpisgd.config import (
     SoftmaxOptions,
     kind_of,
 )
-from mpisgd.draws import seeded, seeds_of
 from mpisgd.models import alexnet, cifar10_full, custom, mlp, mnist_cnn, small_cnn, softmax
-from mpisgd.streams import Domain
 
 __all__ = ["from_factory", "make", "parameter_count"]
 

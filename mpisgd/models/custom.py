@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import call_factory, load_attribute, required_of
 from mpisgd.config import CustomModelOptions
-from mpisgd.errors import ConfigError
-from mpisgd.imports import call_factory, load_attribute, required_of
 
 
 def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:

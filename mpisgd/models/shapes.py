@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpisgd.errors import ConfigError
+from mpisgd.base.errors import ConfigError
 
 
 def require(ok: bool, model: str, found: tuple[int, ...], expected: str) -> None:

@@ -3,10 +3,10 @@
 plan(["results/run"], wishes=Wishes(target_error=0.03)).backup.best
 simulate(fit(Run("results/run")))
 
-It stands on the top floor: it runs whole jobs, and so needs the loops.
+It runs whole jobs, and so needs the loops.
 """
 
-from mpisgd.plan.fit import Fit, fit, fitted
+from mpisgd.plan.costs.fit import Fit, fit, fitted
 from mpisgd.plan.planner import Plan, Wishes, plan
 
 __all__ = ["Fit", "Plan", "Wishes", "fit", "fitted", "plan"]

@@ -14,9 +14,9 @@ import numpy as np
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.config import Config, replace
-from mpisgd.plan.predict import predict
+from mpisgd.plan.costs.predict import predict
 from mpisgd.protocols import BackupOptions, HardsyncOptions
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 #: So many learners, and every N is simulated.
 _EVERY = 12

@@ -6,12 +6,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from mpisgd.analysis import style
 from mpisgd.analysis.arrivals import Collected
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.shards import Point
 from mpisgd.plan.softsync import Asynchrony
+from mpisgd.report import style
 
 
 def seconds_per_update(title: str, found: Collecting, logged: Collected | None) -> Figure:

@@ -11,19 +11,19 @@ from rich.console import Console
 
 from mpisgd.analysis import about, arrivals
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.analysis.writing import Drawing, say, tell, terminal, write
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.errors import ConfigError
+from mpisgd.config.config_virtual import NetworkOptions
 from mpisgd.plan import backup, collect, shards, softsync
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
-from mpisgd.plan.fit import Fit, check_pushes, fitted
-from mpisgd.plan.predict import PUSHES
+from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
+from mpisgd.plan.costs.predict import PUSHES
 from mpisgd.plan.shards import Point
 from mpisgd.plan.softsync import Asynchrony
 from mpisgd.plan.target import convergence, make_target
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
+from mpisgd.report.writing import Drawing, say, tell, terminal, write
 
 _CLOSE = 0.05
 """Share by which a virtual run with the fitted costs may differ from the log before the plan says so."""

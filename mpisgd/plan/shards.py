@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError
-from mpisgd.plan.bounds import Bounds, bounds
-from mpisgd.plan.predict import LEAST_ROUNDS, LEAST_UPDATES, predict, pushes_per_update
-from mpisgd.plan.scale import PLACEMENTS, Placement, with_learners, with_shards
+from mpisgd.plan.costs.bounds import Bounds, bounds
+from mpisgd.plan.costs.predict import LEAST_ROUNDS, LEAST_UPDATES, predict, pushes_per_update
+from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners, with_shards
 
 #: Numbers of learners that are tried, from the run's to the most.
 _SIZES = 4

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.config import Config, replace
-from mpisgd.plan.observe import Observed
-from mpisgd.plan.predict import predict
+from mpisgd.plan.costs.observe import Observed
+from mpisgd.plan.costs.predict import predict
 from mpisgd.protocols import HardsyncOptions, SoftsyncOptions
 
 #: So many learners, and every n is simulated.

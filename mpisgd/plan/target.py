@@ -17,8 +17,8 @@ import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.noise_scale import noise_scale
-from mpisgd.errors import ConfigError
-from mpisgd.records.reader import Run
+from mpisgd.base.errors import ConfigError
+from mpisgd.records.log.reader import Run
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 from mpisgd.protocols.async_opt import AsyncOptions
 from mpisgd.protocols.backup import BackupOptions
-from mpisgd.protocols.base import Protocol
 from mpisgd.protocols.downpour import DownpourOptions
 from mpisgd.protocols.hardsync import AllreduceOptions, HardsyncOptions
-from mpisgd.protocols.options import ProtocolOptions
 from mpisgd.protocols.own import OwnProtocolOptions
 from mpisgd.protocols.softsync import SoftsyncOptions
 from mpisgd.protocols.ssp import SspOptions
 from mpisgd.protocols.timeout import TimeoutOptions
-from mpisgd.protocols.verdict import Verdict
 from mpisgd.protocols.versioned import VersionedOptions
+from mpisgd.rules.options import ProtocolOptions
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import Verdict
 
 __all__ = [
     "PROTOCOLS",

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisgd.checks import at_least
-from mpisgd.protocols.admission import Admission
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_modulation
-from mpisgd.protocols.verdict import DROP_STALE, Verdict
+from mpisgd.base.checks import at_least
+from mpisgd.rules.admission import Admission
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_modulation
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import DROP_STALE, Verdict
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mpisgd.checks import at_least, require
-from mpisgd.errors import ConfigError
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_at_most, check_modulation
-from mpisgd.protocols.verdict import APPLY, DROP_STALE, Verdict
+from mpisgd.base.checks import at_least, require
+from mpisgd.base.errors import ConfigError
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import APPLY, DROP_STALE, Verdict
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisgd.checks import at_least, require
-from mpisgd.protocols.admission import Admission
+from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.async_opt import AsyncOpt
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_modulation
+from mpisgd.rules.admission import Admission
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_modulation
 
 
 @dataclass(frozen=True)

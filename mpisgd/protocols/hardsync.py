@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisgd.errors import ProtocolError
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.options import ProtocolOptions
-from mpisgd.protocols.verdict import APPLY, Verdict
+from mpisgd.base.errors import ProtocolError
+from mpisgd.rules.options import ProtocolOptions
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import APPLY, Verdict
 
 
 @dataclass(frozen=True)

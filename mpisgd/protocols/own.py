@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpisgd.checks import at_least
-from mpisgd.errors import ConfigError
-from mpisgd.imports import load_attribute
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.options import ProtocolOptions
+from mpisgd.base.checks import at_least
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import load_attribute
+from mpisgd.rules.options import ProtocolOptions
+from mpisgd.rules.protocol import Protocol
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mpisgd.checks import at_least
-from mpisgd.errors import ConfigError
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_modulation
-from mpisgd.protocols.verdict import Verdict
+from mpisgd.base.checks import at_least
+from mpisgd.base.errors import ConfigError
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_modulation
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mpisgd.checks import at_least
+from mpisgd.base.checks import at_least
 from mpisgd.protocols.async_opt import AsyncOpt
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_modulation
-from mpisgd.protocols.verdict import Verdict
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_modulation
+from mpisgd.rules.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mpisgd.checks import at_least, require
+from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.backup import Backup
-from mpisgd.protocols.options import ProtocolOptions, check_at_most
+from mpisgd.rules.options import ProtocolOptions, check_at_most
 
 
 @dataclass(frozen=True)

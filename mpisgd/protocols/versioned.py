@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mpisgd.checks import at_least
-from mpisgd.protocols.base import Protocol
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.options import ProtocolOptions, check_at_most, check_modulation
-from mpisgd.protocols.verdict import REJECT, Verdict
+from mpisgd.base.checks import at_least
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import REJECT, Verdict
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpisgd import durable
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import schema, sums
+from mpisgd.base import durable
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Layout, Rows, Run, continued
-from mpisgd.records.storage import cause, create_hdf5, give_up, writing
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Layout, Rows, Run, continued
 
 _CHUNK_ROWS = 1024
 

@@ -30,10 +30,10 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from mpisgd import durable
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import schema, sums
-from mpisgd.records.storage import cause
+from mpisgd.base import durable
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.base.storage import cause
+from mpisgd.records.log import schema, sums
 
 #: What file systems without hard links say.
 _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

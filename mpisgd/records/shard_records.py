@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpisgd.computing import Updates
-from mpisgd.protocols.rules import Rules
-from mpisgd.records.checkpoints import Checkpoints
-from mpisgd.records.progress import Progress
-from mpisgd.records.schema import Event
-from mpisgd.records.snapshots import Snapshots
-from mpisgd.records.writer import ShardLog
+from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.schema import Event
+from mpisgd.records.log.writer import ShardLog
+from mpisgd.rules.rules import Rules
+from mpisgd.vectors.computing import Updates
 
 
 class ShardRecords:

@@ -15,7 +15,7 @@ computed again on the CPU and compared within a tolerance.
 
 from __future__ import annotations
 
-from mpisgd.parts import Brought
+from mpisgd.job.parts import Brought
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.prove import check, replay
 

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from mpisgd import durable
+from mpisgd.base import durable
+from mpisgd.base.errors import MpisgdError
 from mpisgd.config import Config
-from mpisgd.config_virtual import EmpiricalComputeOptions
-from mpisgd.errors import MpisgdError
-from mpisgd.parts import Brought
-from mpisgd.records import schema
-from mpisgd.records.reader import Run, read_summary, read_table
-from mpisgd.records.schema import Event
+from mpisgd.config.config_virtual import EmpiricalComputeOptions
+from mpisgd.job.parts import Brought
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.finding import Untrue, refuse
+from mpisgd.replay.checks.record import Record
 from mpisgd.replay.environment import compare
-from mpisgd.replay.finding import Untrue, refuse
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.record import Record
 from mpisgd.simulate.job import Job
 
 #: Computed by the serial replay, to the bits of the run or within its tolerance; and whether a run diverged follows from them.

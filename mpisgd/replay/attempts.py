@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpisgd import parts
+from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data import DataSet
-from mpisgd.errors import CheckpointError, DataError
-from mpisgd.parts import Brought, Meta
-from mpisgd.records import checkpoint as disk
-from mpisgd.records.recut import cut
-from mpisgd.replay.finding import Finding, refuse
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.recut import cut
+from mpisgd.replay.checks.finding import Finding, refuse
+from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Recompute, Told
-from mpisgd.replay.record import Record, ShardRecord
 from mpisgd.replay.serial import Serial
 from mpisgd.replay.snapshots import Kept
 

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpisgd import trust
-from mpisgd.config import Config, CustomDataOptions, CustomModelOptions
-from mpisgd.errors import ConfigError
-from mpisgd.imports import file_of
-from mpisgd.naming import NAMED, PARTS, sha256_of
-from mpisgd.parts import UNNAMED_LOSS, Brought
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import file_of
+from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, trust
+from mpisgd.job.naming import NAMED, PARTS, sha256_of
+from mpisgd.job.parts import UNNAMED_LOSS, Brought
 from mpisgd.protocols import OwnProtocolOptions
-from mpisgd.records.reader import Run
-from mpisgd.replay.record import Record
+from mpisgd.records.log.reader import Run
+from mpisgd.replay.checks.record import Record
 
 _PLACEHOLDER = "MODULE:NAME"
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpisgd.errors import DataError
-from mpisgd.flat import FlatModel, host_view
-from mpisgd.records.sums import check_file
+from mpisgd.base.errors import DataError
+from mpisgd.records.log.sums import check_file
+from mpisgd.vectors.flat import FlatModel, host_view
 
 
 @dataclass(frozen=True)

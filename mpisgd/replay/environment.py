@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mpisgd import parts
+from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
-from mpisgd.divergence import has_diverged
-from mpisgd.errors import DataError, MpisgdError
-from mpisgd.finish import account, applied_losses, outcome_of
-from mpisgd.measure import batch_norm_policy
-from mpisgd.parts import Meta
-from mpisgd.records import schema
-from mpisgd.replay.finding import refuse
-from mpisgd.replay.record import Record
+from mpisgd.exchange.roles import of_job
+from mpisgd.gradient.measure import batch_norm_policy
+from mpisgd.job import parts
+from mpisgd.job.finish import account, applied_losses, outcome_of
+from mpisgd.job.parts import Meta
+from mpisgd.records.log import schema
+from mpisgd.replay.checks.finding import refuse
+from mpisgd.replay.checks.record import Record
 from mpisgd.replay.serial import Serial
-from mpisgd.roles import of_job
+from mpisgd.update.divergence import has_diverged
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (

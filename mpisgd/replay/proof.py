@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from mpisgd.replay.checks.finding import Finding
 from mpisgd.replay.claims import Extent
 from mpisgd.replay.difference import Difference
-from mpisgd.replay.finding import Finding
 
 _LAST_BITS = 1e-3
 """Losses that differ by less may be of the same run, computed by other kernels."""

@@ -11,27 +11,27 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.data import DataSet
-from mpisgd.errors import ConfigError
-from mpisgd.finish import headline
-from mpisgd.measure import batch_norms
-from mpisgd.parts import NOTHING_BROUGHT, Brought, Meta
-from mpisgd.records.schema import Event
+from mpisgd.gradient.measure import batch_norms
+from mpisgd.job.finish import headline
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought, Meta
+from mpisgd.records.log.schema import Event
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.brought import changed, check_consent, renamed, saying_how
+from mpisgd.replay.checks.finding import Untrue, refuse
+from mpisgd.replay.checks.happened import check_events, check_last_answers
+from mpisgd.replay.checks.learners import compare_shards
+from mpisgd.replay.checks.order import serial_order
+from mpisgd.replay.checks.record import Record, read
+from mpisgd.replay.checks.seconds import check_seconds
+from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
-from mpisgd.replay.finding import Untrue, refuse
-from mpisgd.replay.happened import check_events, check_last_answers
-from mpisgd.replay.learners import compare_shards
-from mpisgd.replay.order import serial_order
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Told
-from mpisgd.replay.record import Record, read
-from mpisgd.replay.seconds import check_seconds
 from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
-from mpisgd.replay.walk import walk
 
 FOREIGN_TOLERANCE = 0.05
 """Share of the way of weights, and of a loss, by which a CPU may differ from the GPU, or the batch, that a run computed on."""
@@ -60,7 +60,7 @@ def replay(
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
         named: the user's own model, data, loss or protocol, as package.module:attribute, in place of what the run named.
-        trust: import what the run named, where it is neither brought nor `named` (`mpisgd.trust`).
+        trust: import what the run named, where it is neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: which snapshots are evaluated again.
         told: see `Told`.
         at_first: stop at the first disagreement.

@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpisgd.flat import host_view
-from mpisgd.protocols.verdict import Kind
-from mpisgd.records import schema
-from mpisgd.records.schema import Event
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.finding import Finding, same
+from mpisgd.replay.checks.order import Compute, Take, Update, serial_order
+from mpisgd.replay.checks.record import Record, Row
 from mpisgd.replay.difference import difference, load_weights
-from mpisgd.replay.finding import Finding, same
-from mpisgd.replay.order import Compute, Take, Update, serial_order
 from mpisgd.replay.proof import Proof, Waypoint
-from mpisgd.replay.record import Record, Row
 from mpisgd.replay.serial import Serial
 from mpisgd.replay.snapshots import Kept
+from mpisgd.rules.verdict import Kind
+from mpisgd.vectors.flat import host_view
 
 _NORM_TOLERANCE = 1e-3
 """Squared norms are float32 sums whose order numpy chooses by its own number of threads."""

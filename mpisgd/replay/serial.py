@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mpisgd import parts
-from mpisgd.aggregate import team_loss
-from mpisgd.computing import Travels
+from mpisgd.base.draws import kept
+from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
-from mpisgd.draws import kept
-from mpisgd.errors import DataError
-from mpisgd.flat import host_view
-from mpisgd.local_steps import LocalSteps
-from mpisgd.parts import Brought, Meta
-from mpisgd.protocols.verdict import Kind, Reason
-from mpisgd.replay.order import Compute, Take, Update
-from mpisgd.replay.record import Record, Row
-from mpisgd.rounding import Rounding
-from mpisgd.update import SliceUpdate, Step
+from mpisgd.gradient.aggregate import team_loss
+from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.gradient.rounding import Rounding
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.replay.checks.order import Compute, Take, Update
+from mpisgd.replay.checks.record import Record, Row
+from mpisgd.rules.verdict import Kind, Reason
+from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import host_view
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpisgd import parts
+from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
-from mpisgd.errors import DataError
-from mpisgd.flat import host_view
-from mpisgd.measure import batch_norms
-from mpisgd.records import schema
-from mpisgd.records.schema import Event
-from mpisgd.replay.finding import Finding, refuse, same
-from mpisgd.replay.happened import due_snapshots
+from mpisgd.gradient.measure import batch_norms
+from mpisgd.job import parts
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.finding import Finding, refuse, same
+from mpisgd.replay.checks.happened import due_snapshots
+from mpisgd.replay.checks.record import Record
+from mpisgd.replay.checks.seconds import seconds_of
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.record import Record
-from mpisgd.replay.seconds import seconds_of
 from mpisgd.replay.serial import Serial
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.flat import host_view
 
 Which = Literal["all", "last", "none"]
 

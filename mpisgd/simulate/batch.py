@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpisgd.base.draws import seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
-from mpisgd.draws import seeds_of
-from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel
-from mpisgd.gradient import Loss
-from mpisgd.streams import Domain
+from mpisgd.gradient.gradient import Loss
+from mpisgd.vectors.flat import FlatModel
 
 TOGETHER = 64
 """Gradients in one batch, at most: beyond it memory grows and speed does not."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mpisgd.comm.virtual.network import Network
+from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
-from mpisgd.roles import Roles
-from mpisgd.virtual import compute, failures
-from mpisgd.virtual.failures import LearnerFailed
-from mpisgd.virtual.network import Network
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.exchange.roles import Roles
+from mpisgd.simulate import compute, failures
+from mpisgd.simulate.failures import LearnerFailed
 
 _NS = 10**9
 

@@ -13,36 +13,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import __version__, config_file, naming, parts, placement
-from mpisgd.aggregate import Leader, Member, follow
-from mpisgd.allreduce import Collective
-from mpisgd.channel import ShardChannel
-from mpisgd.config import Config, replace
-from mpisgd.draws import kept
-from mpisgd.errors import PeerError
-from mpisgd.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of
-from mpisgd.layerwise import PipelinedChannel
+from mpisgd.base.draws import kept
+from mpisgd.base.errors import PeerError
+from mpisgd.base.version import __version__
+from mpisgd.base.without_gc import without_gc
+from mpisgd.comm.messages import Ending
+from mpisgd.comm.virtual.cluster import Cluster
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config import Config, config_file, replace
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.layerwise import PipelinedChannel
+from mpisgd.exchange.roles import Role
+from mpisgd.gradient.aggregate import Leader, Member, follow
+from mpisgd.gradient.straggler import Delays
+from mpisgd.job import naming, parts, placement
+from mpisgd.job.allreduce import Collective
+from mpisgd.job.finish import Outcome, account, blown_up, farewell, finish, headline, outcome_of
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.provenance import environment
 from mpisgd.learner import learn
-from mpisgd.messages import Ending
-from mpisgd.parts import NOTHING_BROUGHT, Brought
-from mpisgd.protocols.rules import Rules
-from mpisgd.provenance import environment
-from mpisgd.records import directory, schema
-from mpisgd.records.bounded import open_tables
-from mpisgd.records.progress import Progress
+from mpisgd.records import directory
+from mpisgd.records.log import schema
+from mpisgd.records.log.bounded import open_tables
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.records.writer import EvaluatorLog, ShardLog, TableFile
-from mpisgd.roles import Role
+from mpisgd.rules.rules import Rules
 from mpisgd.shard import Shard
 from mpisgd.simulate.costs import Costs
+from mpisgd.simulate.failures import LearnerFailed
+from mpisgd.simulate.passes import Passes
 from mpisgd.simulate.sizes import Sizes
 from mpisgd.simulate.tensors import Tensors, after
-from mpisgd.straggler import Delays
-from mpisgd.virtual.cluster import Cluster
-from mpisgd.virtual.failures import LearnerFailed
-from mpisgd.virtual.passes import Passes
-from mpisgd.virtual.wire import VirtualWire
-from mpisgd.without_gc import without_gc
 
 
 def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpisgd import parts
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError
-from mpisgd.evaluator_channel import EvaluatorChannel
-from mpisgd.flat import FlatModel, Layer, slice_bounds
-from mpisgd.parts import Brought, Meta
-from mpisgd.records.snapshots import Nowhere, Snapshots
-from mpisgd.records.writer import EvaluatorLog
-from mpisgd.roles import Roles
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
+from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.simulate.costs import Costs
-from mpisgd.virtual.sized import SizedGradient, SizedUpdate, SizedVector
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate, SizedVector
+from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 
 
 class Sizes:

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpisgd import parts
-from mpisgd.computing import Travels
+from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
-from mpisgd.evaluator_channel import EvaluatorChannel
-from mpisgd.flat import FlatModel, host_vector, host_view
-from mpisgd.gradient import Gradient
-from mpisgd.measure import Unmeasured, batch_norm_policy
-from mpisgd.parts import Brought
-from mpisgd.records.progress import Evaluations
-from mpisgd.records.snapshots import Snapshots
-from mpisgd.records.writer import EvaluatorLog
-from mpisgd.roles import Roles
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.costs import Costs
-from mpisgd.update import SliceUpdate
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import FlatModel, host_vector, host_view
 
 
 class Tensors:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd import config_file
-from mpisgd.bench.machine import write
-from mpisgd.launch import mpirun
+from mpisgd.bench.parts.machine import write
+from mpisgd.comm.mpi.launch import mpirun
+from mpisgd.config import config_file
 from tests.faults.job import end_all, stop_orderly
 from tests.faults.where import machine
 

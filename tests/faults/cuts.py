@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 from mpisgd import replay
-from mpisgd.errors import MpisgdError
-from mpisgd.interruption import newest
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Reason
+from mpisgd.base.errors import MpisgdError
+from mpisgd.job.interruption import newest
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Reason
 from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.interruption import newest
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.job.interruption import newest
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job
 from tests.faults.kills import PROTOCOLS

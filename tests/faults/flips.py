@@ -39,21 +39,22 @@ import h5py
 import numpy as np
 import torch
 
-from mpisgd import config_file, models
-from mpisgd.computing import Updates
-from mpisgd.config import CheckpointOptions
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import ConfigError, DataError, MpisgdError
-from mpisgd.flat import FlatModel, host_view
-from mpisgd.records import checkpoint as disk
-from mpisgd.records import lock, schema
-from mpisgd.records.checkpoints import Checkpoints
-from mpisgd.records.reader import Run, read_table
-from mpisgd.records.snapshots import Snapshots, check_spool
-from mpisgd.records.writer import TableFile
+from mpisgd import models
+from mpisgd.base.errors import ConfigError, DataError, MpisgdError
+from mpisgd.config import CheckpointOptions, config_file
+from mpisgd.config.config_file import from_mapping
+from mpisgd.records import lock
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run, read_table
+from mpisgd.records.log.writer import TableFile
 from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.flat import FlatModel, host_view
 from tests.faults.campaign import Found, main
 
 LIMIT_S = 20

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from mpisgd import replay
-from mpisgd.errors import EXIT_FAILED
-from mpisgd.flat import slice_bounds
-from mpisgd.messages import FINAL, LAYOUTS, NOTHING_MORE, Ending, Tag
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.comm.messages import FINAL, LAYOUTS, NOTHING_MORE, Ending, Tag
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.vectors.flat import slice_bounds
 from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job
 
@@ -48,11 +48,11 @@ PARAMETERS = 650
 Shots = list[tuple[int, bytes]]
 #: Role -> (what it calls again and again, in how many of these calls all messages are fired).
 CALLS = {
-    "learner": ("mpisgd.channel", "LearnerChannel.push", 20),
-    "leader": ("mpisgd.channel", "LearnerChannel.push", 20),
-    "member": ("mpisgd.gradient", "Gradient.compute", 20),
+    "learner": ("mpisgd.exchange.channel", "LearnerChannel.push", 20),
+    "leader": ("mpisgd.exchange.channel", "LearnerChannel.push", 20),
+    "member": ("mpisgd.gradient.gradient", "Gradient.compute", 20),
     "shard": ("mpisgd.shard", "Shard.serve_one", 60),
-    "evaluator": ("mpisgd.evaluator_channel", "EvaluatorChannel.pull", 4),
+    "evaluator": ("mpisgd.exchange.evaluator_channel", "EvaluatorChannel.pull", 4),
 }
 ANSWERS = (
     "longer header",
@@ -233,7 +233,7 @@ def fire(case: Case, seed: int, count: int, said: Path) -> None:
     """Let this rank send malformed messages when it does what its role does, so many in all; what it sent is written to a file."""
     import importlib
 
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
 
     comm, generator = MPI.COMM_WORLD, random.Random(seed)
     module, path, calls = CALLS[case.sender]
@@ -276,8 +276,8 @@ def fire(case: Case, seed: int, count: int, said: Path) -> None:
 
 def answer_wrongly(case: Case, said: Path) -> None:
     """Let this shard's third answer to the target be malformed."""
-    from mpisgd import wire
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi import wire
+    from mpisgd.comm.mpi.library import MPI
 
     comm, asked = MPI.COMM_WORLD, Tag.ANSWER if case.target == "learner" else Tag.SNAPSHOT_ANSWER
     honest, counted = wire.Wire.start, itertools.count(1)

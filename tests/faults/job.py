@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpisgd.launch import environment, mpirun
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 _RANKS = ("OMPI_COMM_WORLD_RANK=", "PMI_RANK=")
 GONE_S = 10.0

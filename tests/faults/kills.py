@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason, Verdict
 from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job
 

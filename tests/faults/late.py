@@ -14,9 +14,9 @@ LATE_S = 0.5
 
 
 def main() -> int:
-    from mpisgd import tolerant, ulfm
     from mpisgd.__main__ import main as mpisgd
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi import tolerant, ulfm
+    from mpisgd.comm.mpi.library import MPI
 
     until, gather = tolerant.TolerantWire._until, tolerant.TolerantWire.gather
     meeting: list[bool] = []

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 from tests.faults.campaign import Found
 from tests.faults.on_slurm import campaign
 from tests.jobs import slurm

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd import replay
-from mpisgd.interruption import newest
-from mpisgd.records.reader import Run
+from mpisgd.job.interruption import newest
+from mpisgd.records.log.reader import Run
 from tests.faults.campaign import Found, configured, main
 from tests.nodes.cluster import Cluster, Direction, missing
 from tests.nodes.job import Job

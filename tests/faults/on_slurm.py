@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from mpisgd.launch import mpirun
+from mpisgd.comm.mpi.launch import mpirun
 from tests.faults.campaign import Found, main
 from tests.jobs import slurm
 from tests.jobs.submitting import NODES

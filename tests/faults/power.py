@@ -29,12 +29,12 @@ from typing import Any
 import torch
 
 from mpisgd import replay
-from mpisgd.analysis.report import report
-from mpisgd.errors import MpisgdError
-from mpisgd.interruption import newest
+from mpisgd.base.errors import MpisgdError
+from mpisgd.job.interruption import newest
 from mpisgd.records import directory as run_directory
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.report.single import report
 from tests.faults import cuts
 from tests.faults.campaign import Found, configured, main
 from tests.faults.job import Job

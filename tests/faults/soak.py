@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.bench.machine import write
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.bench.parts.machine import write
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from tests.faults.campaign import configured, kept, launcher
 from tests.faults.job import Job, end_all, stop_orderly
 from tests.faults.where import machine

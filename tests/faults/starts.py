@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd import replay
-from mpisgd.interruption import newest
-from mpisgd.records.reader import Run
+from mpisgd.job.interruption import newest
+from mpisgd.records.log.reader import Run
 from tests.faults.campaign import Found, configured, main
 from tests.faults.dying import BEFORE_MPI, LATER, POINTS, SAID, START
 from tests.faults.job import Job

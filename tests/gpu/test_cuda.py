@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mpisgd import models, replay
+from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import (
     AdagradOptions,
     AdamOptions,
@@ -29,12 +30,11 @@ from mpisgd.config import (
     SyntheticOptions,
 )
 from mpisgd.data import load, sampling
-from mpisgd.device_update import DeviceUpdate, StagedUpdate
-from mpisgd.flat import FlatModel
-from mpisgd.gradient import Gradient
-from mpisgd.launch import environment, mpirun
-from mpisgd.records.reader import Run
-from mpisgd.update import SliceUpdate
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.records.log.reader import Run
+from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.flat import FlatModel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
@@ -92,7 +92,7 @@ def test_what_is_sent_lies_in_pinned_memory_and_a_mini_batch_waits_once(recwarn:
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cuda", "cuda"), ("cpu", "cuda")])
 @pytest.mark.parametrize("memory", ["staged", "direct"])
 def test_a_run(ranks: int, words: list[str], devices: tuple[str, str], memory: str, tmp_path: Path) -> None:
-    from mpisgd.mpi import cuda_aware  # begins MPI
+    from mpisgd.comm.mpi.library import cuda_aware  # begins MPI
 
     if memory == "direct" and not cuda_aware():
         pytest.skip("this MPI is not CUDA-aware")

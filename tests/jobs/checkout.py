@@ -8,7 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from mpisgd import config_file, roles
+from mpisgd.config import config_file
+from mpisgd.exchange import roles
 from tests.jobs.golden import JOBS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from mpisgd.launch import environment, mpirun
+from mpisgd.comm.mpi.launch import environment, mpirun
 from tests.jobs import slurm
 from tests.jobs.checkout import Checkout
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.launch import environment
+from mpisgd.comm.mpi.launch import environment
 from tests.jobs import slurm
 from tests.jobs.checkout import Checkout, hosts_of
 

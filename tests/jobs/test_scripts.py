@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd import config_file
+from mpisgd.config import config_file
 from mpisgd.protocols import SoftsyncOptions
 from tests.jobs import golden, slurm
 from tests.jobs.golden import JOBS

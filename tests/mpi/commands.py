@@ -19,8 +19,8 @@ from pathlib import Path
 from drive import say_size, wait_politely
 
 from mpisgd.__main__ import main
-from mpisgd.guard import failing_fast
-from mpisgd.mpi import MPI
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.liveness.guard import failing_fast
 
 WORLD = MPI.COMM_WORLD
 

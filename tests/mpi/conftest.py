@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from mpisgd.errors import ConfigError
-from mpisgd.launch import environment, mpirun
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"

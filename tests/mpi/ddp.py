@@ -18,10 +18,10 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from mpisgd import data, models
+from mpisgd.comm.mpi.library import MPI
 from mpisgd.config import Config
-from mpisgd.config_file import from_mapping
+from mpisgd.config.config_file import from_mapping
 from mpisgd.data import sampling
-from mpisgd.mpi import MPI
 
 
 def weights_before_each_update(config: Config, learner_id: int, lambda_: int, group: distributed.ProcessGroup) -> np.ndarray:

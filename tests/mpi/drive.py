@@ -24,22 +24,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-from mpisgd.without_gc import importing
+from mpisgd.base.without_gc import importing
 
 with importing():
-    import mpisgd.run
+    import mpisgd.job.run
 
 import numpy as np
 import torch
 
-from mpisgd import config_file, models, optimizer, parts
-from mpisgd.config import replace
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import EXIT_INTERRUPTED, RunInterrupted
-from mpisgd.gradient import Gradient
-from mpisgd.guard import SIZE_VARIABLES, failing_fast
-from mpisgd.mpi import MPI
-from mpisgd.roles import of_job
+from mpisgd import models
+from mpisgd.base.errors import EXIT_INTERRUPTED, RunInterrupted
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.config import config_file, replace
+from mpisgd.config.config_file import from_mapping
+from mpisgd.exchange.roles import of_job
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.job import parts
+from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
+from mpisgd.update import optimizer
 
 
 def recording(config, seen):

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 
 def hold(run: Run, *, again: bool = False, own_steps: bool = False) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpisgd.launch import environment
+from mpisgd.comm.mpi.launch import environment
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.parts import Brought
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.job.parts import Brought
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 from . import laws
 from .conftest import Shared, dealt, launch, only
@@ -157,7 +157,7 @@ FAILING = """\
 import sys
 from mpi4py import MPI
 import torch, mpisgd
-from mpisgd import guard
+from mpisgd.liveness import guard
 if "MPICH" in MPI.Get_library_version():  # its launcher, where others need the core, reads the last lines late
     guard.FORWARD_S = 3.0
 computed = 0

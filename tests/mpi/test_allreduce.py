@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.optimizer import CACHED_NBYTES
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.update.optimizer import CACHED_NBYTES
 
 from .conftest import Shared, dealt
 

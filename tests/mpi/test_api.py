@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from mpisgd.launch import environment
-from mpisgd.records.reader import Run
+from mpisgd.comm.mpi.launch import environment
+from mpisgd.records.log.reader import Run
 
 from .conftest import launch
 

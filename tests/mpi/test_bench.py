@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mpisgd.bench import peers
-from mpisgd.bench.cases import CASES
-from mpisgd.launch import environment, mpirun
+from mpisgd.bench.parts.cases import CASES
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 
 def bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,11 +10,11 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.analysis import books, staleness
-from mpisgd.analysis.report import report
+from mpisgd.base.errors import DataError
 from mpisgd.config import LEAST_LOG_BYTES
-from mpisgd.errors import DataError
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.report.single import report
 
 from .conftest import drive
 from .test_resume import newest, together_until

@@ -13,8 +13,8 @@ PROGRAM = """\
 import socket, sys, time
 sys.modules["torch"] = None
 from pathlib import Path
-from mpisgd import doctor, survey
-from mpisgd.mpi import MPI
+from mpisgd.site import doctor, survey
+from mpisgd.comm.mpi.library import MPI
 rank = MPI.COMM_WORLD.Get_rank()
 {patch}
 found, rank = survey.examine(Path(), timeout_s={timeout_s})

@@ -15,9 +15,9 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd.launch import environment, mpirun
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 from .conftest import Launched, execute, launch
 
@@ -25,8 +25,8 @@ from .conftest import Launched, execute, launch
 USER = '''
 import torch
 from torch import nn
-from mpisgd import guard
-from mpisgd.mpi import MPI
+from mpisgd.liveness import guard
+from mpisgd.comm.mpi.library import MPI
 
 if "MPICH" in MPI.Get_library_version():  # its launcher, where others need the core, reads the last lines late
     guard.FORWARD_S = 3.0
@@ -357,7 +357,7 @@ import os, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 if rank == 1:
     time.sleep(600)
-import mpisgd.mpi
+import mpisgd.comm.mpi.library
 """
 
 
@@ -366,10 +366,10 @@ def test_a_rank_that_never_starts_mpi_does_not_hang_the_others() -> None:
     done = launch(2, "-c", NEVER_COMES, timeout_s=60, MPISGD_START_S="5")
     assert done.status != 0
     assert "Timeout (0:00:05)!" in done.err
-    assert "mpisgd/mpi.py" in done.err
+    assert "mpisgd/comm/mpi/library.py" in done.err
 
 
 def test_a_start_in_no_number_of_seconds_is_refused() -> None:
-    done = launch(1, "-c", "import mpisgd.mpi", MPISGD_START_S="soon")
+    done = launch(1, "-c", "import mpisgd.comm.mpi.library", MPISGD_START_S="soon")
     assert done.status != 0
     assert "MPISGD_START_S = 'soon': expected seconds, or 0 for never" in done.err

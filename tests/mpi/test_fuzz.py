@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.launch import mpirun
+from mpisgd.comm.mpi.launch import mpirun
 from tests.faults import fuzz
 from tests.faults.fuzz import Case
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from mpisgd.launch import cores, environment, version, words
+from mpisgd.comm.mpi.launch import cores, environment, version, words
 
 
 def started(command: str) -> int:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 from . import laws
 from .conftest import Shared, dealt, jobs_of, only

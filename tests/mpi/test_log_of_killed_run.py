@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mpisgd.launch import environment, mpirun
-from mpisgd.records.reader import Run
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.records.log.reader import Run
 
 
 def test_readable_while_running_and_after_kill(tmp_path: Path) -> None:

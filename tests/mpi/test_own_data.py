@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.launch import environment
-from mpisgd.records.reader import Run
+from mpisgd.comm.mpi.launch import environment
+from mpisgd.records.log.reader import Run
 
 from .conftest import Launched, execute
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpisgd.mpi import MPI
+from mpisgd.comm.mpi.library import MPI
 
 class Crops:
     """Each sample draws from torch, numpy and `random`."""

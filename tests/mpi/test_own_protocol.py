@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 from tests import majority
 
 from .conftest import launch

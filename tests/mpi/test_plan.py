@@ -12,12 +12,12 @@ import pytest
 
 from mpisgd.analysis import staleness
 from mpisgd.config import Config, replace
-from mpisgd.config_file import from_mapping
+from mpisgd.config.config_file import from_mapping
 from mpisgd.plan import fit
-from mpisgd.plan.observe import distance, observe
-from mpisgd.plan.predict import predict
-from mpisgd.plan.scale import with_shards
-from mpisgd.records.reader import Run
+from mpisgd.plan.costs.observe import distance, observe
+from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.scale import with_shards
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
 from .conftest import drive

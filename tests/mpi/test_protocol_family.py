@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 
 from . import laws
 from .conftest import Shared, dealt, jobs_of, only

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import TABLES, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import TABLES, Verdict
 
 from . import laws
 from .conftest import Shared, dealt, jobs_of, only

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.analysis import about, books, report, throughput
-from mpisgd.errors import ProtocolError
-from mpisgd.finish import check_books, outcome_of
-from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.analysis import about, books, throughput
+from mpisgd.base.errors import ProtocolError
+from mpisgd.job.finish import check_books, outcome_of
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.report import single as report
 
 from .conftest import drive
 from .test_resume import COMMON, newest, together_until

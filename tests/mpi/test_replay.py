@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from mpisgd import replay
-from mpisgd.optimizer import CACHED_NBYTES
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.update.optimizer import CACHED_NBYTES
 
 from .conftest import Shared, jobs_of
 

@@ -22,12 +22,12 @@ import torch
 
 from mpisgd import replay
 from mpisgd.analysis import about
-from mpisgd.launch import environment, mpirun
-from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 from tests.forge import unsealed
 
 from .conftest import DRIVE, Launched, drive, execute

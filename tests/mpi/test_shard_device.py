@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 
 from . import laws
 from .conftest import Shared, launch

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from mpisgd import interruption, replay
-from mpisgd.errors import EXIT_INTERRUPTED, DataError
-from mpisgd.launch import environment, mpirun, words
-from mpisgd.records import schema
-from mpisgd.records.checkpoint import newest
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd import replay
+from mpisgd.base.errors import EXIT_INTERRUPTED, DataError
+from mpisgd.comm.mpi.launch import environment, mpirun, words
+from mpisgd.job import interruption
+from mpisgd.records.checkpoint.checkpoint import newest
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 
 from .conftest import DRIVE
 

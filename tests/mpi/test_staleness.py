@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
 
 from .conftest import drive
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd import interruption
-from mpisgd.launch import mpirun
-from mpisgd.records.reader import Run
+from mpisgd.comm.mpi.launch import mpirun
+from mpisgd.job import interruption
+from mpisgd.records.log.reader import Run
 from tests.faults import dying
 from tests.faults.job import Job
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.launch import mpirun
+from mpisgd.comm.mpi.launch import mpirun
 from tests.faults import dying
 from tests.faults.job import Job
 

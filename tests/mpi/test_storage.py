@@ -23,22 +23,22 @@ import numpy as np
 import pytest
 
 from mpisgd import replay
-from mpisgd.launch import environment, mpirun
-from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 
 from .conftest import Launched, execute
 
 USER = '''
 import datetime, os, pathlib, resource, time
 from torch import nn
-from mpisgd.records import checkpoint as disk
+from mpisgd.records.checkpoint import checkpoint as disk
 
 def model():
     """Every rank makes it, before the first message."""
-    from mpisgd.mpi import MPI
+    from mpisgd.comm.mpi.library import MPI
     rank = MPI.COMM_WORLD.rank
     if "LIMIT" in os.environ:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["LIMIT"]), resource.RLIM_INFINITY))

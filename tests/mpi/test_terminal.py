@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.errors import EXIT_INTERRUPTED, EXIT_STOPPED
-from mpisgd.launch import environment, mpirun, version, words
-from mpisgd.records import schema
-from mpisgd.records.checkpoint import newest
+from mpisgd.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED
+from mpisgd.comm.mpi.launch import environment, mpirun, version, words
+from mpisgd.records.checkpoint.checkpoint import newest
 from mpisgd.records.lock import check
+from mpisgd.records.log import schema
 from tests.terminal import at_a_terminal
 
 ENVIRONMENT = {**environment(), "TERM": "dumb"}

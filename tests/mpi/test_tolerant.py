@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpisgd import interruption, replay
+from mpisgd import replay
 from mpisgd.analysis import faults
-from mpisgd.launch import mpirun
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason
+from mpisgd.comm.mpi.launch import mpirun
+from mpisgd.job import interruption
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason
 from tests.faults.job import Job
 
 ULFM = ("--with-ft", "ulfm")

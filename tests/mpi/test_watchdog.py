@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.errors import DataError
-from mpisgd.launch import environment, mpirun
-from mpisgd.records.reader import Run
+from mpisgd.base.errors import DataError
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.records.log.reader import Run
 
 from .conftest import DRIVE
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd import mpi
-from mpisgd.errors import ConfigError
-from mpisgd.launch import environment, mpirun
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi import library as mpi
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 HEAD = """
 import numpy as np
-from mpisgd.messages import Tag
-from mpisgd.mpi import MPI
-from mpisgd.wire import Wire
+from mpisgd.comm.messages import Tag
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.wire import Wire
 
 comm = MPI.COMM_WORLD
 """
@@ -96,7 +96,7 @@ def test_what_nobody_wants_takes_little_memory() -> None:
     """300 MB and a bit under an unknown tag; and what comes after it is received whole."""
     script = """
 import resource
-from mpisgd.errors import PeerError
+from mpisgd.base.errors import PeerError
 wire = Wire(comm, polite=False)
 if comm.rank == 1:
     comm.Send([np.zeros(300_000_003, np.uint8), MPI.BYTE], 0, 77)

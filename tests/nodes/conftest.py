@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from mpisgd.errors import ConfigError
-from mpisgd.launch import mpirun
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import mpirun
 from tests.nodes.cluster import missing
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd import replay
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 

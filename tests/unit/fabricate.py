@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import tomli_w
 
-from mpisgd.records import schema
-from mpisgd.records.schema import Reason, Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Reason, Verdict
 
 TRAIN_SAMPLES = 1000
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import mpisgd
-from mpisgd.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
+from mpisgd.comm.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
 
-WIRE = Path(mpisgd.__file__).parent / "wire.py"
+WIRE = Path(mpisgd.__file__).parent / "comm" / "mpi" / "wire.py"
 
 
 class Stuck(AssertionError):
@@ -134,8 +134,8 @@ class Comm:
 
 
 def wire_without_mpi() -> types.ModuleType:
-    """`mpisgd.wire`, loaded beside the real one, which would start MPI."""
-    stub = types.ModuleType("mpisgd.mpi")
+    """`mpisgd.comm.mpi.wire`, loaded beside the real one, which would start MPI."""
+    stub = types.ModuleType("mpisgd.comm.mpi.library")
     request = types.SimpleNamespace(Waitall=lambda requests: None)
     errors = {"Exception": TruncatedError, "ERR_TRUNCATE": ERR_TRUNCATE, "ERR_IN_STATUS": 18}
     mpi = types.SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=object(), Request=request, **errors)
@@ -144,7 +144,7 @@ def wire_without_mpi() -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"mpisgd.mpi": stub}):
+    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):
         spec.loader.exec_module(module)
     return module
 

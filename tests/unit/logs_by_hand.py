@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpisgd.records.schema import Reason, Verdict
+from mpisgd.records.log.schema import Reason, Verdict
 from tests.unit.fabricate import Log, row, rows
 
 #: n = 1, λ = 2, c = 2: (learner_id, seq, timestamp, clock, arrival_s); all applied but the last two.

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.aggregate import Leader, Member, follow, team_loss
+from mpisgd.base.errors import ProtocolError
 from mpisgd.config import StragglerOptions
-from mpisgd.errors import ProtocolError
-from mpisgd.local_steps import LocalSteps
-from mpisgd.rounding import Rounded
-from mpisgd.straggler import Delays
+from mpisgd.gradient.aggregate import Leader, Member, follow, team_loss
+from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.gradient.rounding import Rounded
+from mpisgd.gradient.straggler import Delays
 
 SIZE = 10
 

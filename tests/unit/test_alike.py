@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd.alike import SAMPLES, Facts, Rough, of_data, of_loss, of_model, require_alike
 from mpisgd.data import as_dataset
-from mpisgd.flat import FlatModel
-from mpisgd.guard import AgreedError
+from mpisgd.job.alike import SAMPLES, Facts, Rough, of_data, of_loss, of_model, require_alike
+from mpisgd.liveness.guard import AgreedError
+from mpisgd.vectors.flat import FlatModel
 from tests.unit.fakes import Threads
 from tests.unit.test_data_custom import Squares
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mpisgd.analysis.compare import compare, distinct_names
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import compare as command
-from mpisgd.errors import ConfigError, DataError
+from mpisgd.report.compare import compare, distinct_names
 from tests.unit import fabricate, logs_by_hand
 
 SOFTSYNC = {"name": "softsync", "n": 1, "modulation": "inverse"}

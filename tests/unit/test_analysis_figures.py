@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from mpisgd.analysis import arrivals, figures, figures_time, staleness, style, throughput, training
+from mpisgd.analysis import arrivals, staleness, throughput, training
 from mpisgd.analysis.arrivals import Collected
-from mpisgd.analysis.report import draw
 from mpisgd.analysis.training import Curve
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
+from mpisgd.report import figures, figures_time, style
+from mpisgd.report.single import draw
 from tests.unit import fabricate
 
 

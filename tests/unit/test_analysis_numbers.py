@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Reason, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Reason, Verdict
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.logs_by_hand import evaluation
 

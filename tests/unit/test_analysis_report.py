@@ -13,10 +13,10 @@ import h5py
 import pytest
 from rich.console import Console
 
-from mpisgd.analysis.report import Report, report
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import report as command
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.records import schema
+from mpisgd.records.log import schema
+from mpisgd.report.single import Report, report
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.fabricate import Log
 
@@ -259,7 +259,7 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_analysis_needs_neither_torch_nor_mpi_nor_matplotlib_before_it_draws() -> None:
     code = (
-        "import sys, mpisgd.analysis.report, mpisgd.analysis.compare\n"
+        "import sys, mpisgd.report.single, mpisgd.report.compare\n"
         "print([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -16,19 +16,20 @@ import torch
 
 from mpisgd import models
 from mpisgd.__main__ import main
-from mpisgd.bench import faults, launched, log, peers, scale, settings, train, wire
-from mpisgd.bench.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.bench import faults, log, peers, scale, settings, train, wire
 from mpisgd.bench.on_off import lines_of
+from mpisgd.bench.parts import launched
+from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.peers import torch_networks
-from mpisgd.bench.spread import over, spread, told
 from mpisgd.cli.bench import BENCHES, Options
+from mpisgd.comm.mpi.launch import version
 from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, replace
-from mpisgd.errors import ConfigError
-from mpisgd.launch import version
+from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.roles import of_job
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
 from .fabricate import Log, row, rows, write_run

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import LEAST_LOG_BYTES, LogOptions
-from mpisgd.errors import ConfigError
-from mpisgd.records import counts as counting
-from mpisgd.records import reader, schema
-from mpisgd.records.bounded import BoundedFile, open_tables, room_of
-from mpisgd.records.counts import Counts
-from mpisgd.records.reader import read_table
-from mpisgd.records.schema import Verdict
-from mpisgd.records.thinning import Thinning
-from mpisgd.records.writer import TableFile
+from mpisgd.records.log import counts as counting
+from mpisgd.records.log import reader, schema
+from mpisgd.records.log.bounded import BoundedFile, open_tables, room_of
+from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.reader import read_table
+from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.thinning import Thinning
+from mpisgd.records.log.writer import TableFile
 
 # -------------------------------------------------------------------------------------------------------------- the rule
 

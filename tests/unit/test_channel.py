@@ -18,13 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.channel import Answers, Interrupted, LearnerChannel, ShardChannel
-from mpisgd.communicator import Communicator
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.errors import DeadlockError, PeerError
-from mpisgd.evaluator_channel import EvaluatorChannel
-from mpisgd.flat import slice_bounds
-from mpisgd.messages import (
+from mpisgd.base.errors import DeadlockError, PeerError
+from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import (
     FINAL,
     LAYOUTS,
     MAGIC,
@@ -40,8 +36,12 @@ from mpisgd.messages import (
     SnapshotPull,
     Tag,
 )
-from mpisgd.tolerant_channel import TolerantShardChannel
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.exchange.channel import Answers, Interrupted, LearnerChannel, ShardChannel
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.vectors.flat import slice_bounds
 from tests.unit.fakes import Comm, Envelope, Stuck, told, wire_without_mpi
 from tests.virtual.scene import FREE, Scene, WatchedWire, packed
 

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd import resume
-from mpisgd.compensation import Compensation
+from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.errors import CheckpointError, ConfigError
-from mpisgd.records import checkpoint as disk
-from mpisgd.records import schema, sums
-from mpisgd.records.checkpoints import Checkpoints, remove
+from mpisgd.job import resume
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, remove
+from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.lock import Lock
-from mpisgd.records.snapshots import Snapshots
-from mpisgd.update import SliceUpdate
+from mpisgd.records.log import schema, sums
+from mpisgd.update.compensation import Compensation
+from mpisgd.update.slice_update import SliceUpdate
 
 SIZE = 50
 OPTIMIZERS = {
@@ -284,7 +284,7 @@ def test_what_cannot_be_written_is_told_and_tried_again(tmp_path: Path, monkeypa
     take(writer, 10)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as patched:
-        patched.setattr("mpisgd.durable.os.fsync", Mock(side_effect=[None, None, full, full]))
+        patched.setattr("mpisgd.base.durable.os.fsync", Mock(side_effect=[None, None, full, full]))
         for clock in (20, 30):  # after the tensors have been written, and before
             take(writer, clock)
             assert not writer.busy()

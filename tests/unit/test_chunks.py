@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd import chunks, optimizer
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.flat import host_vector
-from mpisgd.update import SliceUpdate
-from mpisgd.virtual.sized import SizedVector
+from mpisgd.simulate.sized import SizedVector
+from mpisgd.update import optimizer
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors import chunks
+from mpisgd.vectors.flat import host_vector
 
 SIZE = 1000
 OPTIMIZERS = (

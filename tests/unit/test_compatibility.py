@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from mpisgd import compatibility, config_file, placement
+from mpisgd.base.errors import ConfigError
 from mpisgd.cli import simulate as simulate_cli
 from mpisgd.cli import submit as submit_cli
 from mpisgd.cli import train as train_cli
-from mpisgd.config import Config
-from mpisgd.errors import ConfigError
-from mpisgd.parts import NOTHING_BROUGHT
+from mpisgd.config import Config, compatibility, config_file
+from mpisgd.job import placement
+from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.run import Rank
+from mpisgd.liveness.world import World
 from mpisgd.protocols import PROTOCOLS
-from mpisgd.run import Rank
 from mpisgd.simulate.job import Job
-from mpisgd.world import World
 
 LEARNERS = 4
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpisgd import footprint
-from mpisgd.compensation import Compensation
-from mpisgd.config import SgdOptions
-from mpisgd.update import SliceUpdate
+from mpisgd.config import SgdOptions, footprint
+from mpisgd.update.compensation import Compensation
+from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import tensor
 
 

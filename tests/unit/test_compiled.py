@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import mpisgd
-from mpisgd import compiled
-from mpisgd.virtual import wire
+from mpisgd.comm.virtual import compiled, wire
 
 
 def test_what_runs_is_what_the_sources_say() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mpisgd import config
+from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.config import (
     KINDS,
     AdagradOptions,
@@ -33,7 +34,7 @@ from mpisgd.config import (
     kind_of,
     make_options,
 )
-from mpisgd.config_virtual import (
+from mpisgd.config.config_virtual import (
     ConstantComputeOptions,
     FailureOptions,
     HeavyTailComputeOptions,
@@ -43,7 +44,6 @@ from mpisgd.config_virtual import (
     ServiceOptions,
     VirtualOptions,
 )
-from mpisgd.errors import ConfigError, nearest
 from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,

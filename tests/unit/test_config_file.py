@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from mpisgd import config_file
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import (
     KINDS,
     Config,
@@ -21,9 +21,9 @@ from mpisgd.config import (
     MlpOptions,
     RmspropOptions,
     StepOptions,
+    config_file,
 )
-from mpisgd.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
-from mpisgd.errors import ConfigError
+from mpisgd.config.config_virtual import EmpiricalComputeOptions, FailureOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
 
 JOBS = Path(__file__).parents[2] / "jobs"

@@ -11,16 +11,18 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd import contained, replay
+from mpisgd import replay
 from mpisgd.api import train
+from mpisgd.base import contained
+from mpisgd.base.errors import DataError
 from mpisgd.cli import compare as compare_command
 from mpisgd.cli import plan as plan_command
 from mpisgd.cli import report as report_command
 from mpisgd.cli import timeline as timeline_command
-from mpisgd.errors import DataError
-from mpisgd.records import directory, schema
-from mpisgd.records.reader import Run
-from mpisgd.replay.record import read
+from mpisgd.records import directory
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.replay.checks.record import read
 from tests.virtual.jobs import simulated
 
 SHARD = schema.shard_file(0, 0)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from mpisgd.base.errors import DataError
 from mpisgd.config import Cifar10Options
 from mpisgd.data import cache, cifar10, load
-from mpisgd.errors import DataError
 
 RECORDS = 20
 

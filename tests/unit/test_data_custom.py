@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.base.imports import load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data import DataSet, Split, as_dataset, load
 from mpisgd.data.dataset import subtract_mean
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.imports import load_attribute
 
 INPUTS = np.arange(24, dtype=np.float64).reshape(6, 2, 2)
 TARGETS = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)

@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 import pytest
 
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config import Hdf5Options
 from mpisgd.data import load
-from mpisgd.errors import ConfigError, DataError
 
 INPUTS = np.arange(48, dtype=np.float64).reshape(8, 2, 3)
 TARGETS = np.arange(8, dtype=np.int16) % 4

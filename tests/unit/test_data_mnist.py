@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpisgd.base.errors import DataError
 from mpisgd.config import FashionMnistOptions, MnistOptions
 from mpisgd.data import load
 from mpisgd.data.idx import read_idx
-from mpisgd.errors import DataError
 
 PARTS = ("train", "t10k")
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from mpisgd import models
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.config import Cifar10FullOptions, Cifar10Options, DigitsOptions, MnistOptions, SoftmaxOptions, SyntheticOptions
 from mpisgd.data import DataSet, digits, load
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.errors import ConfigError, DataError
 from tests.staged import staged
 
 needs_digits = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn carries the digits")

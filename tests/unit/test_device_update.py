@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpisgd import chunks, optimizer
-from mpisgd.compensation import Compensation
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.crossing import Copy
-from mpisgd.device_update import DeviceUpdate, StagedUpdate
-from mpisgd.flat import on_host
-from mpisgd.update import SliceUpdate
+from mpisgd.update import optimizer
+from mpisgd.update.compensation import Compensation
+from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors import chunks
+from mpisgd.vectors.crossing import Copy
+from mpisgd.vectors.flat import on_host
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
 
 SIZE = 256

@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from mpisgd.cli import help
-from mpisgd.config import KINDS, Config
+from mpisgd.config import KINDS, Config, help
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -14,9 +14,9 @@ import h5py
 import pytest
 from rich.console import Console
 
-from mpisgd import doctor, survey
 from mpisgd.cli import doctor as cli
-from mpisgd.survey import HostFacts, MpiFacts, RankFacts, Ring, Survey
+from mpisgd.site import doctor, survey
+from mpisgd.site.survey import HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 VERSIONS = {"torch": "2.13.0", "numpy": "2.4.6", "h5py": "3.16.0", "mpi4py": "4.1.2", "mpisgd": "0.1.0", "python": "3.11.7"}
 VERSIONS["MPI"] = "Open MPI v5.0.11"
@@ -394,7 +394,7 @@ def test_rows_written_are_rows_read(tmp_path):
     path = tmp_path / "log.h5"
     file, problem, locks = survey._write_rows(path)
     assert (problem, locks) == ("", True)
-    program = "import sys; from pathlib import Path; from mpisgd import survey; print(survey._read_rows(Path(sys.argv[1])))"
+    program = "import sys; from pathlib import Path; from mpisgd.site import survey; print(survey._read_rows(Path(sys.argv[1])))"
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60, check=True)
     file.close()
     assert done.stdout == "\n"
@@ -432,7 +432,7 @@ def test_one_process_without_mpi_is_examined(tmp_path):
 
 
 def test_a_step_that_does_not_end_is_given_up_and_named():
-    program = "import time; from mpisgd import survey\nwith survey._deadline('the ring', 0.2): time.sleep(50)"
+    program = "import time; from mpisgd.site import survey\nwith survey._deadline('the ring', 0.2): time.sleep(50)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "the ring: no end after 0.2 s" in done.stderr
@@ -502,7 +502,7 @@ def test_help_needs_neither_torch_nor_mpi():
 def test_a_broken_torch_is_a_finding_not_a_traceback(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
-    program = "from mpisgd import survey; print(survey._rank_facts().torch_problem)"
+    program = "from mpisgd.site import survey; print(survey._rank_facts().torch_problem)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": f"{tmp_path}:{Path(survey.__file__).parents[1]}"},

@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpisgd import models, parts
+from mpisgd import models
+from mpisgd.base.draws import Seeds, kept, seed_all, seeded, seeds_of
+from mpisgd.base.streams import Domain, dropout_seed
 from mpisgd.config import Config, make_options
 from mpisgd.data import DataSet, as_dataset, fetch, fetch_each
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.draws import Seeds, kept, seed_all, seeded, seeds_of
-from mpisgd.flat import FlatModel
-from mpisgd.gradient import Gradient
-from mpisgd.measure import Measure
-from mpisgd.parts import Brought
-from mpisgd.streams import Domain, dropout_seed
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.measure import Measure
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
+from mpisgd.vectors.flat import FlatModel
 
 MU, SEED = 4, 3
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpisgd.channel import Interrupted
+from mpisgd.comm.messages import FINAL
 from mpisgd.evaluator import Evaluator
-from mpisgd.evaluator_channel import Snapshot
-from mpisgd.flat import FlatModel, host_vector
-from mpisgd.messages import FINAL
-from mpisgd.records.progress import Evaluations
-from mpisgd.records.reader import read_table
-from mpisgd.records.writer import EvaluatorLog, TableFile
+from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.evaluator_channel import Snapshot
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.records.log.reader import read_table
+from mpisgd.records.log.writer import EvaluatorLog, TableFile
+from mpisgd.vectors.flat import FlatModel, host_vector
 
 QUIET = Evaluations("off", 0, 0, 0.0)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpisgd import parts
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, make_options
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import ConfigError
-from mpisgd.parts import Brought
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
 from mpisgd.simulate import simulate
 from tests.unit.test_data_custom import Squares
 

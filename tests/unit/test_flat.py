@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.base.errors import ConfigError
+from mpisgd.vectors.flat import FlatModel, host_vector, host_view, slice_bounds
 
 FORMATS = ["channels_last", "contiguous"]
 

@@ -10,11 +10,11 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd.errors import DataError
-from mpisgd.records import schema, sums
-from mpisgd.records.reader import Run, read_summary, read_table
-from mpisgd.records.superblock import was_left_open
-from mpisgd.records.writer import TableFile
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.superblock import was_left_open
+from mpisgd.records.log.writer import TableFile
 from tests.faults import flips
 from tests.faults.campaign import table_of
 

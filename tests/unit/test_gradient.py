@@ -12,8 +12,8 @@ from torch import nn
 
 from mpisgd.data import Split
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.flat import FlatModel
-from mpisgd.gradient import Gradient
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.vectors.flat import FlatModel
 from tests.pretend_gpu import OnGpu, held, pretend_gpu
 
 MU, SEED = 4, 3

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from mpisgd import guard
-from mpisgd.errors import EXIT_FAILED, ConfigError, DataError, PeerError
-from mpisgd.guard import AgreedError, agree, failing_fast, launched_rank
+from mpisgd.base.errors import EXIT_FAILED, ConfigError, DataError, PeerError
+from mpisgd.liveness import guard
+from mpisgd.liveness.guard import AgreedError, agree, failing_fast, launched_rank
 from tests.unit.fakes import Aborted, Threads
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
@@ -139,5 +139,5 @@ def test_the_launchers_rank_is_known_without_mpi(environment: dict[str, str], ra
 
 def test_a_process_leaves_in_time_whatever_hangs() -> None:
     """It sleeps with Python's global lock held, as a call of MPI may, so none of its threads can run."""
-    script = "import ctypes; from mpisgd.guard import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
+    script = "import ctypes; from mpisgd.liveness.guard import leave_within; leave_within(0.5); ctypes.PyDLL(None).sleep(1000)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == EXIT_FAILED

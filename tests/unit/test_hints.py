@@ -7,11 +7,10 @@ import difflib
 
 import pytest
 
-from mpisgd import config_file, hints
+from mpisgd.base.errors import ConfigError
 from mpisgd.cli.options import parse
 from mpisgd.cli.submit import main as submit
-from mpisgd.config import KINDS, Config, make_options
-from mpisgd.errors import ConfigError
+from mpisgd.config import KINDS, Config, config_file, hints, make_options
 
 OURS = {item.name for item in dataclasses.fields(Config)}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpisgd import interruption
-from mpisgd.errors import EXIT_INTERRUPTED, CheckpointError, RunInterrupted
-from mpisgd.guard import failing_fast
-from mpisgd.records import checkpoint as disk
+from mpisgd.base.errors import EXIT_INTERRUPTED, CheckpointError, RunInterrupted
+from mpisgd.job import interruption
+from mpisgd.liveness.guard import failing_fast
+from mpisgd.records.checkpoint import checkpoint as disk
 from tests.unit.fakes import Threads
 from tests.unit.test_checkpoint import checkpoints, go_on, make_update, take
 

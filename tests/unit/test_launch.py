@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import mpisgd
-from mpisgd import launch
+from mpisgd.base.errors import ConfigError
 from mpisgd.cli import bench, demo
+from mpisgd.comm.mpi import launch
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError
-from mpisgd.guard import SIZE_VARIABLES
-from mpisgd.roles import of_job
+from mpisgd.exchange.roles import of_job
+from mpisgd.liveness.guard import SIZE_VARIABLES
 
 PACKAGE = Path(mpisgd.__file__).parent
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpisgd import compatibility, models, parts
+from mpisgd import models
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import (
     AlexNetOptions,
     Cifar10FullOptions,
@@ -25,11 +26,11 @@ from mpisgd.config import (
     ModelOptions,
     SmallCnnOptions,
     SoftmaxOptions,
+    compatibility,
     replace,
 )
-from mpisgd.errors import ConfigError
-from mpisgd.flat import FlatModel, Layer, bounds_of, cut_between
-from mpisgd.layerwise_gradient import LayerwiseGradient
+from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.job import parts
 from mpisgd.protocols import (
     AllreduceOptions,
     AsyncOptions,
@@ -41,6 +42,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between
 
 # ---------------------------------------------------------------------------------------------------------- where slices end
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mpisgd.channel import Answers
 from mpisgd.config import StragglerOptions
+from mpisgd.exchange.channel import Answers
+from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
-from mpisgd.straggler import Delays
 
 pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
 

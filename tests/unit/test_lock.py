@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from mpisgd.errors import ConfigError
+from mpisgd.base.errors import ConfigError
 from mpisgd.records import lock as module
-from mpisgd.records import schema
 from mpisgd.records.lock import Lock
+from mpisgd.records.log import schema
 
 HOLD = """
 import sys
 from pathlib import Path
-from mpisgd.errors import ConfigError
+from mpisgd.base.errors import ConfigError
 from mpisgd.records.lock import Lock
 try:
     Lock(Path(sys.argv[1]))
@@ -94,7 +94,7 @@ def test_within_a_container(space: str, tmp_path: Path) -> None:
     """Also where /proc shows the processes outside of it: who is gone is gone, who is there is there."""
     script = f"""
 import os, pathlib, sys, subprocess
-from mpisgd.errors import ConfigError
+from mpisgd.base.errors import ConfigError
 from mpisgd.records.lock import Lock
 run = pathlib.Path(sys.argv[1])
 subprocess.run([sys.executable, "-c", {HOLD!r}, sys.argv[1]], stdin=subprocess.DEVNULL)

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 
 from mpisgd import __main__ as entry
-from mpisgd import compiled, guard
 from mpisgd.__main__ import COMMANDS, main
-from mpisgd.errors import ConfigError, DataError, MpisgdError, PeerError
-from mpisgd.guard import AgreedError
+from mpisgd.base.errors import ConfigError, DataError, MpisgdError, PeerError
+from mpisgd.comm.virtual import compiled
+from mpisgd.liveness import guard
+from mpisgd.liveness.guard import AgreedError
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from torch import nn
 from mpisgd.config import EvaluationOptions
 from mpisgd.data import Split
 from mpisgd.data.sampling import recalibration_batches
-from mpisgd.flat import FlatModel
-from mpisgd.measure import Measure, batch_norm_policy, batch_norms, recalibrate
+from mpisgd.gradient.measure import Measure, batch_norm_policy, batch_norms, recalibrate
+from mpisgd.vectors.flat import FlatModel
 from tests.unit.fakes import mean_loss
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mpisgd import models
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import (
     AlexNetOptions,
     Cifar10FullOptions,
@@ -21,7 +22,6 @@ from mpisgd.config import (
     SmallCnnOptions,
     SoftmaxOptions,
 )
-from mpisgd.errors import ConfigError
 
 Shape = tuple[int, ...]
 

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from torch import nn
 
-from mpisgd import imports, naming, replay
+from mpisgd import replay
 from mpisgd.analysis.about import header, status
 from mpisgd.api import train
+from mpisgd.base import imports
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.git import Commit, commit_of, commit_of_package
 from mpisgd.config import Config, CustomModelOptions, replace
-from mpisgd.errors import ConfigError
-from mpisgd.git import Commit, commit_of, commit_of_package
-from mpisgd.parts import Brought
-from mpisgd.records.reader import Run
+from mpisgd.job import naming
+from mpisgd.job.parts import Brought
+from mpisgd.records.log.reader import Run
 from mpisgd.replay.brought import line
 
 
@@ -153,8 +155,8 @@ def test_a_package_that_is_installed_in_somebodys_repository_is_not_of_it(tmp_pa
 SCRIPT = """
 import torch
 from torch import nn
-from mpisgd.config_file import from_mapping
-from mpisgd.parts import Brought
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job.parts import Brought
 from mpisgd.simulate import simulate
 
 def make_model():

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from mpisgd import norms
 from mpisgd.analysis import noise_scale as noise
 from mpisgd.analysis.noise_scale import NoiseScale, noise_scale
 from mpisgd.config import SgdOptions
 from mpisgd.data import digits
-from mpisgd.flat import FlatModel, slice_bounds
-from mpisgd.records.reader import Run
-from mpisgd.update import SliceUpdate, Step
+from mpisgd.records.log.reader import Run
+from mpisgd.update import norms
+from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.unit import fabricate
 from tests.unit.fabricate import Log, row, rows
 
@@ -388,7 +388,7 @@ def test_no_weight_depends_on_what_is_measured(monkeypatch: pytest.MonkeyPatch) 
     ends = set()
     for affordable, check, cached_nbytes in itertools.product((0, 12, 10**9), (True, False), (0, 10**9)):
         monkeypatch.setattr(norms, "PASS_GRADIENTS", affordable)
-        monkeypatch.setattr("mpisgd.update.CACHED_NBYTES", cached_nbytes)
+        monkeypatch.setattr("mpisgd.update.slice_update.CACHED_NBYTES", cached_nbytes)
         update = slice_update(torch.zeros(501), averaging=0.5)
         for gradients in script:
             for vector, weight in gradients:

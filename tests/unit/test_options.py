@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd import config_file
+from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
 from mpisgd.cli.options import VIRTUAL, parse
 from mpisgd.config import (
@@ -17,9 +17,9 @@ from mpisgd.config import (
     DigitsOptions,
     MlpOptions,
     StragglerOptions,
+    config_file,
     replace,
 )
-from mpisgd.errors import ConfigError
 from mpisgd.protocols import BackupOptions, SoftsyncOptions
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpisgd.messages import Tag
-from mpisgd.outbox import Outbox
+from mpisgd.comm.messages import Tag
+from mpisgd.comm.mpi.outbox import Outbox
 from tests.unit.fakes import Comm, wire_without_mpi
 
 real = wire_without_mpi()

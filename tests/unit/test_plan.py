@@ -11,18 +11,24 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import plan as command
 from mpisgd.config import Config, StragglerOptions, replace
-from mpisgd.config_virtual import ConstantComputeOptions, HeavyTailComputeOptions, NetworkOptions, ServiceOptions, VirtualOptions
-from mpisgd.errors import ConfigError, DataError
+from mpisgd.config.config_virtual import (
+    ConstantComputeOptions,
+    HeavyTailComputeOptions,
+    NetworkOptions,
+    ServiceOptions,
+    VirtualOptions,
+)
 from mpisgd.plan import Wishes, backup, collect, fit, plan, planner, shards, softsync
-from mpisgd.plan.bounds import bounds, order_statistic
-from mpisgd.plan.observe import observe
-from mpisgd.plan.predict import predict
-from mpisgd.plan.scale import with_learners, with_shards
+from mpisgd.plan.costs.bounds import bounds, order_statistic
+from mpisgd.plan.costs.observe import observe
+from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.scale import with_learners, with_shards
 from mpisgd.plan.target import convergence
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.test_plan_fit import virtual_run
 

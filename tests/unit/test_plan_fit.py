@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.channel import LearnerChannel
+from mpisgd.base.errors import DataError
 from mpisgd.config import Config, LogOptions, StragglerOptions, replace
-from mpisgd.config_virtual import LognormalComputeOptions, VirtualOptions
-from mpisgd.errors import DataError
-from mpisgd.plan.fit import fit, fitted, with_rest
-from mpisgd.plan.observe import Lag, distance, observe
-from mpisgd.plan.predict import predict
-from mpisgd.plan.wire import measured
+from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.gradient.straggler import Delays
+from mpisgd.plan.costs.fit import fit, fitted, with_rest
+from mpisgd.plan.costs.observe import Lag, distance, observe
+from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.costs.wire import measured
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions, SspOptions
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
-from mpisgd.straggler import Delays
 from tests.unit import fabricate, logs_by_hand
 
 COMPUTE = LognormalComputeOptions(mean_s=0.02, sigma=0.3)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.errors import ConfigError
+from mpisgd.base.errors import ConfigError
 from mpisgd.plan.backup import choices, table
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.target import Convergence, Target, convergence, make_target, updates_to
-from mpisgd.records.reader import Run
+from mpisgd.records.log.reader import Run
 from tests.unit import fabricate, logs_by_hand
 
 ERROR = Target("error", 0.2)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.config_file import from_mapping
-from mpisgd.records import checkpoint as checkpoints
-from mpisgd.records import directory, schema
+from mpisgd.config.config_file import from_mapping
+from mpisgd.records import directory
+from mpisgd.records.checkpoint import checkpoint as checkpoints
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Run
-from mpisgd.records.writer import TableFile
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.writer import TableFile
 from mpisgd.simulate import simulate
 from tests.faults import flips, power
 from tests.faults.campaign import Found

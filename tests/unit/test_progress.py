@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpisgd.records.progress import Progress
+from mpisgd.records.log.progress import Progress
 
 
 def test_plain_lines_come_every_so_many_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_off_is_silent_and_auto_is_plain_where_nobody_watches(
 
 def test_a_bar_is_drawn_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr("mpisgd.records.progress.terminal", lambda: screen)
+    monkeypatch.setattr("mpisgd.records.log.progress.terminal", lambda: screen)
     progress = Progress("auto", 1.0, 10.0)
     progress.update(1, 1.0, 0.5, now_s=1.0)
     progress.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.errors import ConfigError, ProtocolError
+from mpisgd.base.errors import ConfigError, ProtocolError
 from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
@@ -24,9 +24,9 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.protocols.modulation import Modulation
-from mpisgd.protocols.rules import GIVE, SUM, Gone, Rules
-from mpisgd.protocols.verdict import APPLY, DROP_STALE, Kind, Verdict
+from mpisgd.rules.modulation import Modulation
+from mpisgd.rules.rules import GIVE, SUM, Gone, Rules
+from mpisgd.rules.verdict import APPLY, DROP_STALE, Kind, Verdict
 
 OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
     "hardsync": lambda _: HardsyncOptions(),

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpisgd import pulse
-from mpisgd.pulse import LEAST_S, LOOK_S, TICK_S, Pulse
+from mpisgd.liveness import pulse
+from mpisgd.liveness.pulse import LEAST_S, LOOK_S, TICK_S, Pulse
 from tests.unit.fakes import Status
 
 
@@ -20,7 +20,7 @@ from tests.unit.fakes import Status
 def _without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     mpi = SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=1, Exception=OSError)
     mpi.THREAD_MULTIPLE, mpi.Query_thread = 3, lambda: 3
-    monkeypatch.setitem(sys.modules, "mpisgd.mpi", SimpleNamespace(MPI=mpi))
+    monkeypatch.setitem(sys.modules, "mpisgd.comm.mpi.library", SimpleNamespace(MPI=mpi))
 
 
 class Network:

@@ -15,13 +15,15 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd import config_file, resume
-from mpisgd.errors import ConfigError, DataError, StorageError
-from mpisgd.records import directory, reader, schema
+from mpisgd.base.errors import ConfigError, DataError, StorageError
+from mpisgd.config import config_file
+from mpisgd.job import resume
+from mpisgd.records import directory
 from mpisgd.records.lock import Lock
-from mpisgd.records.reader import Run, read_summary, read_table
-from mpisgd.records.superblock import was_left_open
-from mpisgd.records.writer import EvaluatorLog, TableFile
+from mpisgd.records.log import reader, schema
+from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.superblock import was_left_open
+from mpisgd.records.log.writer import EvaluatorLog, TableFile
 
 FORK = multiprocessing.get_context("fork")
 Elsewhere = Callable[[Path, str], np.ndarray]
@@ -118,7 +120,7 @@ def test_rows_are_in_memory_only_until_the_flush(tmp_path: Path, elsewhere: Else
 
 def test_a_flush_comes_after_some_seconds_too(tmp_path: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("mpisgd.records.writer.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("mpisgd.records.log.writer.time.monotonic", lambda: now_s[0])
     path = tmp_path / "shard.h5"
     file = table_file(path, flush_s=2.0)
     for seq, second, flushed in [(0, 100.0, 0), (1, 102.0, 0), (2, 102.1, 3), (3, 104.0, 3), (4, 105.0, 5)]:
@@ -443,7 +445,7 @@ def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.context() as patched,
         pytest.raises(StorageError, match="DONE cannot be written: No space left on device: make room"),
     ):
-        patched.setattr("mpisgd.durable.os.fsync", full)
+        patched.setattr("mpisgd.base.durable.os.fsync", full)
         directory.mark_done(run.path, {"clock": [30]})
     assert run.done is None
     directory.mark_done(run.path, {"clock": [30], "diverged": False})

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data.sampling import EpochSampling, dealt_on
-from mpisgd.errors import CheckpointError, DataError
-from mpisgd.flat import slice_bounds
-from mpisgd.records import schema
-from mpisgd.records.checkpoint import Account, Checkpoint, Part
-from mpisgd.records.recut import cut, recut, recut_snapshots
+from mpisgd.records.checkpoint.checkpoint import Account, Checkpoint, Part
+from mpisgd.records.checkpoint.recut import cut, recut, recut_snapshots
+from mpisgd.records.log import schema
+from mpisgd.vectors.flat import slice_bounds
 
 
 @st.composite

@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import durable, replay
+from mpisgd import replay
 from mpisgd.__main__ import main
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.parts import NOTHING_BROUGHT
-from mpisgd.records import schema, sums
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.base import durable
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay import Brought
 from mpisgd.simulate import simulate
 from tests.forge import forge, unsealed

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from mpisgd.config import Config
-from mpisgd.flat import FlatModel
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
-from mpisgd.records import schema
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.replay.checks.finding import Untrue
+from mpisgd.replay.checks.order import Compute, Take, Update, serial_order
+from mpisgd.replay.checks.record import Departure, Record, ShardRecord, Start
+from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.difference import difference
-from mpisgd.replay.finding import Untrue
-from mpisgd.replay.order import Compute, Take, Update, serial_order
-from mpisgd.replay.record import Departure, Record, ShardRecord, Start
-from mpisgd.replay.walk import walk
+from mpisgd.vectors.flat import FlatModel
 from tests.unit.fabricate import row, rows
 
 ALPHA0 = 0.5

@@ -23,11 +23,11 @@ from torch import nn
 
 from mpisgd import replay
 from mpisgd.__main__ import main
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.parts import Brought
-from mpisgd.records import schema, sums
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.job.parts import Brought
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay import claims
 from mpisgd.replay.claims import CLAIMS, Claim, Extent, Standing
 from tests.forge import forge

@@ -14,9 +14,9 @@ import pytest
 import tomli_w
 
 from mpisgd import replay
-from mpisgd.errors import DataError
-from mpisgd.records import schema
-from mpisgd.records.schema import Event
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Event
 from tests.forge import forge
 from tests.unit.test_replay import SOFTSYNC, simulated
 

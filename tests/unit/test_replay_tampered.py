@@ -19,15 +19,15 @@ import tomli_w
 import torch
 
 from mpisgd import replay
-from mpisgd.errors import DataError
-from mpisgd.records import schema, sums
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Reason, Verdict
-from mpisgd.replay.finding import Untrue
-from mpisgd.replay.learners import compare_shards
-from mpisgd.replay.order import serial_order
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Reason, Verdict
+from mpisgd.replay.checks.finding import Untrue
+from mpisgd.replay.checks.learners import compare_shards
+from mpisgd.replay.checks.order import serial_order
+from mpisgd.replay.checks.record import Record, read
 from mpisgd.replay.prove import check_log
-from mpisgd.replay.record import Record, read
 from tests.forge import forge, unsealed
 from tests.unit.test_replay import UNEVEN, simulated
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, kind_of
-from mpisgd.errors import ConfigError
-from mpisgd.placement import on_ranks
+from mpisgd.exchange.roles import Role, assign, double, of_job, world_size
+from mpisgd.job.placement import on_ranks
 from mpisgd.protocols import (
     AllreduceOptions,
     AsyncOptions,
@@ -24,7 +25,6 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.roles import Role, assign, double, of_job, world_size
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd import rounding
-from mpisgd.aggregate import Leader
-from mpisgd.computing import Travels
 from mpisgd.config import SgdOptions
-from mpisgd.rounding import Rounded, Rounding
-from mpisgd.update import SliceUpdate
-from mpisgd.virtual.sized import SizedVector
+from mpisgd.gradient import rounding
+from mpisgd.gradient.aggregate import Leader
+from mpisgd.gradient.rounding import Rounded, Rounding
+from mpisgd.simulate.sized import SizedVector
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Travels
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:

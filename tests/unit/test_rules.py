@@ -7,7 +7,7 @@ import math
 import pytest
 
 from mpisgd.protocols import AsyncOptions, BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, VersionedOptions
-from mpisgd.protocols.rules import Gone, Rules
+from mpisgd.rules.rules import Gone, Rules
 from tests.unit.tracing import Traced, disagreements
 
 #: Title -> (learners, protocol, samples of the run, trace); each gradient is of one sample.

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import ConfigError, ProtocolError
+from mpisgd.base.streams import Domain, stream
 from mpisgd.data import sampling
 from mpisgd.data.sampling import EpochSampling, ReplacementSampling, delay_generator, dropout_seed
-from mpisgd.errors import ConfigError, ProtocolError
-from mpisgd.streams import Domain, stream
 
 sizes = st.integers(1, 60)
 learners = st.integers(1, 7)

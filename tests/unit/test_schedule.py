@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpisgd.config import ConstantOptions, ExponentialOptions, LinearOptions, ScheduleOptions, StepOptions
-from mpisgd.schedule import make
+from mpisgd.update.schedule import make
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import DivergenceError, PeerError, ProtocolError
+from mpisgd.comm.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.config import SgdOptions
-from mpisgd.errors import DivergenceError, PeerError, ProtocolError
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Interrupt, Pull, Push, Refused, SnapshotPull
 from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
@@ -26,18 +26,18 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.protocols.rules import Rules
-from mpisgd.records import schema
-from mpisgd.records.checkpoint import Account
-from mpisgd.records.progress import Progress
-from mpisgd.records.reader import read_summary, read_table
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.log import schema
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.reader import read_summary, read_table
+from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.records.snapshots import Snapshots
-from mpisgd.records.writer import ShardLog, TableFile
-from mpisgd.refusals import Refusals
+from mpisgd.rules.rules import Rules
+from mpisgd.serving.refusals import Refusals
 from mpisgd.shard import Shard
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
 pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
@@ -123,7 +123,7 @@ def test_hardsync_sums_gradients_in_learner_order_whoever_came_first(
     parked_nbytes: int, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which. With memory for so many kept ones."""
-    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", parked_nbytes)
     script = [
         *pulls(*EVERYBODY), (push(2), -1e8), (push(1), 1.0), *pulls(2, 1, clock=1), (push(0), 1e8), *pulls(0, clock=1),
         *byes({0: 1, 1: 1, 2: 1}),
@@ -213,7 +213,7 @@ def test_large_sums_are_checked_while_the_weights_are_under_way(
     tmp_path: Path, after: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the next gradient is summed and before the run ends in order; whoever comes next, the run stops."""
-    monkeypatch.setattr("mpisgd.update.CACHED_NBYTES", 0)
+    monkeypatch.setattr("mpisgd.update.slice_update.CACHED_NBYTES", 0)
     script = [*pulls(0, 1), (push(0), 1.0), (push(1), math.nan), *after, *byes({0: 1, 1: 1})]
     budget = 10**6 if after else 4
     with pytest.raises(DivergenceError, match=r"sum of the gradients of learners \[0, 1\] that made clock 1: not finite"):
@@ -263,8 +263,8 @@ def test_norms_are_of_the_gradients_that_were_summed(
     cached_nbytes: int, nonfinite: str, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not of one that backup dropped in between, also where nobody looks at single gradients."""
-    monkeypatch.setattr("mpisgd.norms.PASS_GRADIENTS", 0)
-    monkeypatch.setattr("mpisgd.update.CACHED_NBYTES", cached_nbytes)
+    monkeypatch.setattr("mpisgd.update.norms.PASS_GRADIENTS", 0)
+    monkeypatch.setattr("mpisgd.update.slice_update.CACHED_NBYTES", cached_nbytes)
     loss = 1.0 if nonfinite == "stop" else math.nan
     script = [
         *pulls(*EVERYBODY), (push(0), 2.0), (push(1), 4.0), *pulls(0, clock=1), (push(0, 1, 1), 1.0), (push(2), 1000.0),
@@ -437,7 +437,7 @@ class Noting(ScriptedChannel):
 
 def test_weights_are_given_no_later_than_their_last_chunk_leaves(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has it goes on at once: a later second, of a shard that waited for a core, would make the next push untrue."""
-    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
+    monkeypatch.setattr("mpisgd.vectors.chunks.CHUNK_NBYTES", 4)
     script = [*pulls(0, 1), (push(1), 1.0), *pulls(1), (push(0), 1.0), *pulls(0), *byes({0: 1, 1: 1})]
     channel = Noting(script)
     serve(log, channel, SoftsyncOptions(n=2), 2, budget=4, weights=2)
@@ -482,7 +482,7 @@ def test_any_schedule_ends_with_balanced_books(
     def gradient(learner_id: int, seq: int) -> float:
         return math.nan if bad and (learner_id + 5 * seq) % bad == 1 else gradient_of(learner_id, seq)
 
-    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)  # several weights are several chunks
+    monkeypatch.setattr("mpisgd.vectors.chunks.CHUNK_NBYTES", 4)  # several weights are several chunks
     options = PROTOCOLS[name]
     path = tmp_path_factory.mktemp("any") / "log.h5"
     crew = Crew(4, options.make(4).next_clock, gradient, seed=seed, leave=leave)
@@ -510,7 +510,7 @@ def test_any_schedule_ends_with_balanced_books(
 def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
     for seed in range(20):
-        monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
+        monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
         crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
         crew.waiting.append(LEAVE)
         ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())
@@ -698,7 +698,7 @@ def test_an_ordered_sum_that_will_not_be_finished_is_left_as_it_is(
     log: Path, parked_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hardsync: learner 1's turn never comes, so what learner 2 has pushed is neither summed nor in the log."""
-    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", parked_nbytes)
     script: list[Any] = [
         *pulls(0, 2), (push(0), 1.0), Interrupt(15), Pull(1, 0), Pull(0, 1), Goodbye(1, 0, INTERRUPTED), (push(2), 1.0), Pull(2, 1),
         Goodbye(0, 1, INTERRUPTED), Goodbye(2, 1, INTERRUPTED), LEAVE,

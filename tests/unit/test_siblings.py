@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd.siblings import STARTED_S, Siblings, within
+from mpisgd.comm.mpi.siblings import STARTED_S, Siblings, within
 
 JOB = "prterun-here-100@1"
 ENVIRON = {"PMIX_NAMESPACE": JOB, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}

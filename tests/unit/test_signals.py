@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from mpisgd.errors import EXIT_INTERRUPTED
-from mpisgd.signals import HEARD, Signals, name_of
+from mpisgd.base.errors import EXIT_INTERRUPTED
+from mpisgd.comm.signals import HEARD, Signals, name_of
 
 
 def wait_for(heard: list[int]) -> None:
@@ -23,7 +23,7 @@ def wait_for(heard: list[int]) -> None:
 
 @pytest.mark.parametrize("number", HEARD)
 def test_the_first_signal_is_told(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.signals.AGAIN_S", 60.0)  # however late this process comes to a core
+    monkeypatch.setattr("mpisgd.comm.signals.AGAIN_S", 60.0)  # however late this process comes to a core
     heard: list[int] = []
     with Signals() as signals:
         signals.listen(heard.append)
@@ -55,7 +55,7 @@ def test_what_was_there_before_is_there_again() -> None:
 
 
 def test_late_warnings_do_not_kill_who_leaves_with_a_checkpoint() -> None:
-    left = "import os, signal\nfrom mpisgd.signals import Signals\nfrom mpisgd.errors import RunInterrupted\n" + (
+    left = "import os, signal\nfrom mpisgd.comm.signals import Signals\nfrom mpisgd.errors import RunInterrupted\n" + (
         "try:\n    with Signals(): raise RunInterrupted('at clock 3')\n"
         "finally:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     )
@@ -63,7 +63,7 @@ def test_late_warnings_do_not_kill_who_leaves_with_a_checkpoint() -> None:
 
 
 def test_late_warnings_do_not_kill_who_leaves_a_complete_run() -> None:
-    left = "import os, signal\nfrom mpisgd.signals import Signals, ignore_from_now_on\n" + (
+    left = "import os, signal\nfrom mpisgd.comm.signals import Signals, ignore_from_now_on\n" + (
         "with Signals(): pass\n"
         "signal.signal(signal.SIGUSR2, lambda number, frame: print('mine'))\n"
         "ignore_from_now_on()\n"
@@ -105,7 +105,7 @@ def test_outside_of_the_main_thread_nothing_is_touched() -> None:
 #: The main thread is in C and stays there, where no Python handler runs; as in a blocking MPI call, other threads may.
 BLOCKED = """
 import os, sys, threading
-from mpisgd.signals import Signals
+from mpisgd.comm.signals import Signals
 with Signals() as signals:
     signals.listen(lambda number: os.write(1, b"heard"))
     os.write(1, b"ready")

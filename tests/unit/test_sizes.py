@@ -11,12 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from mpisgd.errors import ProtocolError
-from mpisgd.finish import Outcome, check_books, finish
-from mpisgd.records import directory, schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
-from mpisgd.records.writer import TableFile
+from mpisgd.base.errors import ProtocolError
+from mpisgd.job.finish import Outcome, check_books, finish
+from mpisgd.records import directory
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.writer import TableFile
 
 PUSHES = 1_000_000
 AT_ONCE = 50_000

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpisgd.base.errors import DataError
 from mpisgd.config import SgdOptions
-from mpisgd.errors import DataError
-from mpisgd.records.snapshots import Snapshots, check_spool
-from mpisgd.update import SliceUpdate
+from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
+from mpisgd.update.slice_update import SliceUpdate
 
 SIZE = 1000
 

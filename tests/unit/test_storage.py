@@ -11,9 +11,10 @@ from typing import Any
 import h5py
 import pytest
 
-from mpisgd.errors import StorageError
-from mpisgd.records import schema, storage
-from mpisgd.records.writer import TableFile
+from mpisgd.base import storage
+from mpisgd.base.errors import StorageError
+from mpisgd.records.log import schema
+from mpisgd.records.log.writer import TableFile
 
 _open = h5py.File
 
@@ -70,7 +71,7 @@ def test_causes(error: Exception, said: str) -> None:
 FAILING = """
 import resource, sys
 from pathlib import Path
-from mpisgd.records.writer import TableFile
+from mpisgd.records.log.writer import TableFile
 file = TableFile(Path(sys.argv[1]), shard=0, flush_rows=4, flush_s=1.0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
 try:
@@ -96,8 +97,8 @@ def test_a_process_whose_log_failed_ends_without_a_crash(tmp_path: Path) -> None
 REMOVED = """
 import os, sys
 from pathlib import Path
-from mpisgd.errors import StorageError
-from mpisgd.records.writer import TableFile
+from mpisgd.base.errors import StorageError
+from mpisgd.records.log.writer import TableFile
 path = Path(sys.argv[1])
 file = TableFile(path, shard=0, flush_rows=4, flush_s=1e9)
 file.append("events", (0, 0, 0, -1, 0.0, 0.0))

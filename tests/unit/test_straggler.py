@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpisgd.config import StragglerOptions
-from mpisgd.straggler import Delays
+from mpisgd.gradient.straggler import Delays
 
 
 def delays(learner_id: int = 0, seed: int = 1, **fields: Any) -> Delays:

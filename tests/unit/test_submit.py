@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mpisgd.__main__ import main
+from mpisgd.base.errors import ConfigError
 from mpisgd.cli import submit
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError
 from mpisgd.protocols import AllreduceOptions, BackupOptions, SoftsyncOptions
-from mpisgd.submit.layout import Layout, Wishes, fit
+from mpisgd.site.layout import Layout, Wishes, fit
 
 # -------------------------------------------------------------------------------------------------------------- counts
 

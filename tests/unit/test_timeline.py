@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.analysis import chrome_trace, figures_time, figures_timeline, report, style, timeline
+from mpisgd.analysis import timeline
 from mpisgd.analysis.timeline import COMPUTE, PUSH, Timeline, look
+from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import timeline as command
-from mpisgd.errors import ConfigError, DataError
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.report import chrome_trace, figures_time, figures_timeline, style
+from mpisgd.report import single as report
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.fabricate import Log, row, rows
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd import messages
+from mpisgd.base.errors import PeerError
+from mpisgd.comm import messages
+from mpisgd.comm.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
 from mpisgd.config import SgdOptions
-from mpisgd.errors import PeerError
-from mpisgd.faults import Faults
-from mpisgd.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
 from mpisgd.protocols import (
     AsyncOptions,
     BackupOptions,
@@ -26,16 +25,17 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.protocols.rules import Rules
-from mpisgd.records.progress import Progress
-from mpisgd.records.reader import read_summary, read_table
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.reader import read_summary, read_table
+from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.records.snapshots import Snapshots
-from mpisgd.records.writer import ShardLog, TableFile
+from mpisgd.rules.rules import Rules
+from mpisgd.serving.faults import Faults
+from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
-from mpisgd.succession import Succession
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
 pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
@@ -537,7 +537,7 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
     name: str, seed: int, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third time weights are sent in chunks, and who pulls, or is lost, meanwhile is heard of then."""
-    monkeypatch.setattr("mpisgd.chunks.CHUNK_NBYTES", 4)
+    monkeypatch.setattr("mpisgd.vectors.chunks.CHUNK_NBYTES", 4)
     lambda_ = 5
     options = PROTOCOLS[name]
     crew = FaultyCrew(lambda_, options.make(lambda_).next_clock, seed)

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import mpisgd
-from mpisgd import config_file, replay, trust
+from mpisgd import replay
 from mpisgd.api import train
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import file_of
 from mpisgd.cli import compare as compare_command
 from mpisgd.cli import plan as plan_command
 from mpisgd.cli import replay as replay_command
@@ -21,14 +23,12 @@ from mpisgd.cli import report as report_command
 from mpisgd.cli import simulate as simulate_command
 from mpisgd.cli import timeline as timeline_command
 from mpisgd.cli import train as train_command
-from mpisgd.config import Config
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import ConfigError
-from mpisgd.imports import file_of
-from mpisgd.parts import Brought
-from mpisgd.plan.fit import fit
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
+from mpisgd.config import Config, config_file, trust
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job.parts import Brought
+from mpisgd.plan.costs.fit import fit
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
 from tests.forge import unsealed
 from tests.virtual.jobs import TENSORS, simulated
 

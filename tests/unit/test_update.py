@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.chunks import CHUNK_NBYTES, cuts
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
-from mpisgd.flat import host_view
-from mpisgd.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
-from mpisgd.schedule import make as make_schedule
-from mpisgd.update import SliceUpdate
+from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
+from mpisgd.update.schedule import make as make_schedule
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.chunks import CHUNK_NBYTES, cuts
+from mpisgd.vectors.flat import host_view
 from tests.unit.fakes import tensor
 
 SIZE = 37
@@ -55,7 +55,7 @@ def test_a_step_is_torchs(
     options: OptimizerOptions, reference: Callable[..., Any], cached_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit with the kernel that is used, and near the textbook one; over updates of several weighted gradients."""
-    monkeypatch.setattr("mpisgd.optimizer.CACHED_NBYTES", cached_nbytes, raising=False)  # chooses between SGD's two kernels
+    monkeypatch.setattr("mpisgd.update.optimizer.CACHED_NBYTES", cached_nbytes, raising=False)  # chooses between SGD's two kernels
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(SIZE, generator=generator)
     update = updater(start.clone(), options, learning_rate=0.1)
@@ -162,7 +162,7 @@ def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
 
 
 def test_memory_for_kept_gradients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.update.PARKED_NBYTES", 24)
+    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", 24)
     update = updater(torch.zeros(3))
     room = []
     for learner_id in range(3):
@@ -365,7 +365,7 @@ def test_a_shard_runs_without_torchs_compiler(options: str) -> None:
     code = f"""
 import sys, torch
 from mpisgd.config import {options}
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
 update = SliceUpdate(torch.zeros(9), {options}(), learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
 update.accumulate(1.0, 4, 0)
 update.step()

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mpisgd import usher
-from mpisgd.usher import Process, Usher
+from mpisgd.liveness import usher
+from mpisgd.liveness.usher import Process, Usher
 
 END_S = 30.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpisgd.messages import Ending, Goodbye
+from mpisgd.comm.messages import Ending, Goodbye
+from mpisgd.exchange.roles import Roles
+from mpisgd.liveness.watchdog import Watchdog, of_shard
 from mpisgd.protocols import HardsyncOptions
-from mpisgd.roles import Roles
-from mpisgd.watchdog import Watchdog, of_shard
 from tests.unit.fakes import ScriptedChannel, Stuck, push
 from tests.unit.test_shard import make, pulls
 

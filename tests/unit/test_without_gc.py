@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from mpisgd.without_gc import importing, without_gc
+from mpisgd.base.without_gc import importing, without_gc
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mpisgd import world
-from mpisgd.errors import ConfigError
-from mpisgd.world import World, look_around, refuse_singletons
+from mpisgd.base.errors import ConfigError
+from mpisgd.liveness import world
+from mpisgd.liveness.world import World, look_around, refuse_singletons
 from tests.unit.fakes import Threads
 
 VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")

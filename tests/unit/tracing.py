@@ -22,8 +22,8 @@ import textwrap
 from collections.abc import Callable
 
 from mpisgd.protocols import Protocol
-from mpisgd.protocols.rules import GIVE, LEAVE, OTHERS_GO_ON, PARK, STOP, Gone, Rules
-from mpisgd.protocols.verdict import Kind, Reason, Verdict
+from mpisgd.rules.rules import GIVE, LEAVE, OTHERS_GO_ON, PARK, STOP, Gone, Rules
+from mpisgd.rules.verdict import Kind, Reason, Verdict
 
 
 def disagreements(text: str, decide: Callable[[str], str]) -> list[tuple[str, str]]:

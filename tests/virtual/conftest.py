@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpisgd import durable, provenance
-from mpisgd.git import Commit
+from mpisgd.base import durable
+from mpisgd.base.git import Commit
+from mpisgd.job import provenance
 
 
 @pytest.fixture(autouse=True, scope="module")  # no longer: the tests of other folders run in the same process

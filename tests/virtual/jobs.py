@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd.config import Config
-from mpisgd.config_file import from_mapping
-from mpisgd.parts import NOTHING_BROUGHT, Brought
-from mpisgd.records.reader import Run
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
 #: No gradients: 100 mini-batches of four learners.

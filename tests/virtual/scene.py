@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.messages import Fields, Tag
-from mpisgd.roles import Roles
-from mpisgd.virtual.cluster import Cluster
-from mpisgd.virtual.network import Network
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.virtual.cluster import Cluster
+from mpisgd.comm.virtual.network import Network
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.exchange.roles import Roles
 
 ANSWERS = (Tag.ANSWER, Tag.NOTICE, Tag.SNAPSHOT_ANSWER)
 FREE = NetworkOptions(latency_s=0.0, overhead_s=0.0, bandwidth=1e18, node_bandwidth=1e18, local_bandwidth=1e18)

@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mpisgd import parts, replay
+from mpisgd import replay
 from mpisgd.analysis import about, books, timeline
+from mpisgd.base.errors import ConfigError, PeerError
+from mpisgd.comm.messages import Tag
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError, PeerError
-from mpisgd.messages import Tag
-from mpisgd.parts import NOTHING_BROUGHT, Brought
-from mpisgd.plan.fit import fit
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Reason, Verdict
-from mpisgd.roles import of_job, world_size
+from mpisgd.exchange.roles import of_job, world_size
+from mpisgd.job import parts
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.plan.costs.fit import fit
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.simulate import job
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire

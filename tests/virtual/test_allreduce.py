@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd import config_file, replay
+from mpisgd import replay
 from mpisgd.analysis.timeline import look
-from mpisgd.errors import ConfigError, DivergenceError, PeerError
-from mpisgd.messages import LAYOUTS, Fields, Tag
-from mpisgd.parts import Brought
+from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
+from mpisgd.comm.messages import LAYOUTS, Fields, Tag
+from mpisgd.config import config_file
+from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.job.parts import Brought
 from mpisgd.plan import fit
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
-from mpisgd.team_channel import TeamChannel
-from mpisgd.virtual.sized import SizedVector
+from mpisgd.simulate.sized import SizedVector
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated, tables
 from tests.virtual.scene import Scene, packed
 

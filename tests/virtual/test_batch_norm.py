@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpisgd import parts
 from mpisgd.config import DigitsOptions
 from mpisgd.data import load
-from mpisgd.parts import Brought
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
 from tests.virtual.jobs import config, simulated
 
 JOB = {

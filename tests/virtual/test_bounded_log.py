@@ -18,15 +18,16 @@ from rich.console import Console
 
 from mpisgd import replay
 from mpisgd.__main__ import main
-from mpisgd.analysis import about, books, compare, staleness, throughput, timeline
-from mpisgd.analysis.report import report
+from mpisgd.analysis import about, books, staleness, throughput, timeline
+from mpisgd.base.errors import DataError
 from mpisgd.config import LEAST_LOG_BYTES
-from mpisgd.config_virtual import EmpiricalComputeOptions
-from mpisgd.errors import DataError
-from mpisgd.plan.fit import fit
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.virtual.compute import _measured
+from mpisgd.config.config_virtual import EmpiricalComputeOptions
+from mpisgd.plan.costs.fit import fit
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.report import compare
+from mpisgd.report.single import report
+from mpisgd.simulate.compute import _measured
 from tests.virtual.jobs import simulated
 
 pytestmark = pytest.mark.timeout(300)
@@ -145,8 +146,8 @@ def test_a_bound_that_is_not_reached_changes_nothing(tmp_path: Path) -> None:
 KILLED = """
 import json, os, sys
 from pathlib import Path
-from mpisgd.records import bounded
-from mpisgd.records.counts import Counts
+from mpisgd.records.log import bounded
+from mpisgd.records.log.counts import Counts
 from tests.virtual.jobs import simulated
 
 class Killed(bounded.BoundedFile):

@@ -14,8 +14,8 @@ import pytest
 
 from mpisgd import replay
 from mpisgd.analysis import books
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 pytestmark = pytest.mark.interpreted  # the one pause is put in the place of `Delays.of`
@@ -31,7 +31,7 @@ SCENE: dict[str, Any] = {
 def scene(out: Path, base: dict[str, Any] = SIZES, shards: int = 1, **protocol: Any) -> Run:
     """Learner 3's first mini-batch takes half as long again, whatever else it does then."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mpisgd.straggler.Delays.of", late_once)
+        patched.setattr("mpisgd.gradient.straggler.Delays.of", late_once)
         return simulated(out, base, **SCENE, shards=shards, protocol={"name": "backup", "b": 1, **protocol})
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.channel import LearnerChannel, ShardChannel
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.errors import DeadlockError
-from mpisgd.messages import Ending, Goodbye, Pull, Tag
+from mpisgd.base.errors import DeadlockError
+from mpisgd.comm.messages import Ending, Goodbye, Pull, Tag
+from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.exchange.channel import LearnerChannel, ShardChannel
 from tests.virtual.scene import Scene, WatchedWire, packed
 
 Steps = list[list[int]]

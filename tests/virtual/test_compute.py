@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.config_virtual import (
+from mpisgd.base.errors import ConfigError, DataError, ProtocolError
+from mpisgd.base.streams import Domain, stream
+from mpisgd.config.config_virtual import (
     ComputeOptions,
     ConstantComputeOptions,
     EmpiricalComputeOptions,
@@ -22,9 +24,7 @@ from mpisgd.config_virtual import (
     NormalComputeOptions,
     VirtualOptions,
 )
-from mpisgd.errors import ConfigError, DataError, ProtocolError
-from mpisgd.streams import Domain, stream
-from mpisgd.virtual.compute import BLOCKS, Compute, make
+from mpisgd.simulate.compute import BLOCKS, Compute, make
 from tests.unit.fabricate import Log, row, rows, write_run
 
 RANDOM: list[ComputeOptions] = [NormalComputeOptions(), LognormalComputeOptions(), HeavyTailComputeOptions()]

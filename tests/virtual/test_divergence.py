@@ -12,8 +12,8 @@ from torch import nn
 
 from mpisgd import replay
 from mpisgd.analysis import about
-from mpisgd.parts import NOTHING_BROUGHT, Brought
-from mpisgd.records.reader import Run
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.virtual.jobs import config, simulated
 

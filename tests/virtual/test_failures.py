@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.config_virtual import FailureOptions
-from mpisgd.errors import MpisgdError
-from mpisgd.virtual.failures import Failures, LearnerFailed
+from mpisgd.base.errors import MpisgdError
+from mpisgd.config.config_virtual import FailureOptions
+from mpisgd.simulate.failures import Failures, LearnerFailed
 
 
 def moments(*, lambda_: int = 4, seed: int = 1, **fields: Any) -> list[int | None]:

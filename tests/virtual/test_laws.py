@@ -19,13 +19,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mpisgd import chunks, replay
-from mpisgd.messages import Fields
+from mpisgd import replay
+from mpisgd.comm.messages import Fields
 from mpisgd.protocols import PROTOCOLS
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Reason, Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.simulate import job
+from mpisgd.vectors import chunks
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
 

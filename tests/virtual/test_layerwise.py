@@ -12,15 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd import parts, replay
-from mpisgd.analysis import report, staleness
+from mpisgd import replay
+from mpisgd.analysis import staleness
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.messages import Tag
 from mpisgd.config import replace
-from mpisgd.errors import ConfigError
-from mpisgd.messages import Tag
+from mpisgd.job import parts
 from mpisgd.protocols import PROTOCOLS
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Verdict
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.report import single as report
 from mpisgd.simulate import job
 from tests.forge import forge
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables

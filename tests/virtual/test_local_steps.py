@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import parts, replay
-from mpisgd.local_steps import LocalSteps
-from mpisgd.parts import Brought
+from mpisgd import replay
+from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import FREE
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.virtual.network import Network
+from mpisgd.comm.virtual.network import Network
+from mpisgd.config.config_virtual import NetworkOptions
 
 #: One rank: 1 byte/ns; one node: 4 bytes/ns; within a node: 2 bytes/ns, which the rank's own link slows to 1.
 LINKS = NetworkOptions(latency_s=2e-6, overhead_s=3e-7, bandwidth=1e9, node_bandwidth=4e9, local_bandwidth=2e9)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from mpisgd import parts
+from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
-from mpisgd.errors import ConfigError
-from mpisgd.parts import NOTHING_BROUGHT
+from mpisgd.job import parts
+from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.protocols import PROTOCOLS
 from tests.virtual.jobs import TENSORS, config, simulated
 

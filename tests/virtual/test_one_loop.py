@@ -15,11 +15,11 @@ from unittest import mock
 import pytest
 
 import mpisgd
-from mpisgd import parts
+from mpisgd.job import parts
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.simulate import job, sizes, tensors
-from mpisgd.update import SliceUpdate
+from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Status
 from tests.virtual.jobs import TENSORS, simulated
 
@@ -30,33 +30,34 @@ LOOPS = [
         for name in (
             "learner",
             "shard",
-            "answering",
-            "faults",
-            "finiteness",
-            "snapshot_desk",
-            "allreduce",
-            "channel",
-            "exchange",
-            "team_channel",
-            "evaluator_channel",
-            "layerwise",
+            "serving/answering",
+            "serving/faults",
+            "serving/finiteness",
+            "serving/snapshot_desk",
+            "job/allreduce",
+            "exchange/channel",
+            "exchange/base",
+            "exchange/team_channel",
+            "exchange/evaluator_channel",
+            "exchange/layerwise",
             "evaluator",
-            "communicator",
-            "messages",
-            "update",
-            "device_update",
+            "comm/communicator",
+            "comm/messages",
+            "update/slice_update",
+            "update/device_update",
         )
     ),
-    *sorted((PACKAGE / "protocols").glob("*.py")),
+    *sorted((PACKAGE / "rules").glob("*.py")),
+    *sorted(path for path in (PACKAGE / "protocols").glob("*.py") if path.stem not in ("__init__", "own")),  # these ask for classes
 ]
 #: What only one of the two worlds has.
 WORLDS = (
-    "mpisgd.virtual",
+    "mpisgd.comm.virtual",
     "mpisgd.simulate",
-    "mpisgd.config_virtual",
-    "mpisgd.mpi",
-    "mpisgd.wire",
-    "mpisgd.run",
+    "mpisgd.config.config_virtual",
+    "mpisgd.comm.mpi.library",
+    "mpisgd.comm.mpi.wire",
+    "mpisgd.job.run",
     "mpi4py",
     "greenlet",
 )
@@ -77,7 +78,7 @@ def asks(source: str) -> list[str]:
     """What in a module's source could tell the two worlds apart."""
     tree = ast.parse(source)
     found = [name for name in imported(tree) if any(name == world or name.startswith(f"{world}.") for world in WORLDS)]
-    messages = {name.removeprefix("mpisgd.messages.") for name in imported(tree) if name.startswith("mpisgd.messages.")}
+    messages = {name.removeprefix("mpisgd.comm.messages.") for name in imported(tree) if name.startswith("mpisgd.comm.messages.")}
     fine = {
         node.func
         for node in ast.walk(tree)
@@ -103,9 +104,9 @@ def test_no_branch_asks_which_world_it_is_in(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from mpisgd.virtual.wire import VirtualWire",
+        "from mpisgd.comm.virtual.wire import VirtualWire",
         "import greenlet",
-        "def f():\n    from mpisgd.mpi import MPI",
+        "def f():\n    from mpisgd.comm.mpi.library import MPI",
         "from mpisgd import simulate",
         "def f(wire):\n    return isinstance(wire, object)",
         "def f(wire):\n    return wire.virtual",
@@ -123,14 +124,14 @@ def test_a_branch_that_asked_would_be_found(source: str) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> types.ModuleType:
-    """`mpisgd.run`, which builds real ranks, loaded without starting MPI."""
-    stub: Any = types.ModuleType("mpisgd.mpi")
+    """`mpisgd.job.run`, which builds real ranks, loaded without starting MPI."""
+    stub: Any = types.ModuleType("mpisgd.comm.mpi.library")
     stub.MPI, stub.takes_gpu_memory = types.SimpleNamespace(Status=Status), lambda: False
-    spec = importlib.util.spec_from_file_location("run_without_mpi", PACKAGE / "run.py")
+    spec = importlib.util.spec_from_file_location("run_without_mpi", PACKAGE / "job" / "run.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"mpisgd.mpi": stub}):
+    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):
         spec.loader.exec_module(module)
     return module
 
@@ -172,7 +173,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
         run.Gradient: "compute",
     }.items():
         for name in names.split():
-            assert cls.__module__ not in ("mpisgd.run", "run_without_mpi")
+            assert cls.__module__ not in ("mpisgd.job.run", "run_without_mpi")
             counting(cls, name)
     log = simulated(tmp_path / "run", TENSORS, protocol="softsync", shards=2, evaluator=True)
     assert (entered["learn"], entered["serve"], entered["evaluate_all"], entered["goodbye"]) == (4, 2, 1, 4)

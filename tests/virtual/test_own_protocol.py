@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mpisgd import compatibility, replay
-from mpisgd.config import Config
-from mpisgd.config_file import from_mapping
-from mpisgd.errors import ConfigError
+from mpisgd import replay
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, compatibility
+from mpisgd.config.config_file import from_mapping
 from mpisgd.protocols import OwnProtocolOptions
 from tests import majority
 from tests.virtual.jobs import TENSORS, simulated

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mpisgd import parts, replay
-from mpisgd.parts import Brought
+from mpisgd import replay
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
 from mpisgd.replay.serial import as_in_the_run
 from tests.virtual.jobs import TENSORS, config, simulated
 

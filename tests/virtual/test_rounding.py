@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mpisgd.analysis import about
-from mpisgd.errors import ConfigError
-from mpisgd.parts import Brought
+from mpisgd.base.errors import ConfigError
+from mpisgd.job.parts import Brought
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights

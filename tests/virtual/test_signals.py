@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mpisgd import replay
+from mpisgd.comm.virtual.wire import Signal
 from mpisgd.config import Config
-from mpisgd.finish import Outcome
-from mpisgd.parts import NOTHING_BROUGHT
-from mpisgd.records.checkpoints import Checkpoints
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event
-from mpisgd.roles import Roles
+from mpisgd.exchange.roles import Roles
+from mpisgd.job.finish import Outcome
+from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
 from mpisgd.shard import Shard
 from mpisgd.simulate import job
-from mpisgd.virtual.wire import Signal
 from tests.virtual import jobs as small
 from tests.virtual.test_laws import JitteryWire
 from tests.virtual.test_laws import jobs as any_job

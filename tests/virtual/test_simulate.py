@@ -17,16 +17,17 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import data, guard, models
+from mpisgd import data, models
 from mpisgd.__main__ import main
+from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.config import DigitsOptions, MlpOptions
-from mpisgd.config_file import from_mapping
+from mpisgd.config.config_file import from_mapping
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.errors import ConfigError, DivergenceError, PeerError
-from mpisgd.parts import Brought
-from mpisgd.records import schema
-from mpisgd.records.reader import Run
-from mpisgd.records.schema import Event, Verdict
+from mpisgd.job.parts import Brought
+from mpisgd.liveness import guard
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import mpisgd
-from mpisgd import compiled
 from mpisgd.analysis import about
-from mpisgd.records.reader import Run
+from mpisgd.comm.virtual import compiled
+from mpisgd.records.log.reader import Run
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
 SPOKEN = {"epochs": 0.2, "log": {"progress": "plain"}}

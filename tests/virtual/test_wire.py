@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpisgd.config_virtual import NetworkOptions
-from mpisgd.errors import PeerError
-from mpisgd.messages import Tag
-from mpisgd.virtual.sized import SizedVector
-from mpisgd.virtual.wire import VirtualWire
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import Tag
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config.config_virtual import NetworkOptions
+from mpisgd.simulate.sized import SizedVector
 from tests.virtual.scene import Scene
 
 #: 10 ns for each message, 100 ns on the way, 1 byte/ns.

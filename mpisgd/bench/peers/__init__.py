@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench import launched
-from mpisgd.bench.cases import CASES, LEARNERS, WAYS, Case, config_of
-from mpisgd.bench.spread import over, spread, told
+from mpisgd.base.checks import require
+from mpisgd.base.errors import ConfigError
+from mpisgd.bench.parts import launched
+from mpisgd.bench.parts.cases import CASES, LEARNERS, WAYS, Case, config_of
+from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.bench.train import rate_of
-from mpisgd.checks import require
-from mpisgd.errors import ConfigError
-from mpisgd.launch import environment, mpirun
+from mpisgd.comm.mpi.launch import environment, mpirun
 
 _HERE = Path(__file__).parent
 OURS = ("hardsync", "allreduce-node")

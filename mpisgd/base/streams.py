@@ -1,0 +1,73 @@
+"""Randomness as a function of names: counter-based generators keyed by (domain, seed, learner_id, seq) (DESIGN 4, law 5).
+
+numpy's Philox4x64 has a 128-bit key and a 256-bit counter. (seed, domain) is the key, (learner_id, seq) the upper half of
+the counter, and the draws count in the lower half: two streams of different names never share a block. No torch here: the
+virtual cluster draws from these as well.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
+
+from mpisgd.base.errors import ConfigError, ProtocolError
+
+_WORD = 2**64
+
+
+class Domain(IntEnum):
+    """Purposes that streams are drawn for; values are part of every seeded run: never renumber."""
+
+    EPOCH = 1
+    REPLACEMENT = 2
+    DROPOUT = 3
+    DELAY = 4
+    SYNTHETIC = 5
+    COMPUTE = 6
+    PAUSE = 7
+    FAILURE = 8
+    SAMPLES = 9
+    EVALUATION = 10
+    DATA = 11
+    MODEL = 12
+    ALIKE = 13
+    RECALIBRATION = 14
+    REST = 15
+
+
+class _Key(ISeedSequence):
+    """A key as Philox asks a seed for it. Philox(key=...) gives the same numbers, after asking the system for a seed in vain."""
+
+    def __init__(self, key: npt.NDArray[np.uint64]) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[np.uint64]:
+        return self._key
+
+
+def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> np.random.Generator:
+    """The generator of one name; about 3 us.
+
+    Raises ConfigError for a seed outside [0, 2^64), ProtocolError for a learner_id or seq outside it.
+    """
+    if not 0 <= seed < _WORD:
+        raise ConfigError(f"seed = {seed}: expected 0 <= seed < 2^64")
+    if not (0 <= learner_id < _WORD and 0 <= seq < _WORD):
+        raise ProtocolError(f"no random stream for learner_id = {learner_id}, seq = {seq}: expected numbers from 0")
+    key: Any = _Key(np.array([seed, domain], dtype=np.uint64))  # Any: numpy's own types know of SeedSequence alone
+    counter = np.array([0, 0, learner_id, seq], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key, counter=counter))
+
+
+def dropout_seed(seed: int, learner_id: int, seq: int) -> int:
+    """63-bit seed for torch's generator before learner_id's seq-th mini-batch (dropout and the like)."""
+    return int(stream(Domain.DROPOUT, seed, learner_id, seq).integers(2**63))
+
+
+def delay_generator(seed: int, learner_id: int, seq: int) -> np.random.Generator:
+    """Generator from which the straggler injection draws what learner_id suffers at its seq-th mini-batch."""
+    return stream(Domain.DELAY, seed, learner_id, seq)

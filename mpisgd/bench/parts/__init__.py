@@ -1,0 +1,1 @@
+"""What the benches share: cases, loops, launches, the shape of their files."""

@@ -1,0 +1,165 @@
+"""The communicator's interface, as the channels use it: `wire.Wire` over MPI, `virtual.wire.VirtualWire` in virtual time.
+
+Every call blocks until what it says is done, or begins something that `header` and `finish` wait for. A rank's own code between
+two calls depends on nothing but what it was sent: so the loops cannot know which world they are in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mypy_extensions import mypyc_attr
+
+from mpisgd.comm.messages import Fields
+
+Pattern = tuple[int | None, int | None]
+"""(source, tag) of a message; None stands for any."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Buffer(Protocol):
+    """Memory that a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Communicator(Protocol):
+    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
+    it."""
+
+    rank: int
+    signal: int
+    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    deaf: bool
+    """`take` and `take_until` do not tell of it: who takes messages here hears of signals otherwise."""
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the start of the run."""
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
+        """Begin to send a message; the bodies must stay as they are until `finish`.
+
+        Where the layout says `announced`, `finish` waits until the receiver has taken the header.
+        """
+
+    def aside(self, body: Any) -> Any:
+        """Give what to send in the place of a body that will soon change: itself, or a copy, where the receivers may take long.
+
+        `finish` does not wait for what is sent of a copy. It must be called for all of it before the next copy is made.
+        """
+
+    def open(self, dest: int, tag: int, fields: Fields) -> Any:
+        """Begin to send a message whose bodies are there one after the other: `add` them, then `close` it."""
+
+    def add(self, opened: Any, body: Any) -> None:
+        """Begin to send the next body."""
+
+    def close(self, opened: Any) -> Any:
+        """All bodies were added; returns what `finish` waits for."""
+
+    def post(self, source: int, tag: int, *bodies: Any) -> Any:
+        """Say where a message is to go when it comes."""
+
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+        """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
+
+    def header(self, posted: Any) -> Fields:
+        """Wait for the header of a message whose receive was posted."""
+
+    def header_or_signal(self, posted: Any) -> None:
+        """Wait until the header of a message whose receive was posted is there, or a signal has come."""
+
+    def arrived(self, posted: Any) -> bool:
+        """Whether the message of a posted receive, a header without bodies, is there."""
+
+    def withdraw(self, posted: Any) -> None:
+        """Nothing will come to a posted receive any more."""
+
+    def finish(self, transfer: Any) -> bool:
+        """Wait until a message is sent (`start`) or received whole (`post`).
+
+        False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
+        """
+
+    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields.
+
+        Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
+        had sent itself INTERRUPT.
+        """
+
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        """Take a message as `take` does; None where no such message has come by that nanosecond."""
+
+    def take_body(self, *bodies: Any) -> bool:
+        """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
+
+        False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
+        """
+
+    def give_up(self, rank: int) -> None:
+        """Wait for this rank no more, not even at the end."""
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
+        """Some ranks that will act together; each of them calls this, and nobody else. `bounds` is what `Team` says."""
+
+    def node(self, ranks: Sequence[int]) -> Node:
+        """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Team(Protocol):
+    """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
+
+    The rank in place p owns the slice `bounds[p]` of a vector that all have.
+    """
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        """All-gather: the headers of all, in the order of places."""
+
+    def exchange(self, vector: Any, received: Any) -> None:
+        """All-to-all: each slice of `vector` goes to its owner; `received`, (places * own slice,), is what all sent here."""
+
+    def share(self, own: Any, vector: Any) -> Any:
+        """Begin an all-gather: the owners' slices, of which `own` is one, into `vector`; both must stay until `finish`."""
+
+    def finish(self, shared: Any, meanwhile: Callable[[], None]) -> None:
+        """Wait until what `share` began is done; `meanwhile` is called as soon as the vector that was exchanged may change."""
+
+    def disband(self) -> None:
+        """They act together no more."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Node(Protocol):
+    """Ranks that share memory, each in its place. All call the same, in the same order.
+
+    What a rank has written before `meet` is what the others read after it; nothing else is promised.
+    """
+
+    place: int
+    """Number of this rank, from 0."""
+    places: int
+
+    def vectors(self, count: int, size: int) -> list[Any]:
+        """So many vectors, each (size,) float32, that are the same memory for all; what is in them first, nobody knows."""
+
+    def words(self, count: int) -> Any:
+        """(count,) float64, the same memory for all."""
+
+    def meet(self) -> None:
+        """Wait until all of these ranks are here."""
+
+    def disband(self) -> None:
+        """The memory is there no more: nobody may look at it."""

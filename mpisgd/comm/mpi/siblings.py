@@ -1,0 +1,203 @@
+"""Whether all ranks of this node are there while MPI starts: where one dies before or in MPI_Init, the others wait there for ever.
+
+With ULFM a launcher goes on without the dead, and MPI tells of them only when it has started. What is known before is which
+children the launcher has on this node: they are its ranks. One that was there and is there no more, or that never came, is lost: no
+rank leaves before MPI has started on all. Slowness is no loss: nothing here counts the seconds of a start.
+
+MPI cannot be asked for anything then, so the launcher is told to end the job (SIGTERM); a node's daemon, which is not the launcher
+itself, ends too, and with it the job, but `mpirun` then leaves with status 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from mpisgd.base.errors import EXIT_FAILED, ConfigError
+
+LOOK_S = 0.2
+STARTED_S = 2.0
+"""A launcher starts the ranks of its node one right after the other: when no further one has been seen for so long, one that never
+was is there no more."""
+FORWARD_S = 0.5
+"""Seconds for the launcher to pass on the last words."""
+END_S = 2.0
+"""Seconds for the launcher to end the job, before a rank goes by itself."""
+_LONGEST_S = 1e6
+_LAUNCHER_S = 5.0
+"""Seconds for a launcher to end by itself, after its ranks have left."""
+_PARENT, _BEGAN = 1, 19
+"""Where in a process's `stat` its parent and its beginning are, after its name."""
+
+
+class Siblings:
+    """The ranks of this node, as the launcher's children.
+
+    Attributes:
+        launcher: the process that has started them: `mpirun`, or its daemon on this node; 0 = not found, and nothing is seen.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ, proc: Path = Path("/proc"), pid: int = 0) -> None:
+        self._proc = proc
+        self._job = environ.get("PMIX_NAMESPACE", "")
+        self._expected = int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0"))
+        self._ranks: dict[int, str] = {}
+        self._newest_s = math.inf
+        """Second at which a rank was last seen for the first time."""
+        self.launcher = self._find_launcher(pid or os.getpid()) if self._job else 0
+
+    def _find_launcher(self, pid: int) -> int:
+        """The first ancestor that is not of the job; 0 where it cannot be seen, as in a container of its own."""
+        try:
+            while pid > 0 and self._rank(pid) is not None:
+                pid = int(self._stat(pid)[_PARENT])
+        except (OSError, ValueError):
+            return 0
+        return pid if pid > 0 and self._children(pid) else 0
+
+    def _stat(self, pid: int) -> list[str]:
+        """What the system says of a process, from its third word on."""
+        return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+    def _rank(self, pid: int) -> str | None:
+        """The rank of a process; None = it is not of this job, or not yet."""
+        with contextlib.suppress(OSError):
+            words = dict(word.partition("=")[::2] for word in (self._proc / str(pid) / "environ").read_text().split("\0"))
+            if words.get("PMIX_NAMESPACE") == self._job:
+                return words.get("PMIX_RANK", "?")
+        return None
+
+    def _children(self, pid: int) -> set[int]:
+        children: set[int] = set()
+        for path in (self._proc / str(pid) / "task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children.update(map(int, path.read_text().split()))
+        return children
+
+    def lost(self, now_s: float) -> list[str]:
+        """List in words who was there and is there no more, and who has never come."""
+        living = self._children(self.launcher) if self.launcher else set()
+        if not living:
+            return []
+        for pid in living - self._ranks.keys():
+            rank = self._rank(pid)
+            if rank is not None:
+                self._ranks[pid], self._newest_s = rank, now_s
+        lost = [f"rank {rank} (process {pid})" for pid, rank in sorted(self._ranks.items()) if pid not in living]
+        unseen = self._expected - len(self._ranks)
+        if unseen > 0 and now_s - self._newest_s > STARTED_S:
+            lost.append(f"{unseen} rank{'s' * (unseen > 1)}, before any other looked")
+        return lost
+
+    @property
+    def launcher_of_this_job(self) -> int:
+        """The launcher; 0 where it serves several jobs."""
+        return self.launcher if self._job.startswith("prterun-") else 0
+
+    def end_job(self) -> None:
+        """Tell the launcher to end the job; not one that serves several jobs."""
+        if self.launcher_of_this_job:
+            with contextlib.suppress(OSError):
+                os.kill(self.launcher, signal.SIGTERM)
+
+    def end_launcher_within(self, seconds: float) -> subprocess.Popen[bytes] | None:
+        """Kill the launcher if it is still there by then; not one that serves several jobs.
+
+        It waits for its daemons, and for one behind a link that is down as long as TCP does.
+        A process of its own, which is returned, does that: this one will be gone.
+        """
+        if self.launcher_of_this_job:
+            with contextlib.suppress(OSError):
+                began = self._stat(self.launcher)[_BEGAN]
+                same = f"$(sed 's/.*)//' {self._proc}/{self.launcher}/stat | cut -d ' ' -f {_BEGAN + 2})"
+                script = f'sleep {seconds}; [ "{same}" = {began} ] && kill -KILL {self.launcher}'
+                null = subprocess.DEVNULL
+                return subprocess.Popen(["sh", "-c", script], stdin=null, stdout=null, stderr=null, start_new_session=True)
+        return None
+
+
+def start_s(environ: Mapping[str, str] = os.environ) -> float:
+    """In how many seconds MPI must have started; 0 = whenever. Raises ConfigError."""
+    said = environ.get("MPISGD_START_S", "600")
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < _LONGEST_S:
+        raise ConfigError(f"MPISGD_START_S = {said!r}: expected seconds, or 0 for never")
+    return seconds
+
+
+@contextmanager
+def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """This rank leaves, with a traceback, if this is still open after so many seconds; 0 = never.
+
+    In MPI_Init all wait for all, and no library has a deadline there: a node that cannot be reached would hang the job. This one is
+    C's (faulthandler): it needs no other thread of Python: mpi4py lets none run. Where there are several nodes, the first rank
+    of each has the launcher killed, too, which waits for its daemons.
+    """
+    if not seconds:
+        yield
+        return
+    local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
+    leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and local != world
+    last = Siblings(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
+    faulthandler.dump_traceback_later(seconds, file=2, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if last is not None:
+            os.killpg(last.pid, signal.SIGKILL)
+            last.wait()
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """While this is open, all ranks of this node must live: else this one says who is lost, and ends the job.
+
+    What is done meanwhile must let other threads run.
+    """
+    siblings, over = Siblings(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            lost = siblings.lost(time.monotonic())
+            if lost and not over.is_set():
+                _end(siblings, ", ".join(lost))
+
+    thread = threading.Thread(target=watch, name="siblings", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _end(siblings: Siblings, lost: str) -> NoReturn:
+    """End the job: one rank of the node says why, and tells the launcher; the others only go, if need be."""
+    with socket.socket(socket.AF_UNIX) as speaker:
+        try:
+            speaker.bind(f"\0mpisgd-{os.environ.get('PMIX_NAMESPACE', '')}")  # gone with its process
+        except OSError:
+            time.sleep(FORWARD_S)
+        else:
+            text = f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun"
+            print(text, file=sys.stderr, flush=True)
+            time.sleep(FORWARD_S)
+            siblings.end_job()
+        time.sleep(END_S)
+    os._exit(EXIT_FAILED)

@@ -1,0 +1,375 @@
+"""The wire of a fault-tolerant run: every blocking call is a non-blocking one waited for with a deadline (DESIGN 4, law 1).
+
+A rank that died, as MPI tells (`ulfm.py`), or that holds up a transfer for longer than is patient, does not hold up this one: what
+was under way to or from it is given up, and `take` says so, ahead of all messages, as if the rank had sent LOST or STUCK. Ranks
+without which there is no job, the shards, are *vital*: that one is lost raises `RankLost`.
+
+At the end ranks meet at the first one, which knows who is still there; a barrier of all would wait for the dead.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.communicator import Pattern
+from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
+from mpisgd.comm.mpi import ulfm
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
+from mpisgd.comm.mpi.wire import Receiving, Sending, Wire, nowhere, of_size
+
+_SPIN_S = 0.02
+"""A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
+_SLEEP_S = 100e-6
+_TOGETHER = 2
+"""A body, and the question that it answers, are waited for as one."""
+_NO_RANK = -1
+
+MEET_S = 60.0
+"""Seconds that the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
+
+HUB = 0
+"""The first shard is there: a vital rank."""
+
+
+class _NotForTheLoop(Exception):
+    """A message has been taken that no loop is to see."""
+
+
+class RankLost(PeerError):
+    """A rank without which there is no job has died."""
+
+
+class TolerantWire(Wire):
+    """A rank's end of the wire, in a run that survives losses.
+
+    Args:
+        vital: ranks that must not be lost.
+        describe: what a rank is called: `"shard 0"`.
+        patience_s: how long a rank that is not vital may hold up a transfer.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        polite: bool,
+        vital: Collection[int],
+        describe: Callable[[int], str],
+        patience_s: float,
+    ) -> None:
+        super().__init__(comm, polite=polite)
+        self._vital = frozenset(vital)
+        self._describe = describe
+        self._patience_s = patience_s
+        self._lost: set[int] = set()
+        self._given_up: set[int] = set()
+        self._news: deque[tuple[int, int]] = deque()
+        self._kept: list[Any] = []
+        """Transfers that were given up: MPI may still write there, or read."""
+        self._strays: Counter[int] = Counter()
+        """Bodies that were given up before they began, by sender."""
+        self.patient = False
+        """Whether this rank waits for what may well take long, so that the watchdog is told nothing."""
+        self._parting = False
+        """Whether ranks may have left: MPI then says that they have failed."""
+        self._meetings = 0
+        """Number of times that all have met."""
+        self._said: dict[int, np.ndarray] = {}
+        """Last words of ranks that are at the end already (`gather`)."""
+
+    # ---------------------------------------------------------------------------------------------------------- failures
+
+    def _learn(self, error: MPI.Exception) -> None:
+        """Note down who has failed. Raises RankLost; and whatever else MPI has to say."""
+        if not ulfm.is_failure(error):
+            raise error
+        for rank in ulfm.failed(self._comm):
+            if rank in self._vital and not self._parting:
+                raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
+            if rank not in self._lost:
+                self._lost.add(rank)
+                self._news.append((rank, Tag.LOST))
+
+    def give_up(self, rank: int) -> None:
+        """Wait for this rank no more, not even at the end."""
+        self._given_up.add(rank)
+
+    # -------------------------------------------------------------------------------------------------------------- send
+
+    def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:
+        """Do as `Wire` does; to a rank that is lost nothing is sent."""
+        if dest not in self._lost:
+            try:
+                return super().start(dest, tag, fields, *bodies)
+            except MPI.Exception as error:
+                self._learn(error)
+        return Sending(dest, tag, False, [])
+
+    def aside(self, body: np.ndarray) -> np.ndarray:
+        """No copy: a learner that hangs is known by what it does not take."""
+        return body
+
+    def add(self, opened: Sending, body: np.ndarray) -> None:
+        """Do as `Wire` does; to a rank that is lost nothing is sent."""
+        if opened.dest not in self._lost:
+            try:
+                super().add(opened, body)
+            except MPI.Exception as error:
+                self._learn(error)
+
+    def finish(self, transfer: Sending | Receiving) -> bool:
+        """Wait as `Wire` does, or until the other end is lost, or has held it up for too long."""
+        self.awaited = transfer
+        peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
+        until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
+        announced = isinstance(transfer, Sending) and transfer.announced
+        chunked = isinstance(transfer, Receiving) and len(transfer.requests) > _TOGETHER
+        for at, request in enumerate(transfer.requests):
+            try:
+                done = self._until(request, peer, until_s, begins=chunked or (announced and at == 0))
+            except MPI.Exception as error:
+                raise of_size(error, transfer, "body") from None
+            if not done:
+                self._kept.append(transfer)
+                self._goes_on()
+                return peer in self._lost
+            if isinstance(transfer, Receiving) and at < len(transfer.rooms):
+                transfer.check(at, self._status.Get_elements(MPI.BYTE))
+        self._goes_on()
+        return True
+
+    def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
+        """Wait for a request; whether it was done in time. `begins`: it is yet to begin, and waited for politely, if need be."""
+        start_s = now_s = time.perf_counter()
+        spin_s, pause_s = (YIELD_S, SLEEP_LEAST_S) if begins and self.polite else (_SPIN_S, _SLEEP_S)
+        most_s = SLEEP_MOST_S if begins else _SLEEP_S
+        while True:
+            try:
+                if request.Test(self._status):
+                    return True
+                self._see_whether_all_is_over()
+            except MPI.Exception as error:
+                self._learn(error)
+                return False
+            if peer in self._lost:
+                return False
+            if now_s > until_s:
+                self._news.append((peer, Tag.STUCK))
+                return False
+            now_s = time.perf_counter()
+            if now_s - start_s > spin_s:
+                time.sleep(pause_s)
+                pause_s = min(1.5 * pause_s, most_s)
+            elif self.polite:
+                os.sched_yield()
+
+    def _see_whether_all_is_over(self) -> None:
+        """Another rank has ended the job: MPI leaves requests that were begun before as they are, pending for ever."""
+        if self._comm.Is_revoked():
+            raise ulfm.Revoked
+
+    # ----------------------------------------------------------------------------------------------------------- receive
+
+    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+        """Take as `Wire` does; what has happened to other ranks goes before their messages."""
+        while not self._news:
+            try:
+                return super().take(patterns)
+            except _NotForTheLoop:
+                continue
+            except MPI.Exception as error:
+                self._learn(error)
+        return self._tell()
+
+    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
+        """The same."""
+        while not self._news:
+            try:
+                return super().take_until(patterns, until_ns)
+            except _NotForTheLoop:
+                continue
+            except MPI.Exception as error:
+                self._learn(error)
+        return self._tell()
+
+    def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
+        """Read a header as `Wire` does; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
+        stray = tag not in LAYOUTS and self._strays[source] > 0
+        if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
+            word = self._word(source, self._meetings + 1, 1, nbytes, message)
+            if source in self._said:
+                raise PeerError(f"rank {source} is at the end twice", source)
+            self._said[source] = word
+        elif stray or source in self._lost:
+            self._strays[source] -= stray
+            self._throw_away(source, nbytes, message)
+        else:
+            return super()._header(source, tag, nbytes, message)
+        raise _NotForTheLoop
+
+    def _arrived(self, request: MPI.Request) -> bool:
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
+
+    def _tell(self) -> tuple[int, int, Fields]:
+        rank, tag = self._news.popleft()
+        return rank, tag, (NOBODY,)
+
+    def header_or_signal(self, posted: Receiving) -> None:
+        self.patient = True
+        request = posted.requests[0]
+        while not (self.signal > 0 or self._arrived(request)):
+            self._see_whether_all_is_over()
+            time.sleep(SLEEP_MOST_S)
+        self.patient = False
+        self._goes_on()
+
+    def take_body(self, *bodies: np.ndarray) -> bool:
+        """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
+        nothing, and must not be used again, for MPI may yet write there."""
+        source, layout = self._taken
+        until_s = time.perf_counter() + self._patience_s
+        for body in bodies:
+            probed = self._probe_body(source, layout.body, until_s)
+            if probed is None:
+                return False
+            _, tag, nbytes, message = probed
+            self.check_size(source, tag, nbytes, message, body.nbytes)
+            request = message.Irecv(body)
+            if not self._until(request, source, until_s):
+                self._kept.append((request, body))
+                return False
+        return True
+
+    def _probe_body(self, source: int, tag: int, until_s: float) -> tuple[int, int, int, MPI.Message] | None:
+        """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
+        while source not in self._lost:
+            try:
+                if self._expect_body(source, tag, until_s):
+                    return self._probe(((source, tag),))
+            except MPI.Exception as error:
+                self._learn(error)
+                continue
+            self._news.append((source, Tag.STUCK))
+            self._strays[source] += 1
+            return None
+        return None
+
+    def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
+        """Throw a message away without waiting for a sender that may hang."""
+        buffer = nowhere(nbytes)
+        request = message.Irecv(buffer)
+        if not self._arrived(request):
+            self._kept.append((request, buffer))
+
+    def wait(self, request: MPI.Request) -> None:
+        """Wait for something that no rank which may be lost could hold up."""
+        self._until(request, _NO_RANK, begins=True)
+
+    # ----------------------------------------------------------------------------------------------------------- the end
+
+    def meet(self) -> None:
+        """Wait until all who are not lost are here."""
+        self.gather(np.zeros(1, np.int64))
+
+    def gather(self, said: np.ndarray) -> np.ndarray:
+        """Gather as `Wire` does; zeros for those who are lost. They meet at the hub, which answers when all are there whom it waits
+        for."""
+        table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
+        self._meetings += 1
+        if self.rank != HUB:
+            self.awaited = "all to meet"
+            answer = self._comm.Irecv(table, HUB, Tag.MET)
+            self.wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
+            self.wait(answer)
+            self._goes_on()
+            return table
+        table[HUB] = said
+        heard = self._hear(table)
+        answers = {rank: self._comm.Issend(table, rank, Tag.MET) for rank in heard}
+        until_s = time.perf_counter() + MEET_S
+        for rank, answer in answers.items():
+            if not self._until(answer, rank, until_s):
+                self._kept.append((answer, table))
+                self.give_up(rank)
+        return table
+
+    def _hear(self, table: np.ndarray) -> list[int]:
+        """Receive a row of the table from every rank; those who have come."""
+        coming = {
+            rank
+            for rank in range(len(table))
+            if rank not in self._lost and rank not in self._given_up and rank not in self._said and rank != HUB
+        }
+        heard: list[int] = []
+        for rank, said in self._said.items():
+            table[rank] = said
+            heard.append(rank)
+        self._said.clear()
+        until_s = time.perf_counter() + MEET_S
+        sleep_s = _SLEEP_S
+        while coming:
+            self._see_whether_all_is_over()
+            for rank in sorted(coming):
+                if self._has_come(rank, table):
+                    heard.append(rank)
+                elif rank not in self._lost and time.perf_counter() < until_s:
+                    continue
+                else:
+                    self.give_up(rank)
+                coming.discard(rank)
+            time.sleep(sleep_s)
+            sleep_s = min(1.5 * sleep_s, 2e-3)
+        return heard
+
+    def _has_come(self, rank: int, table: np.ndarray) -> bool:
+        """Whether a rank is here; what it says goes into its row. What it cannot say here is thrown away, and told."""
+        try:
+            message = self._comm.Improbe(rank, Tag.HERE, self._status)
+            if message is not None:
+                table[rank] = self._word(rank, self._meetings, table.shape[1], self._status.Get_elements(MPI.BYTE), message)
+        except MPI.Exception as error:
+            self._learn(error)
+            return False
+        except PeerError as error:
+            print(f"mpisgd: a message was refused: {error}", file=sys.stderr, flush=True)
+            return False
+        return message is not None
+
+    def _word(self, source: int, meeting: int, size: int, nbytes: int, message: MPI.Message) -> np.ndarray:
+        """Receive what a rank says where all meet. Raises PeerError where that is no word of that meeting."""
+        self.check_size(source, Tag.HERE, nbytes, message, 8 * (2 + size))
+        word = np.zeros(2 + size, np.int64)
+        message.Recv(word)
+        if word[0] != MAGIC or word[1] != meeting:
+            raise PeerError(
+                f"rank {source} is at meeting {word[1]} with magic {word[0]:#x}: expected {meeting}, {MAGIC:#x}", source
+            )
+        return word[2:]
+
+    def part(self) -> None:
+        """Part as `Wire` does; the hub comes to know that all who can still hear it know the end."""
+        self._parting = True
+        try:
+            self.meet()
+        except MPI.Exception as error:
+            self._learn(error)
+
+    def given_up(self) -> list[int]:
+        return sorted(self._given_up - self._lost)
+
+    def away(self) -> list[int]:
+        return sorted(self._given_up | self._lost)

@@ -1,0 +1,257 @@
+"""Virtual ranks in virtual time: greenlets, and one heap of events ordered by (virtual nanoseconds, rank, serial number).
+
+Each rank has a clock of its own. Its code between two blocking calls depends on nothing but what it was sent, so a rank whose
+wait is over may run at once, ahead of the others: all it does is send messages into their future. Two things depend on the
+order of time, and happen only when no rank can act before them any more (`first_at`): a message becomes visible to a receiver
+that takes whatever comes, and a transfer occupies links. Both are events; those of one nanosecond happen in the order of the
+ranks that cause them, those of one rank in the order in which it did. So runs repeat exactly, in whatever order ranks got to run.
+
+A rank that cannot go on hands its thread to the next that can. Where there is none, and ranks are left, nothing will ever
+happen: `DeadlockError` says who waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush, heappushpop
+from typing import Any, Final
+
+from greenlet import getcurrent, greenlet
+from mypy_extensions import mypyc_attr
+
+from mpisgd.base.errors import DeadlockError
+
+# Found without a look into the module's dictionary, where compiled:
+_push: Final = heappush
+_pop: Final = heappop
+_push_pop: Final = heappushpop
+
+_NEVER: Final = 1 << 61
+_CHECKS: Final = 16
+_ORDER_BITS: Final = 40
+"""Events of one rank: 10^12. With ranks below 2^21 an order fits into 61 bits, which the compiled form keeps in a register."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Event:
+    """Something that may happen, and be waited for."""
+
+    __slots__ = ()
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        """Happen, now. Returns a rank that must go on at this very nanosecond, or None."""
+        raise NotImplementedError
+
+    def describe(self) -> tuple[str, int | None]:
+        """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VirtualRank(Event):
+    """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
+
+    `order` is that of the event which the rank caused last: ranks first, then their own events in turn.
+    """
+
+    __slots__ = ("check", "dead", "now", "order", "rank", "switch", "waiting")
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.check: Callable[[], None] | None = None
+        """Looks whether what the rank does now is to be given up."""
+        self.order = rank << _ORDER_BITS
+        self.now = 0
+        self.switch: Callable[[], object]
+        self.waiting: Event | None = None
+        self.dead = False
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        return self
+
+    def work(self, ns: int) -> None:
+        """Let nanoseconds pass on this rank; `check` is called now and then, between layers or micro-batches, and may end it."""
+        if self.check is None:
+            self.now += ns
+            return
+        end_ns = self.now + ns
+        for part in range(_CHECKS):
+            self.now += (end_ns - self.now) // (_CHECKS - part)
+            self.check()
+
+
+Entry = tuple[Any, ...]
+"""Virtual nanosecond, order, event; of a heap one looks at the first of these often, and so they stay as they are."""
+
+
+class Cluster:
+    """All ranks of a virtual cluster.
+
+    Args:
+        name: what a rank is called in messages: `"learner 3"`.
+    """
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        self.name = name
+        self.ranks: Sequence[VirtualRank] = ()
+        self.ready: list[VirtualRank] = []
+        self.ready_from = _NEVER
+        self._heap: list[Entry] = []
+        self._newest: Entry | None = None
+        """The entry made last is kept out of the heap: often it is the next to happen."""
+        self._newest_ns = _NEVER
+        self._everybody: Meeting
+        self._starting: Callable[[], object] | None = None
+        self._running: VirtualRank
+
+    def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
+        """Run one main for each rank until all have returned.
+
+        Raises what a main raised, or DeadlockError.
+        """
+        self.ranks = ranks
+        self._everybody = Meeting(self, range(len(ranks)))
+        hub = getcurrent()
+        self._starting = hub.switch
+        self.ready_from = 0  # those not yet begun are ready
+        for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
+            whole = greenlet(main, parent=hub)
+            rank.switch = whole.switch
+            rank.switch()
+            rank.dead = whole.dead
+        self._starting = None
+        self.ready_from = 0 if self.ready else _NEVER
+        here = VirtualRank(-1)
+        here.switch = hub.switch
+        alive = sum(not rank.dead for rank in ranks)
+        while alive:  # a rank comes back here only when it has returned; waiting ones switch to each other
+            self.block(here, None)
+            self._running.dead = True
+            alive -= 1
+
+    # -------------------------------------------------------------------------------------------------------- scheduling
+
+    def at(self, time_ns: int, cause: VirtualRank, event: Event) -> None:
+        """Let an event happen at `time_ns`."""
+        cause.order += 1
+        if self._newest is not None:
+            _push(self._heap, self._newest)
+        self._newest, self._newest_ns = (time_ns, cause.order, event), time_ns
+
+    def first_at(self, time_ns: int) -> bool:
+        """Whether nothing can happen before `time_ns`, or at it but earlier in order."""
+        if time_ns >= self.ready_from or time_ns >= self._newest_ns:
+            return False
+        heap = self._heap
+        if not heap:
+            return True
+        first_ns: int = heap[0][0]
+        return time_ns < first_ns
+
+    def wake(self, rank: VirtualRank, from_ns: int) -> None:
+        """The wait of a rank is over: it goes on, at `from_ns` on its own clock or later, when the running one waits."""
+        if from_ns < self.ready_from:
+            self.ready_from = from_ns
+        self.ready.append(rank)
+
+    def block(self, rank: VirtualRank, waiting: Event | None) -> None:
+        """The running rank waits; others run until it is woken, or an event lets it go on."""
+        rank.waiting = waiting
+        if self._starting is not None:
+            self._starting()
+            return
+        ready, heap = self.ready, self._heap
+        following: VirtualRank | None = None
+        while following is None:
+            if ready:
+                following = ready.pop()
+                if not ready:
+                    self.ready_from = _NEVER
+                continue
+            if self._newest is not None:
+                entry: Entry = _push_pop(heap, self._newest)
+                self._newest, self._newest_ns = None, _NEVER
+            elif heap:
+                entry = _pop(heap)
+            else:
+                raise DeadlockError(self._who_waits())
+            now_ns: int = entry[0]
+            event: Event = entry[2]
+            following = event.happen(now_ns)
+        if following is not rank:
+            self._running = following
+            following.switch()
+
+    def until_first(self, rank: VirtualRank) -> None:
+        """Let everything happen that comes before the running rank's clock."""
+        if not self.first_at(rank.now):
+            self.at(rank.now, rank, rank)
+            self.block(rank, None)
+
+    def meet(self, rank: VirtualRank) -> None:
+        """A barrier of all ranks."""
+        self._everybody.join(rank)
+
+    # ----------------------------------------------------------------------------------------------------------- deadlock
+
+    def _who_waits(self) -> str:
+        """Every waiting rank (the first dozen), and a cycle of ranks that wait for each other."""
+        waits = {rank.rank: rank.waiting.describe() for rank in self.ranks if rank.waiting is not None and not rank.dead}
+        lines = [f"{self._called(rank)} {text}" for rank, (text, _) in waits.items()]
+        if len(lines) > 12:
+            lines[12:] = [f"... and {len(lines) - 12} more"]
+        cycle = _cycle({rank: other for rank, (_, other) in waits.items() if other is not None})
+        if cycle:
+            lines.append("in a circle: " + " -> ".join(self._called(rank) for rank in cycle))
+        return "no virtual rank can go on:\n" + "\n".join(lines)
+
+    def _called(self, rank: int) -> str:
+        return f"rank {rank} ({self.name(rank)})"
+
+
+class Meeting(Event):
+    """A barrier of some ranks, as often as they come; as an event, waiting at it.
+
+    Args:
+        ranks: who meets.
+    """
+
+    def __init__(self, cluster: Cluster, ranks: Sequence[int]) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._here: list[VirtualRank] = []
+
+    def join(self, rank: VirtualRank) -> None:
+        """The running rank waits until all are here; then all have the clock of the last."""
+        here = self._here
+        here.append(rank)
+        if len(here) < len(self._ranks):
+            self._cluster.block(rank, self)
+            return
+        self._here = []
+        now = max(each.now for each in here)
+        for each in here:
+            each.now = now
+            if each is not rank:
+                self._cluster.wake(each, now)
+
+    def describe(self) -> tuple[str, int | None]:
+        here = {rank.rank for rank in self._here}
+        absent = [rank for rank in self._ranks if rank not in here]
+        return f"is at the barrier, where {len(absent)} ranks are missing", absent[0] if absent else None
+
+
+def _cycle(waits_for: dict[int, int]) -> list[int]:
+    """A cycle in a graph where each rank waits for at most one, its first rank repeated at the end; [] where there is none."""
+    done: set[int] = set()
+    for start in waits_for:
+        path: dict[int, None] = {}
+        rank = start
+        while rank in waits_for and rank not in done and rank not in path:
+            path[rank] = None
+            rank = waits_for[rank]
+        if rank in path:
+            ranks = list(path)
+            return [*ranks[ranks.index(rank) :], rank]
+        done.update(path)
+    return []

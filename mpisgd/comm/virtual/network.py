@@ -1,0 +1,76 @@
+"""Costs of messages in virtual time: latency, overhead per message, bandwidth, and queues at the links of ranks and nodes.
+
+A message's bytes cross the sender's link out and the receiver's link in; between nodes also the sender's node's link out and the
+receiver's node's link in (full duplex). Every link serves the messages in the order in which their transfers begin, and is busy
+with each for bytes / bandwidth; a message is there when the last of its links has served it. So two messages into one shard take
+twice as long as one, and two into two shards of one node are slowed only by the node's link. A link does not wait for another:
+a message that queues at a busy receiver does not hold up those behind it at its sender.
+
+Sources: LogGP (Alexandrov et al. 1995) for latency, overhead and gap per byte; the queues are what [Zhang16 2.3] splits the
+parameter server for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpisgd.config.config_virtual import NetworkOptions
+
+_NS = 10**9
+
+
+class Network:
+    """The links of all ranks and nodes, and until when each is busy.
+
+    Args:
+        nodes: the node of each rank.
+    """
+
+    def __init__(self, options: NetworkOptions, nodes: Sequence[int]) -> None:
+        self.latency_ns: int = round(options.latency_s * _NS)
+        self.overhead_ns: int = round(options.overhead_s * _NS)
+        self._nodes = list(nodes)
+        self._rank_ns: float = _NS / options.bandwidth
+        self._node_ns: float = _NS / options.node_bandwidth
+        self._local_ns: float = max(_NS / options.local_bandwidth, self._rank_ns)
+        self._apart = len(set(nodes)) == len(nodes)
+        self._apart_ns = max(self._rank_ns, self._node_ns)
+        self._last_nbytes = self._last_ns = 0
+        self._out = [0] * len(nodes)
+        self._in = [0] * len(nodes)
+        self._node_out = [0] * (max(nodes) + 1)
+        self._node_in = [0] * (max(nodes) + 1)
+
+    def transfer(self, source: int, dest: int, nbytes: int, begin_ns: int) -> int:
+        """Let a message cross the links between two ranks, from `begin_ns` on; returns when the last byte is there.
+
+        To be called in the order of `begin_ns`.
+        """
+        rank_out, rank_in = self._out, self._in
+        if self._apart:  # the links of a node are those of its only rank
+            if nbytes != self._last_nbytes:
+                self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._apart_ns)
+            busy_ns = self._last_ns
+            ready_ns = rank_out[source]
+            end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            ready_ns = rank_in[dest]
+            ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            return end_ns if end_ns > ready_ns else ready_ns
+        here, there = self._nodes[source], self._nodes[dest]
+        local = here == there
+        busy_ns = round(nbytes * (self._local_ns if local else self._rank_ns))
+        ready_ns = rank_out[source]
+        end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+        ready_ns = rank_in[dest]
+        ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+        if ready_ns > end_ns:
+            end_ns = ready_ns
+        if local:
+            return end_ns
+        busy_ns = round(nbytes * self._node_ns)
+        for links, node in ((self._node_out, here), (self._node_in, there)):
+            ready_ns = links[node]
+            ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
+            if ready_ns > end_ns:
+                end_ns = ready_ns
+        return end_ns

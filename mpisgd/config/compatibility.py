@@ -1,0 +1,189 @@
+"""Table of what does not go together. All ways in ask it: train, simulate, submit, `--print-config` and the API.
+
+A feature is something that a configuration asks for. `REFUSED` has the pairs that cannot be, with the reason; of a pair, the first
+is what the user is told to change. What depends on the number of ranks is in `placement`. `docs/reference/compatibility.md` is
+this table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, kind_of, replace
+from mpisgd.protocols import PROTOCOLS, ProtocolOptions
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that a configuration may ask for.
+
+    Attributes:
+        asked: whether it does.
+        words: what the user wrote, for "beside ..."; where it is the protocol that asks for it, {} stands for its name.
+        field: the field to be changed where a pair is refused; empty: none, it is always the other one of the pair.
+        expected: what the field may be instead.
+    """
+
+    asked: Callable[[Config], bool]
+    words: str
+    field: str = ""
+    expected: str = ""
+
+
+def _own_steps(field: str) -> Callable[[Config], bool]:
+    return lambda config: getattr(config.protocol, field, None) not in (None, 1)
+
+
+#: What real ranks and virtual ones have in common.
+FEATURES: Mapping[str, Feature] = {
+    "fresh": Feature(lambda config: config.protocol.fresh, "{}, which applies no stale gradients"),
+    "rejects": Feature(lambda config: config.protocol.rejects, "{}, which rejects gradients"),
+    "aborts": Feature(lambda config: config.protocol.aborts, "{}, whose learners give up"),
+    "collective": Feature(lambda config: config.protocol.collective, "{}, whose learners double as shards"),
+    "no sums": Feature(lambda config: not config.protocol.teams, "{}, which takes no team's sum as one gradient"),
+    "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
+    "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
+    "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
+    "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
+    "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
+    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
+    "drop": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
+    "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
+    "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
+    "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
+    "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
+    "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
+    "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
+}
+
+#: What only real ranks look at, and only virtual ones; the other tables of a job file are passed over.
+REAL: Mapping[str, Feature] = {
+    "tolerant": Feature(
+        lambda config: config.faults.mode == "tolerant", "faults.mode = 'tolerant'", "faults.mode", "'auto' or 'fail-fast'"
+    ),
+}
+VIRTUAL: Mapping[str, Feature] = {
+    "virtual": Feature(lambda config: True, "a virtual cluster"),
+    "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
+    "leaving": Feature(
+        lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
+        "failures.then = 'leave'",
+        "failures.then",
+        "'stop'",
+    ),
+}
+
+_WHOLE = "needs the whole gradient before the first slice is pushed"
+_OWN_STEPS = "each slice is pulled and pushed once in a mini-batch, so learners take no steps of their own"
+_SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
+
+REFUSED: Mapping[tuple[str, str], str] = {
+    ("layerwise", "collective"): "its collectives move whole vectors",
+    ("layerwise", "rejects"): "what is computed again is a whole gradient",
+    ("layerwise", "aborts"): "what has been pushed cannot be given up",
+    ("n_push", "layerwise"): _OWN_STEPS,
+    ("n_fetch", "layerwise"): _OWN_STEPS,
+    ("own steps", "layerwise"): _OWN_STEPS,
+    ("clipping", "layerwise"): f"the norm {_WHOLE}",
+    ("drop", "layerwise"): f"to drop it on all shards {_WHOLE}",
+    ("cuda", "layerwise"): "slices are exchanged from the host's memory",
+    ("node", "layerwise"): f"a team's sum {_WHOLE}",
+    ("bfloat16", "collective"): "nothing is pushed",
+    ("bfloat16", "layerwise"): "what is rounded is the whole gradient",
+    ("compensation", "fresh"): "a gradient that is not stale needs none",
+    ("node", "no sums"): _SUM,
+    ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
+    ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
+    ("tolerant", "node"): "a team cannot do without any of its ranks",
+    ("cuda", "virtual"): "it computes on the CPU of this process",
+    ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("batched", "layerwise"): "gradients that are computed as one batch come all at once",
+    ("batched", "aborts"): "learners that give up are computed one by one",
+    ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
+    ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
+}
+
+
+def features(config: Config, *, virtual: bool = False) -> set[str]:
+    """The names of all that the configuration asks for, of real ranks or of a virtual cluster."""
+    known = {**FEATURES, **(VIRTUAL if virtual else REAL)}
+    return {name for name, feature in known.items() if feature.asked(config)}
+
+
+def refused(config: Config, *, virtual: bool = False) -> list[tuple[str, str]]:
+    """The pairs of `REFUSED` that the configuration asks for, in the table's order."""
+    asked = features(config, virtual=virtual)
+    return [(one, other) for one, other in REFUSED if one in asked and other in asked]
+
+
+def check(config: Config, *, virtual: bool = False) -> None:
+    """Raises ConfigError where the configuration asks for things that do not go together; all of them, a line for each."""
+    known = {**FEATURES, **REAL, **VIRTUAL}
+    lines = []
+    for one, other in refused(config, virtual=virtual):
+        feature = known[one]
+        value: object = config
+        for name in feature.field.split("."):
+            value = getattr(value, name)
+        beside = known[other].words.format(f"protocol {getattr(config.protocol, 'factory', kind_of(config.protocol))}")
+        why = REFUSED[one, other] + _way_out(config, known[other])
+        lines.append(f"{feature.field} = {value!r}: expected {feature.expected} beside {beside}: {why}")
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def table() -> str:
+    """The pairs as a Markdown table, for the documentation; those of one feature with the same reason in one row."""
+    known = {**FEATURES, **REAL, **VIRTUAL}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for (one, other), why in REFUSED.items():
+        rows.setdefault((known[one].words, why), []).append(known[other].words.format(_protocols(known[other])))
+    lines = [f"| {one} | {'; '.join(others)} | {why} |" for (one, why), others in rows.items()]
+    return "\n".join(["| not | beside any of | since |", "|---|---|---|", *lines, ""])
+
+
+def _way_out(config: Config, feature: Feature) -> str:
+    """What other protocol, or what option of this one, does not ask for it; "" where it is not the protocol's."""
+    if "{}" not in feature.words:
+        return ""
+    protocol = config.protocol
+    ways = [f"protocol.{words}" for words, other in _variants(protocol) if not feature.asked(replace(config, protocol=other))]
+    ways = ways or [name for name, kind in PROTOCOLS.items() if not feature.asked(replace(config, protocol=kind()))]
+    return f"; it goes with {', '.join(ways)}"
+
+
+def _protocols(feature: Feature) -> str:
+    """The protocols that ask for it, and with which of their options."""
+    said = []
+    for name, kind in PROTOCOLS.items():
+        asks = feature.asked(Config(protocol=kind()))
+        other = [words for words, changed in _variants(kind()) if feature.asked(Config(protocol=changed)) != asks]
+        if asks or other:
+            said.append(name + f" {'unless' if asks else 'with'} {' or '.join(other)}" * bool(other))
+    return f"protocol {', '.join(said)}"
+
+
+def _variants(protocol: ProtocolOptions) -> Iterator[tuple[str, ProtocolOptions]]:
+    """It with one of its options changed: what is one of a few, and a number that is 0 by default."""
+    hints = typing.get_type_hints(type(protocol))
+    for field in dataclasses.fields(protocol):
+        value, hint = getattr(protocol, field.name), hints[field.name]
+        others: tuple[Any, ...] = ()
+        if hint is bool:
+            others = (not value,)
+        elif typing.get_origin(hint) is Literal:
+            others = tuple(each for each in typing.get_args(hint) if each != value)
+        elif hint is int and field.default == 0:
+            others = (0,) if value else (1,)
+        for other in others:
+            with contextlib.suppress(ConfigError):  # what does not go together within a protocol
+                yield (
+                    f"{field.name} {'> 0' if hint is int and other else f'= {other!r}'}",
+                    dataclasses.replace(protocol, **{field.name: other}),
+                )

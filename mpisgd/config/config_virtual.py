@@ -1,0 +1,196 @@
+"""Options of a virtual cluster: its learners, and what everything costs in virtual seconds.
+
+Read by `mpisgd simulate` and `mpisgd plan`. `mpisgd train` ignores these tables of a job file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mpisgd.base.checks import at_least, at_least_each, require
+
+
+@dataclass(frozen=True)
+class VirtualOptions:
+    """Virtual cluster, and what it computes."""
+
+    learners: int = 30
+    """Number of virtual learners lambda. Shards and evaluator come on top. With aggregation: ranks that compute, in teams."""
+    gradients: bool = True
+    """Compute real gradients. Without, only sizes travel: timing and staleness at any scale."""
+    batched: bool = False
+    """Compute gradients of many learners as one batch. By torch.func.vmap; equal to float tolerance only."""
+    parameters: int = 0
+    """Parameters of the model, without gradients; 0 = count those of `model`."""
+    train_samples: int = 50_000
+    """Samples of one epoch, without gradients [Zhang16 4.1: CIFAR-10]."""
+    ranks_per_node: int = 1
+    """Ranks that share a node, its link and its slowness. Ranks are placed node by node."""
+    slow_nodes: dict[int, float] = field(default_factory=dict)
+    """Slow nodes down: node factor node factor ... Mini-batches of its learners take factor times as long."""
+    pause_mean_s: float = 0.0
+    """Mean length of random pauses of a learner, exponential; 0 = none. Of the operating system, garbage collection, neighbours."""
+    pause_every_s: float = 60.0
+    """Mean compute seconds from one pause to the next, exponential."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
+        at_least_each(self, "virtual.", 0.0, "slow_nodes")
+        require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
+
+
+# ------------------------------------------------------------------------------------------ compute seconds per mini-batch
+
+
+@dataclass(frozen=True)
+class ConstantComputeOptions:
+    """Every mini-batch takes the same."""
+
+    mean_s: float = 0.1
+    """Seconds per mini-batch."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "compute.", mean_s=0)
+
+
+@dataclass(frozen=True)
+class NormalComputeOptions:
+    """Normal compute seconds, cut at a tenth of the mean."""
+
+    mean_s: float = 0.1
+    """Mean seconds per mini-batch."""
+    deviation_s: float = 0.01
+    """Standard deviation, in seconds."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "compute.", mean_s=0, deviation_s=0)
+
+
+@dataclass(frozen=True)
+class LognormalComputeOptions:
+    """Log-normal compute seconds."""
+
+    mean_s: float = 0.1
+    """Mean seconds per mini-batch."""
+    sigma: float = 0.2
+    """Deviation of the logarithm."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "compute.", mean_s=0, sigma=0)
+        require(self.sigma <= 10, "compute.sigma", self.sigma, "at most 10")
+
+
+@dataclass(frozen=True)
+class HeavyTailComputeOptions:
+    """A narrow log-normal body and, now and then, a delay from a Pareto tail: the stragglers of [Chen16 Fig. 3, 4].
+
+    The defaults give the shape of those figures, not their numbers: of 100 learners, the mean time to collect k gradients is
+    1.4 to 1.8 s for k = 2 to 96, 2.2 s for 99, and 5 s for all 100, whose median is 2.5 s; the longest takes some 310 s.
+    """
+
+    mean_s: float = 1.6
+    """Mean seconds per mini-batch of the body."""
+    sigma: float = 0.06
+    """Deviation of the body's logarithm."""
+    tail_probability: float = 0.012
+    """Share of mini-batches that straggle."""
+    tail_scale_s: float = 0.5
+    """Least extra seconds of a straggling mini-batch."""
+    tail_index: float = 1.0
+    """Pareto index of the extra seconds: P(extra > x) = (tail_scale_s / x)^tail_index; small = heavy."""
+    tail_most_s: float = 310.0
+    """The extra seconds are cut here [Chen16 Fig. 3: the longest seen took 310 s]."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "compute.", mean_s=0, sigma=0, tail_probability=0, tail_scale_s=0, tail_index=0.1, tail_most_s=0)
+        require(self.sigma <= 10, "compute.sigma", self.sigma, "at most 10")
+        require(self.tail_probability <= 1, "compute.tail_probability", self.tail_probability, "at most 1")
+        least = f"at least compute.tail_scale_s = {self.tail_scale_s!r}"
+        require(self.tail_most_s >= self.tail_scale_s, "compute.tail_most_s", self.tail_most_s, least)
+
+
+@dataclass(frozen=True)
+class EmpiricalComputeOptions:
+    """Compute seconds drawn, with replacement, from the log of a run; learner l draws from its learner l modulo its lambda.
+
+    Without the injected delays, and without the first mini-batch of each learner, which warms up.
+    """
+
+    run: str = ""
+    """The run's directory."""
+    pooled: bool = False
+    """Draw from all learners' mini-batches together: the run's learners are equal but for chance."""
+
+
+ComputeOptions = (
+    ConstantComputeOptions | NormalComputeOptions | LognormalComputeOptions | HeavyTailComputeOptions | EmpiricalComputeOptions
+)
+COMPUTE: Mapping[str, type] = {
+    "constant": ConstantComputeOptions,
+    "normal": NormalComputeOptions,
+    "lognormal": LognormalComputeOptions,
+    "heavy_tail": HeavyTailComputeOptions,
+    "empirical": EmpiricalComputeOptions,
+}
+
+
+# ------------------------------------------------------------------------------------------------------ network and shards
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """A message takes overhead, latency, and its bytes over the bandwidth of the slowest link on its way; links are queues.
+
+    The defaults are those of a usual 100 Gb/s interconnect; the POWER7 nodes of [Zhang16 4.1] have 192 GB/s each.
+    """
+
+    latency_s: float = 2e-6
+    """Seconds from sender to receiver of a message without bytes."""
+    overhead_s: float = 1e-6
+    """Seconds that a rank is busy for each message. Of those that it sends, or takes without having posted a receive for it."""
+    bandwidth: float = 5e9
+    """Bytes per second into, and out of, one rank."""
+    node_bandwidth: float = 10e9
+    """Bytes per second into, and out of, one node, shared by its ranks."""
+    local_bandwidth: float = 10e9
+    """Bytes per second between two ranks of one node. Such messages use no node link."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "network.", latency_s=0, overhead_s=0, bandwidth=1, node_bandwidth=1, local_bandwidth=1)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Cost of a shard's own work, beside the wire."""
+
+    gradient_s_per_byte: float = 1e-10
+    """Seconds per byte to check a gradient and add it to the sum."""
+    update_s_per_byte: float = 5e-10
+    """Seconds per byte to make an update."""
+    gradient_s: float = 0.0
+    """Seconds per gradient, whatever its size."""
+    update_s: float = 0.0
+    """Seconds per update, whatever the size."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "service.", gradient_s_per_byte=0, update_s_per_byte=0, gradient_s=0, update_s=0)
+
+
+@dataclass(frozen=True)
+class FailureOptions:
+    """Virtual learners that fail. The mini-batch under way is lost, and the shards learn of it some time later."""
+
+    at_s: dict[int, float] = field(default_factory=dict)
+    """Let learners fail: learner_id second learner_id second ... Seconds are virtual."""
+    mean_s: float = 0.0
+    """Mean seconds of a learner's life, exponential; 0 = for ever."""
+    notice_s: float = 0.05
+    """Seconds until the shards know of a failure."""
+    then: Literal["leave", "stop"] = "leave"
+    """Go on without the learner, or end the job. stop: as a fail-fast run on real ranks does."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "failures.", mean_s=0, notice_s=0)
+        at_least_each(self, "failures.", 0.0, "at_s")

@@ -1,0 +1,194 @@
+"""Names that other frameworks have for what is called otherwise here, or is not here: one table, for options and keys of files.
+
+A name may also be near a known one and mean something else (AdamW is no misspelt adam): then the answer is what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from mpisgd.base.errors import nearest
+
+_RATE = "the learning rate is `alpha0`"
+_BATCH = "the mini-batch of each learner is `mu`, so lambda learners compute lambda * mu samples at a time"
+_RANKS = (
+    "ranks are started by mpirun -n RANKS; `shards` of them are shards, one may be an evaluator (`evaluator`), all others are"
+    " learners; on a virtual cluster there are `virtual.learners`"
+)
+_WORKERS = f"learners load their data themselves; {_RANKS}"
+_LENGTH = "the length of a run is `epochs`, which may be a fraction"
+_OUT = "the run's directory is `out`"
+_DEVICE = "learners compute on `device`, cpu or cuda; those of one node take its GPUs in turn"
+_MPI = "nothing is needed here: ranks find each other by MPI; start them by mpirun -n RANKS"
+_FLOAT = "weights and sums are float32; `push_format` bfloat16 halves what is pushed"
+_MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
+_DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
+_BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam"
+_CLIP = "gradients are clipped to the norm `clip_norm`"
+_CHECKPOINT = "checkpoints are written every `checkpoint.every_updates` updates"
+_EVALUATE = "weights are evaluated every `evaluation.every_epochs` epochs"
+_TOLD = "a line is printed every `log.progress_s` seconds"
+_RESUME = "a run goes on by mpisgd train --resume RUN, RUN being its directory"
+_FILE = "the configuration file is the first word: mpisgd train job.toml"
+_STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
+_WARMUP = "the schedule has it: `schedule.warmup_epochs`"
+
+_SAME: Mapping[str, str] = {
+    _RATE: "lr learning_rate base_lr init_lr step_size eta alpha",
+    _BATCH: "batch_size batchsize batch bs b train_batch_size per_device_train_batch_size micro_batch_size mini_batch_size"
+    " minibatch_size global_batch_size local_batch_size",
+    "evaluations take `evaluation.batch` samples at a time": "eval_batch_size test_batch_size per_device_eval_batch_size",
+    _WORKERS: "workers num_workers nworkers",
+    _RANKS: "world_size nproc nprocs np n ranks num_processes nproc_per_node learners num_learners lambda lambda_ nodes nnodes",
+    "parameter servers are `shards`": "ps num_ps servers num_servers parameter_servers",
+    _LENGTH: "num_epochs max_epochs n_epochs num_train_epochs steps max_steps num_steps iterations iters max_iter updates",
+    _OUT: "output output_dir outdir save_dir log_dir logdir checkpoint_dir results_dir run_dir o default_root_dir save_path",
+    "an existing run is replaced by `overwrite`": "force",
+    _DEVICE: "gpus gpu cuda use_cuda num_gpus n_gpu accelerator devices no_cuda use_gpu",
+    _MPI: "backend dist_backend dist_url master_addr master_port rank local_rank init_method hosts host rdzv_endpoint",
+    _FLOAT: "fp16 bf16 amp mixed_precision half precision dtype compression fp16_allreduce",
+    _MOMENTUM: "momentum nesterov",
+    _DECAY: "weight_decay wd l2",
+    _BETA: "beta1 beta2 betas",
+    _CLIP: "clip grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val",
+    "a larger mini-batch is a larger `mu`; protocol downpour sums `protocol.n_push` of them into one push": (
+        "gradient_accumulation_steps accumulate_grad_batches accumulation_steps"
+    ),
+    _CHECKPOINT: "save_every save_steps save_freq save_interval checkpoint_every checkpoint_interval",
+    _EVALUATE: "eval_every eval_steps eval_interval eval_freq val_every val_interval val_check_interval",
+    _TOLD: "log_interval log_every log_every_n_steps logging_steps print_freq verbose quiet v",
+    "nothing is sent anywhere: mpisgd report RUN and compare draw what the run's directory has": (
+        "wandb tensorboard mlflow neptune comet report_to logger project"
+    ),
+    "what a model is made of are its own options, `model.hidden` say; of one of your own, `model.kwargs`": (
+        "dropout hidden_size num_layers depth width"
+    ),
+    _RESUME: "resume_from resume_from_checkpoint load restore ckpt ckpt_path",
+    _FILE: "config cfg config_file f",
+    "the data set is `data`, and its files are below `data_dir`": "dataset dataset_path data_path data_root root",
+    "the network is `model`": "arch net model_name",
+    "the optimiser is `optimizer`": "opt optim optimiser",
+    "the loss is `loss`": "criterion loss_fn",
+    "the learning rate's schedule is `schedule`": "scheduler lr_scheduler sched lr_schedule",
+    _WARMUP: "warmup warmup_epochs warmup_steps warmup_ratio",
+    _STALENESS: "staleness max_staleness staleness_bound bound stale",
+    "how ranks are kept together is `protocol`": "sync async_mode mode strategy algorithm sync_mode distribution_strategy",
+    "protocol backup has `protocol.b` backup learners": "backup_workers backups num_backup_workers",
+    "all randomness comes from `seed`": "random_seed manual_seed",
+    "torch's threads of each rank are `threads`": "num_threads omp_num_threads threads_per_rank cpus_per_task",
+    "averaged weights are kept by `averaging`, their decay": "ema ema_decay polyak swa",
+    "a virtual cluster is another command: mpisgd simulate": "simulate virtual_learners",
+    "what would be done is printed by --print-config": "dry_run",
+    "most of what a run does stands at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
+}
+#: Name -> what to say of it; names are in small letters, with underscores.
+OPTIONS: Mapping[str, str] = {name: text for text, names in _SAME.items() for name in names.split()}
+
+_SUBMIT: Mapping[str, str] = {
+    "give `learners`, or `nodes` and `tasks_per_node`: ranks = shards + learners (+ 1 evaluator)": (
+        "ntasks n np ranks tasks workers num_workers world_size"
+    ),
+    "ranks on each node are `tasks_per_node`": "ntasks_per_node nproc_per_node ptile ppn ranks_per_node",
+    "GPUs of each node are `gpus_per_node`": "gpus gres num_gpus gpu",
+    "the time limit is `time`, hours:minutes": "walltime time_limit w t wall_time",
+    "the queue or partition is `queue`": "p q",
+    "the job's name is `name`": "job_name j",
+    "cores of each rank are `threads`": "cpus_per_task cores c",
+    "the script is printed by `dry_run`": "print script test_only preview",
+    "what the run does stands in its configuration file, e.g. job.toml; its directory is results/<name>-<job id>": (
+        "out output epochs mu alpha0 protocol lr batch_size"
+    ),
+}
+#: The same for `mpisgd submit`.
+SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
+
+_COMMANDS: Mapping[str, str] = {
+    "mpirun -n RANKS mpisgd train job.toml": "run fit start launch learn exec",
+    "mpirun -n RANKS mpisgd train --resume RUN": "resume continue restart",
+    "mpisgd report RUN": "eval evaluate plot show visualize tensorboard log logs status figures",
+    "mpisgd submit job.toml": "sbatch bsub srun slurm lsf queue",
+    "mpisgd doctor": "check env info test diagnose",
+    "mpisgd simulate job.toml": "sim virtual",
+    "mpisgd bench": "benchmark speed time",
+}
+
+_BRING_MODEL = "bring your own: package.module:factory, e.g. torchvision.models:resnet18"
+_BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the data set hdf5"
+
+#: Component -> pattern of names that are none of ours, however near, and what to say of them.
+_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "optimizer": {
+        "adamw": "adam adds weight decay to the gradient, which is another algorithm",
+        "(lamb|lion|lars|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
+    },
+    "protocol": {
+        "(bsp|sync|synchronous|sync_sgd|ssgd)": "that is hardsync",
+        "(asp|asynchronous|asgd|async_sgd|hogwild)": "that is async",
+        "(ddp|horovod|ring|ring_allreduce|nccl|gloo|mpi)": "that is allreduce",
+        "(nsoftsync|n_softsync|1_softsync)": "that is softsync, with protocol.n",
+        "(dynsgd|staleness_aware)": "that is softsync, with protocol.modulation",
+        "(easgd|local_sgd|localsgd|diloco|fedavg|fsdp|zero|gossip)": "it is not here",
+    },
+    "model": {
+        "(resnet|vgg|vit|lenet|gpt|bert|mobilenet|densenet|efficientnet|inception|unet|googlenet)[a-z0-9_-]*": _BRING_MODEL,
+        "(transformer|lstm|rnn|cnn)[a-z0-9_-]*": _BRING_MODEL,
+        r".*\.(py|pt|pth|onnx)": _BRING_MODEL,
+    },
+    "data": {
+        "(cifar100|cifar_100|imagenet|svhn|coco|stl10|emnist|kmnist|qmnist|wikitext|imagefolder)[a-z0-9_-]*": _BRING_DATA,
+        r".*\.(csv|npz|npy|pt|pth|parquet|json|pkl)": _BRING_DATA,
+        r".*\.(h5|hdf5)": "an HDF5 file is the data set hdf5, with data.path",
+        r".*\.py": _BRING_DATA,
+    },
+    "schedule": {"(cosine|onecycle|one_cycle|plateau|poly|polynomial|cyclic|inverse_sqrt|warmup)[a-z_]*": "it is not here"},
+}
+
+
+def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False) -> str:
+    """Explain an unknown option or, in a `file`, key, such as `optimizer.lr`; "" where no framework has it."""
+    plain = name.lstrip("-").lower().replace("-", "_")
+    component, _, own = plain.rpartition(".")
+    text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
+    return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
+
+
+def foreign(words: Iterable[str], known: Collection[str], table: Mapping[str, str] = OPTIONS) -> tuple[str, str] | None:
+    """The first word that is another framework's option, and what to say of it; `known` are the names that are ours."""
+    for word in words:
+        name = word.partition("=")[0]
+        if re.fullmatch(r"--?[A-Za-z][\w.-]*", name) and _ours(name) not in known:
+            text = option(name, table=table)
+            if text:
+                return name, text
+    return None
+
+
+def _ours(name: str) -> str:
+    """The field that an option names: `--data.no-subtract-mean` is data.subtract_mean."""
+    return re.sub(r"(^|\.)no_", r"\1", name.lstrip("-").replace("-", "_"))
+
+
+def kind(component: str, name: str, kinds: Collection[str]) -> str:
+    """Explain an unknown kind: what it is called here, or that it is another thing; and list all kinds."""
+    plain = name.lower().replace("-", "_")
+    if plain in kinds:
+        return f"; did you mean {plain!r}?"
+    for pattern, text in _OTHERS.get(component, {}).items():
+        if re.fullmatch(pattern, plain):
+            return f": {text}; expected one of: {', '.join(sorted(kinds))}"
+    return nearest(name, kinds) + (", or your own, package.module:factory" if "custom" in kinds else "")
+
+
+def command(name: str) -> str:
+    """Explain an unknown first word; "" where no framework has it."""
+    if name.endswith(".toml"):
+        return f"; did you mean: mpisgd train {name}"
+    return next((f"; that is: {text}" for text, names in _COMMANDS.items() if name.lstrip("-") in names.split()), "")
+
+
+def loss(name: str) -> str:
+    """Name a class of torch.nn as the function, `mse_loss` for `MSELoss`."""
+    words = re.findall(r"[A-Z0-9]+(?![a-z])|[A-Z][a-z0-9]*", name)
+    snake = "_".join(words).lower()
+    return snake.removesuffix("_loss") if snake in ("cross_entropy_loss", "bce_loss", "bce_with_logits_loss") else snake

@@ -1,0 +1,150 @@
+"""What may be chosen of the optimiser on the shards and of the learning-rate schedule: one frozen dataclass per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mpisgd.base.checks import at_least, require
+
+
+@dataclass(frozen=True)
+class SgdOptions:
+    """torch.optim.SGD on each shard's slice."""
+
+    momentum: float = 0.9
+    """Momentum factor m of v <- m v + g [Zhang16 4.1: 0.9]."""
+    nesterov: bool = False
+    """Use Nesterov momentum."""
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", momentum=0, weight_decay=0)
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+        require(not self.nesterov or self.momentum > 0, "optimizer.nesterov", True, "momentum > 0 beside it")
+
+
+@dataclass(frozen=True)
+class AdagradOptions:
+    """torch.optim.Adagrad on each shard's slice [Dean12 4.1]."""
+
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient."""
+    eps: float = 1e-10
+    """Term added to the denominator."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", weight_decay=0, eps=0)
+
+
+@dataclass(frozen=True)
+class RmspropOptions:
+    """torch.optim.RMSprop on each shard's slice, with torch's defaults; jobs/chen16-inception.toml has those of [Chen16 A.2]."""
+
+    smoothing: float = 0.99
+    """Decay of the running mean of squared gradients (torch's alpha) [Chen16 A.2: 0.9]."""
+    momentum: float = 0.0
+    """Momentum factor [Chen16 A.2: 0.9]."""
+    eps: float = 1e-8
+    """Term added to the denominator. Where it exceeds the gradients, RMSprop becomes SGD of rate alpha0 / eps."""
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", smoothing=0, momentum=0, eps=0, weight_decay=0)
+        require(self.smoothing < 1, "optimizer.smoothing", self.smoothing, "a number below 1")
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    """torch.optim.Adam on each shard's slice."""
+
+    beta1: float = 0.9
+    """Decay of the running mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the running mean of squared gradients."""
+    eps: float = 1e-8
+    """Term added to the denominator."""
+    weight_decay: float = 0.0
+    """L2 penalty added to the gradient."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
+        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
+        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+
+
+OptimizerOptions = SgdOptions | AdagradOptions | RmspropOptions | AdamOptions
+OPTIMIZERS: Mapping[str, type] = {
+    "sgd": SgdOptions,
+    "adagrad": AdagradOptions,
+    "rmsprop": RmspropOptions,
+    "adam": AdamOptions,
+}
+
+
+@dataclass(frozen=True)
+class ConstantOptions:
+    """The learning rate stays at alpha0."""
+
+    warmup_epochs: float = 0.0
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "schedule.", warmup_epochs=0)
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The learning rate is divided after given epochs [Zhang16 4.1: by 10 after 120 and 130]."""
+
+    epochs: tuple[float, ...] = (120.0, 130.0)
+    """Multiply the learning rate by `factor` after each of these epochs."""
+    factor: float = 0.1
+    """Multiplier at each of them."""
+    warmup_epochs: float = 0.0
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "schedule.", factor=0, warmup_epochs=0)
+
+
+@dataclass(frozen=True)
+class ExponentialOptions:
+    """alpha0 * beta^(epochs / every_epochs): [Chen16 A.2] gamma0 beta^(tN/2T), T mini-batches making one epoch."""
+
+    beta: float = 0.94
+    """Decay per `every_epochs` epochs [Chen16 A.2]."""
+    every_epochs: float = 2.0
+    """Epochs per decay [Chen16 A.2: 2]."""
+    warmup_epochs: float = 0.0
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "schedule.", beta=0, every_epochs=1e-9, warmup_epochs=0)
+
+
+@dataclass(frozen=True)
+class LinearOptions:
+    """The learning rate stays at alpha0 to `start_epochs`, and is then annealed linearly to `end` * alpha0 at the last epoch."""
+
+    start_epochs: float = 0.0
+    """Begin annealing after this many epochs. [Chen16 A.1] anneals the last 10 of 25 epochs: 15."""
+    end: float = 0.0
+    """Fraction of alpha0 at the end of the run [Chen16 A.1: 0]."""
+    warmup_epochs: float = 0.0
+    """Grow the rate linearly over this many epochs; 0 = off. Of k updates, the first has 1/k of it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "schedule.", start_epochs=0, end=0, warmup_epochs=0)
+
+
+ScheduleOptions = ConstantOptions | StepOptions | ExponentialOptions | LinearOptions
+SCHEDULES: Mapping[str, type] = {
+    "constant": ConstantOptions,
+    "step": StepOptions,
+    "exponential": ExponentialOptions,
+    "linear": LinearOptions,
+}

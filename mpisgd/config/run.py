@@ -1,0 +1,137 @@
+"""What may be chosen of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mpisgd.base.checks import at_least, require
+
+
+@dataclass(frozen=True)
+class StragglerOptions:
+    """Stragglers put in on purpose. What learner l suffers at mini-batch seq depends on (seed, l, seq) alone."""
+
+    slowdown: dict[int, float] = field(default_factory=dict)
+    """Slow learners down: learner_id factor learner_id factor ... A mini-batch takes factor (>= 1) times as long."""
+    delay: Literal["none", "constant", "normal", "exponential", "lognormal", "pareto"] = "none"
+    """Delay every mini-batch. pareto has the heavy tail."""
+    delay_mean_s: float = 0.01
+    """Mean of that delay, in seconds."""
+    delay_spread: float = 1.0
+    """Spread of that delay. normal: deviation/mean; lognormal: sigma of the logarithm; pareto: shape (> 1; small = heavy)."""
+    delay_probability: float = 1.0
+    """Share of mini-batches that are delayed, 0 to 1."""
+    pause_learner: int = -1
+    """Let this learner pause now and then; -1 = none."""
+    pause_every: int = 100
+    """Mini-batches from one pause to the next."""
+    pause_s: float = 1.0
+    """Length of a pause, in seconds."""
+    rest_mean_s: float = 0.0
+    """Mean of one more delay of every mini-batch, in seconds. No slowdown multiplies it. `plan` sets it to what a cycle takes
+    besides computing and messages."""
+    rest_deviation_s: float = 0.0
+    """Standard deviation of that, in seconds; 0 = constant. Log-normal."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "straggler.", delay_mean_s=0, delay_spread=0, delay_probability=0, pause_every=1, pause_s=0)
+        at_least(self, "straggler.", rest_mean_s=0, rest_deviation_s=0)
+        some = self.rest_mean_s > 0 or self.rest_deviation_s == 0
+        require(some, "straggler.rest_deviation_s", self.rest_deviation_s, "0, or straggler.rest_mean_s above 0")
+        require(self.delay_probability <= 1, "straggler.delay_probability", self.delay_probability, "at most 1")
+        require(
+            self.delay != "pareto" or self.delay_spread > 1,
+            "straggler.delay_spread",
+            self.delay_spread,
+            "a shape above 1 for pareto (its mean is infinite at 1)",
+        )
+        for learner_id, factor in self.slowdown.items():
+            require(factor >= 1 and math.isfinite(factor), f"straggler.slowdown[{learner_id}]", factor, "a factor >= 1")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.slowdown) or self.delay != "none" or self.pause_learner >= 0 or self.rest_mean_s > 0
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Evaluation of snapshots. Learners and shards never wait for it."""
+
+    every_epochs: float = 1.0
+    """Epochs between snapshots; 0 = evaluate only the last weights. Those are always evaluated."""
+    train: bool = False
+    """Measure loss and error on the training data, too."""
+    batch: int = 500
+    """Samples per evaluation batch."""
+    buffers: Literal["recalibrate", "initial"] = "recalibrate"
+    """Measure batch-norm statistics anew, or keep the first ones. They are never exchanged. initial: as the factory made them.
+    recalibrate: measured at the weights to evaluate, on training mini-batches that are drawn at random by the seed."""
+    recalibrate_batches: int = 20
+    """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
+    are fewer."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)
+
+
+LEAST_LOG_BYTES = 1 << 20
+"""Of a bounded log: a few chunks of rows."""
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Run log (HDF5) and progress line."""
+
+    enabled: bool = True
+    """Write the run log. Without it there is no report, and no proof."""
+    flush_rows: int = 256
+    """Flush a shard's file after this many rows."""
+    flush_s: float = 2.0
+    """Flush a shard's file after this many seconds."""
+    max_bytes: int = 0
+    """Most bytes of a shard's file; 0 = without bound. Of each attempt's. When half of the room is filled, every 4th push and
+    update is kept, when half of the rest is, every 16th, and so on. Counts stay exact, and all events are kept: they come on top.
+    What needs every row (replay, plan, timeline) refuses such a log. At least 1 MiB."""
+    progress: Literal["auto", "bar", "plain", "off"] = "auto"
+    """Show progress: a live bar, plain lines, or none. auto: a bar on a terminal, lines elsewhere."""
+    progress_s: float = 10.0
+    """Seconds between plain lines."""
+    quiet_s: float = 60.0
+    """Say what a rank waits for after so many seconds; 0 = never. Again after twice the time, four times, and so on."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "log.", flush_rows=1, flush_s=0, max_bytes=0, progress_s=0, quiet_s=0)
+        enough = self.max_bytes == 0 or self.max_bytes >= LEAST_LOG_BYTES
+        require(enough, "log.max_bytes", self.max_bytes, f"0 (without bound), or at least {LEAST_LOG_BYTES:,}: room for some rows")
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """Checkpoints, from which `mpisgd train --resume` goes on. Virtual jobs write none: run them again."""
+
+    every_updates: int = 0
+    """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple; a
+    signal that interrupts the run leads to one in any case."""
+    keep: int = 2
+    """Keep this many complete checkpoints. Those that the run was continued from are kept besides."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "checkpoint.", every_updates=0, keep=1)
+
+
+@dataclass(frozen=True)
+class FaultOptions:
+    """Learners that die or hang. Virtual jobs have `failures`."""
+
+    mode: Literal["auto", "tolerant", "fail-fast"] = "auto"
+    """Go on without learners that die, or end the job. auto: go on where that can be. tolerant needs an MPI that tells of
+    failures (Open MPI 5: `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams."""
+    patience_s: float = 60.0
+    """Seconds of silence after which a rank is given up. Silent is a rank that is stopped, or behind a link that
+    is down; not one that computes for long. fail-fast, and tolerant for a shard: the job ends. tolerant: the others go on without
+    a learner that owes a shard a push or a pull for longer, until it asks for weights again; more than a mini-batch ever takes."""
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

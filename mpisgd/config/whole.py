@@ -1,0 +1,198 @@
+"""Options of a run: one frozen dataclass per component, nested in `Config`.
+
+The first sentence of each field's text is what `--help` shows; the text says its unit and source. A component that comes in kinds
+(protocol, model, data, optimizer, schedule) has one dataclass per kind and a table from the kind's name to it; `config_file.py`
+reads them from TOML, `cli/` from the command line. Checks that need no other component are made here, when the dataclass is made;
+the rest in `mpisgd.job.run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mpisgd.base.checks import at_least, require
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import hints
+from mpisgd.config.config_virtual import (
+    COMPUTE,
+    ComputeOptions,
+    ConstantComputeOptions,
+    FailureOptions,
+    NetworkOptions,
+    ServiceOptions,
+    VirtualOptions,
+)
+from mpisgd.config.data import DATA, DataOptions, DigitsOptions
+from mpisgd.config.models import MODELS, MlpOptions, ModelOptions
+from mpisgd.config.optimizers import OPTIMIZERS, SCHEDULES, ConstantOptions, OptimizerOptions, ScheduleOptions, SgdOptions
+from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
+from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run: `mpirun -n <shards + learners [+ 1]> mpisgd train [job.toml] [--field value ...]`."""
+
+    protocol: ProtocolOptions = field(default_factory=HardsyncOptions)
+    """Synchronisation protocol."""
+    model: ModelOptions = field(default_factory=MlpOptions)
+    """Network."""
+    data: DataOptions = field(default_factory=DigitsOptions)
+    """Data set."""
+    optimizer: OptimizerOptions = field(default_factory=SgdOptions)
+    """Optimiser on the shards."""
+    schedule: ScheduleOptions = field(default_factory=ConstantOptions)
+    """Learning-rate schedule, driven by samples applied."""
+    straggler: StragglerOptions = field(default_factory=StragglerOptions)
+    """Stragglers put in on purpose."""
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
+    """Evaluation of snapshots."""
+    log: LogOptions = field(default_factory=LogOptions)
+    """Run log and progress."""
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
+    """Checkpoints."""
+    faults: FaultOptions = field(default_factory=FaultOptions)
+    """Learners that die or hang."""
+    virtual: VirtualOptions = field(default_factory=VirtualOptions)
+    """simulate: the virtual cluster."""
+    compute: ComputeOptions = field(default_factory=ConstantComputeOptions)
+    """simulate: seconds per mini-batch."""
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    """simulate: latency, bandwidth and contention."""
+    service: ServiceOptions = field(default_factory=ServiceOptions)
+    """simulate: what a shard's own work costs."""
+    failures: FailureOptions = field(default_factory=FailureOptions)
+    """simulate: learners that fail."""
+
+    shards: int = 1
+    """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
+    allreduce, where each learner is one."""
+    exchange: Literal["whole", "layerwise"] = "whole"
+    """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
+    whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
+    backward pass leaves it [Chen16 2, A.3]."""
+    push_format: Literal["float32", "bfloat16"] = "float32"
+    """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
+    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
+    train --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
+    evaluator: bool = False
+    """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
+    aggregation: Literal["none", "node"] = "none"
+    """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
+    for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
+    allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
+    team_size: int = 0
+    """Most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
+    placement: Literal["packed", "spread"] = "packed"
+    """Make the first ranks shards, or spread them over nodes."""
+    out: str = "results/run"
+    """Directory of the run, which is made."""
+    overwrite: bool = False
+    """Replace an existing run directory."""
+    data_dir: str = ""
+    """Directory of data files; default: the variable MPISGD_DATA."""
+    seed: int = 1
+    """Seed of all randomness. Every draw is a function of (seed, learner_id, seq); in teams, of the rank's own number."""
+    epochs: float = 10.0
+    """Length of the run: applied samples / training samples."""
+    mu: int = 16
+    """Mini-batch size per learner, in samples [Zhang16 2.1]. In teams: per rank."""
+    alpha0: float = 0.05
+    """Base learning rate [Zhang16 eq. 3]."""
+    linear_scaling: bool = False
+    """Multiply alpha0 by the gradients that make one update [Chen16 A.2: 0.045 N]. In teams, by those of all ranks."""
+    averaging: float = 0.0
+    """Average the weights with this decay a; 0 = off [Chen16 Alg. 2, 4: 0.9999]. thetabar <- a thetabar + (1 - a) theta per
+    update."""
+    averaging_bias_correction: bool = False
+    """Leave the first weights out of the average. It divides by 1 - a^t, as Adam does. For runs of fewer updates than some 5 / (1 -
+    a): of theta(0), a^t is left after t updates, 37 % after 10,000 at a = 0.9999."""
+    compensation: float = 0.0
+    """Correct stale gradients: DC-ASGD with this lambda_0; 0 = off. They become g + lambda_t g g (theta - theta_pulled)
+    (arXiv:1609.08326). A shard keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
+    compensation_memory: float = 0.0
+    """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
+    clip_norm: float = 0.0
+    """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
+    sampling: Literal["epoch", "replacement"] = "epoch"
+    """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
+    loss: str = "cross_entropy"
+    """Function of torch.nn.functional, or your own a.b:callable. It takes (output, target) and returns a scalar."""
+    nonfinite: Literal["stop", "drop", "continue"] = "stop"
+    """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
+    """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Compute gradients on the CPU or on a GPU."""
+    shard_device: Literal["cpu", "cuda"] = "cpu"
+    """Sum and update on the CPU or on a GPU. A GPU that learners compute on is shared with them."""
+    threads: int = 0
+    """torch threads per rank; 0 = cores of the node / ranks on it. At least 1."""
+
+    def __post_init__(self) -> None:
+        at_least(
+            self,
+            "",
+            shards=1,
+            team_size=0,
+            seed=0,
+            epochs=0,
+            mu=1,
+            alpha0=0,
+            averaging=0,
+            compensation=0,
+            compensation_memory=0,
+            clip_norm=0,
+            threads=0,
+        )
+        require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
+        require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
+        require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
+        require(bool(self.out), "out", self.out, "the path of a directory")
+        require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
+
+    @property
+    def in_teams(self) -> bool:
+        """Whether learners are teams of ranks, which pull and push together."""
+        return self.aggregation == "node" and not self.protocol.collective
+
+
+#: The components that come in kinds, and the kinds of each.
+KINDS: Mapping[str, Mapping[str, type]] = {
+    "protocol": {**PROTOCOLS, "custom": OwnProtocolOptions},
+    "model": MODELS,
+    "data": DATA,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compute": COMPUTE,
+}
+
+
+def kind_of(options: object) -> str:
+    """The name under which `options` stands in its table of kinds, e.g. `"softsync"`."""
+    for kinds in KINDS.values():
+        for name, cls in kinds.items():
+            if type(options) is cls:
+                return name
+    raise TypeError(f"{type(options).__name__} is no component that comes in kinds")
+
+
+def make_options(component: str, name: str, **fields: Any) -> Any:
+    """Default options of one kind; `package.module:factory` names the user's own model or data.
+
+    Raises ConfigError where `name` is no kind of `component`.
+    """
+    kinds = KINDS[component]
+    if ":" in name and "custom" in kinds:
+        return kinds["custom"](factory=name, **fields)
+    if name not in kinds:
+        raise ConfigError(f"{component} = {name!r} is unknown{hints.kind(component, name, kinds)}")
+    return kinds[name](**fields)
+
+
+def replace(config: Config, **changes: Any) -> Config:
+    """`dataclasses.replace`, which checks again."""
+    return dataclasses.replace(config, **changes)

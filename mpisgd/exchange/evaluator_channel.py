@@ -1,0 +1,119 @@
+"""The evaluator's end: it pulls snapshots from all shards, one after the other, while they train (`evaluator.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import NOTHING_MORE, Tag
+from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.roles import Roles
+
+
+class Snapshot(NamedTuple):
+    """Weights of all shards were received, each slice of its shard's clock; samples and seconds are shard 0's."""
+
+    number: int
+    clocks: tuple[int, ...]
+    samples: int
+    taken_s: float
+
+
+class EvaluatorChannel:
+    """The evaluator's end: pulls snapshots, one after the other.
+
+    Args:
+        weights: (parameters,) float32 host memory that theta is received into.
+        averaged: the same for thetabar, or None where the run keeps none.
+        bounds: the slice of each shard.
+        serve_here: lets the shard that is on this very rank, where one is, take a message; it must, before it can be waited for.
+        to_first: say goodbye to shard 0 alone, which passes it on.
+    """
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        *,
+        weights: np.ndarray,
+        averaged: np.ndarray | None,
+        bounds: list[tuple[int, int]],
+        serve_here: Callable[[], None] | None = None,
+        to_first: bool = False,
+    ) -> None:
+        self._wire = wire
+        self._ranks = roles.shard_ranks
+        self._parting = self._ranks[:1] if to_first else self._ranks
+        self._serve_here = serve_here
+        self._vectors = [weights] if averaged is None else [weights, averaged]
+        self._bounds = bounds
+        self._signal_told = False
+
+    def now_s(self) -> float:
+        return self._wire.now_ns() * 1e-9
+
+    def pull(self, number: int) -> Snapshot | None:
+        """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
+
+        All are asked at once: where learners double as shards, each answers between two mini-batches only.
+        """
+        wire = self._wire
+        self._tell_of_signal()
+        asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
+        if number >= 0:
+            for each in asked:
+                wire.header_or_signal(each)
+            self._tell_of_signal()
+        answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
+        if not all(there for there, _, _, _ in answers):
+            return None
+        _, _, samples, taken_s = answers[0]
+        return Snapshot(number, tuple(clock for _, clock, _, _ in answers), samples, taken_s)
+
+    def check(self) -> None:
+        """Raises Interrupted where a signal has told this rank to come to an end."""
+        if self._wire.signal > 0:
+            raise Interrupted
+
+    def _tell_of_signal(self) -> None:
+        """Tell all shards of a signal that only this rank may have heard, once."""
+        if self._wire.signal > 0 and not self._signal_told:
+            self._signal_told = True
+            self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
+
+    def _tell(self, ranks: Sequence[int], tag: int, word: int) -> None:
+        wire = self._wire
+        for rank in ranks:
+            sent = wire.start(rank, tag, (word,))
+            self._let_serve(rank)
+            wire.finish(sent)
+
+    def _ask(self, number: int, shard: int) -> Any:
+        rank, (start, end) = self._ranks[shard], self._bounds[shard]
+        slices = (vector[start:end] for vector in self._vectors)
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
+        self._let_serve(rank)
+        return asked
+
+    def _answer(self, number: int, shard: int, asked: Any) -> tuple[bool, int, int, float]:
+        wire, rank = self._wire, self._ranks[shard]
+        start, end = self._bounds[shard]
+        sender, there, clock, samples, taken_ns, nbytes = wire.header(asked)
+        expected = 4 * (end - start) if there else 0
+        if sender != shard or nbytes != expected:
+            raise PeerError(f"snapshot {number} of rank {rank}: shard {sender}, {nbytes} bytes; expected {shard}, {expected}")
+        if clock < 0:
+            raise PeerError(f"snapshot {number} of rank {rank}: clock {clock}; expected 0 or more")
+        wire.finish(asked)
+        return bool(there), clock, samples, taken_ns * 1e-9
+
+    def goodbye(self) -> None:
+        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE)
+
+    def _let_serve(self, rank: int) -> None:
+        if rank == self._wire.rank and self._serve_here is not None:
+            self._serve_here()

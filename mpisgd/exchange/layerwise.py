@@ -1,0 +1,194 @@
+"""Pushes and pulls layer by layer: a learner's end where each slice is exchanged as the passes over its layers come to it.
+
+    pipelined    weights are pulled whole, on one clock; each slice of the gradient is pushed as the backward pass leaves it, and
+                 travels behind the rest of that pass [Chen16 A.3]
+    layerwise    each slice of the weights is pulled, too, as the forward pass reaches it: so every shard's timestamp is its own,
+                 and the top layers, which are read last and pushed first, are the least stale [Chen16 2, Table 1]
+
+To the learner's loop these are channels as any: what it asks for has mostly been done, within `compute`. Between the first slice of
+a mini-batch that is pushed and the last there is no pull, and the loop finishes all of them before the next: so each mini-batch
+comes to all shards or to none, and nothing is new of deadlocks (law 1). A learner that is told to stop, in a forward pass, has
+pushed nothing of that mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import Ending, Tag
+from mpisgd.exchange.channel import Answers, Interrupted, LearnerChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.gradient.straggler import Delays
+from mpisgd.vectors.computing import Exchanges
+
+
+def make(
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    delays: Delays,
+    *,
+    weights: np.ndarray,
+    gradients: np.ndarray,
+    bounds: list[tuple[int, int]],
+    consistent: bool,
+) -> PipelinedChannel:
+    """The channel that suits a protocol; as many arguments as `LearnerChannel` has.
+
+    `delays` are put in before the first slice is pushed, and grow with the seconds of the others; the loop is given none.
+    """
+    kind = PipelinedChannel if consistent else LayerwiseChannel
+    return kind(wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+
+
+class PipelinedChannel(LearnerChannel, Exchanges):
+    """A learner's end that pushes each slice when it is left.
+
+    What a push tells of seconds is its own slice's: computing from its weights to its gradient, and how long it was delayed on
+    purpose until then. `push_ns` is what the learner spent on its last push, not what was hidden behind its backward pass.
+    """
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        delays: Delays,
+        *,
+        weights: np.ndarray,
+        gradients: np.ndarray,
+        bounds: list[tuple[int, int]],
+        consistent: bool,
+    ) -> None:
+        super().__init__(wire, roles, learner_id, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+        self._delays = delays
+        self._answers = Answers((), Ending.NONE, False, 0, 0)
+        self._sent: list[Any] = []
+        self._began_ns = 0
+        self._idle_ns = 0
+        """Nanoseconds of this mini-batch spent on anything but computing."""
+        self._needed_ns = [0 for _ in bounds]
+        """Computing in this mini-batch until the weights of each slice were needed."""
+        self._delay_s = 0.0
+        self._pushing_ns = 0
+        self._push_ns = 0
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        return self._begin(super().pull(min_clock, meanwhile))
+
+    def _begin(self, answers: Answers) -> Answers:
+        """A mini-batch begins."""
+        self._answers = answers
+        self._began_ns = self._wire.now_ns()
+        self._idle_ns = self._pushing_ns = 0
+        self._delay_s = 0.0
+        return answers
+
+    def _computed_ns(self) -> int:
+        return self._wire.now_ns() - self._began_ns - self._idle_ns
+
+    def need(self, shard: int) -> None:
+        """Its weights are in place."""
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+        """Begin to push a slice; `push` finishes it."""
+        self._delay(seq)
+        wire, answers, nbytes = self._wire, self._answers, self._nbytes[shard]
+        start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
+        spent = (compute_ns, int(self._delay_s * 1e9), self._push_ns, answers.wait_ns, answers.pull_ns)
+        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, 0.0, loss)
+        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
+        self._pushed_for(wire.now_ns() - start_ns)
+
+    def _delay(self, seq: int) -> None:
+        """Be as late as this mini-batch is to be, by what it has computed so far."""
+        delay_s = self._delays.of(seq, self._computed_ns() * 1e-9)
+        if delay_s > self._delay_s:
+            start_ns = self._wire.now_ns()
+            self._wire.sleep(delay_s - self._delay_s)
+            self._idle_ns += self._wire.now_ns() - start_ns
+            self._delay_s = delay_s
+
+    def _pushed_for(self, ns: int) -> None:
+        self._idle_ns += ns
+        self._pushing_ns += ns
+
+    def push(
+        self,
+        *,
+        seq: int,
+        samples: int,
+        loss: float,
+        compute_ns: int,
+        delay_ns: int,
+        last: Answers,
+        push_ns: int,
+        rounded: float = 0.0,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> int:
+        """Wait until the slices that were left have been sent. Returns nanoseconds, those of beginning to send them included."""
+        wire = self._wire
+        start_ns = wire.now_ns()
+        if meanwhile is not None:
+            meanwhile()
+        for transfer in self._sent:
+            wire.finish(transfer)
+        self._sent.clear()
+        self._pushes += 1
+        self._pushed_for(wire.now_ns() - start_ns)
+        self._push_ns = self._pushing_ns
+        return self._push_ns
+
+
+class LayerwiseChannel(PipelinedChannel):
+    """A learner's end that also pulls each slice when it is needed."""
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        delays: Delays,
+        *,
+        weights: np.ndarray,
+        gradients: np.ndarray,
+        bounds: list[tuple[int, int]],
+        consistent: bool,
+    ) -> None:
+        super().__init__(
+            wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent
+        )
+        self._min_clock = 0
+        self._stopped: int = Ending.NONE
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        """Nothing yet, but that the run is over where a shard has said so. The clocks are the last that are known, -1 for none."""
+        if self._wire.signal > 0:
+            self._tell_of_signal()
+        self._min_clock = min_clock
+        if meanwhile is not None:
+            meanwhile()
+        return self._begin(Answers(tuple(self._clocks), self._stopped, False, 0, 0))
+
+    def need(self, shard: int) -> None:
+        """Wait for the weights of a slice, whatever their clock; the answers' seconds grow.
+
+        Raises Interrupted where the shard says that the run is over.
+        """
+        wire, answers = self._wire, self._answers
+        start_ns = wire.now_ns()
+        self._needed_ns[shard] = start_ns - self._began_ns - self._idle_ns
+        self._stopped, began_ns = self._ask([shard], self._min_clock, None)
+        if self._stopped:
+            raise Interrupted
+        end_ns = wire.now_ns()
+        self._idle_ns += end_ns - start_ns
+        answers.wait_ns += began_ns - start_ns
+        answers.pull_ns += end_ns - began_ns
+
+    def gave_up(self, seq: int) -> None:
+        """Do nothing: it was the shards who said so."""

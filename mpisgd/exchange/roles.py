@@ -1,0 +1,187 @@
+"""World rank -> role: which ranks are shards, which are learners, which is the evaluator, and on which nodes (DESIGN 1, 2)."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import words
+from mpisgd.config import Config
+
+
+class Role(enum.Enum):
+    SHARD = "shard"
+    LEARNER = "learner"
+    MEMBER = "member"
+    BOTH = "learner and shard"
+    EVALUATOR = "evaluator"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l.
+
+    Where learners double as shards, both are the same ranks. Where gradients are aggregated on their node (`aggregate.py`), a
+    learner is a team of ranks, and its rank that of the team's leader, the lowest; the others are members.
+    """
+
+    shard_ranks: tuple[int, ...]
+    learner_ranks: tuple[int, ...]
+    evaluator_rank: int
+    """The dedicated evaluator; without one, the rank of learner 0, which evaluates after its own goodbye."""
+    teams: tuple[tuple[int, ...], ...] = ()
+    """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
+
+    def __post_init__(self) -> None:
+        if not self.teams:
+            object.__setattr__(self, "teams", tuple((rank,) for rank in self.learner_ranks))
+
+    @property
+    def lambda_(self) -> int:
+        """Learners, as shards, protocols and the log count them: teams, where gradients are aggregated."""
+        return len(self.learner_ranks)
+
+    @cached_property
+    def computing_ranks(self) -> tuple[int, ...]:
+        """All ranks that compute gradients, in rank order."""
+        return tuple(sorted(rank for team in self.teams for rank in team))
+
+    def number(self, rank: int) -> int:
+        """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in
+        a team."""
+        return self.computing_ranks.index(rank)
+
+    @property
+    def dedicated_evaluator(self) -> bool:
+        return self.evaluator_rank not in self.learner_ranks
+
+    def of(self, rank: int) -> Role:
+        if rank in self.shard_ranks:
+            return Role.BOTH if rank in self.learner_ranks else Role.SHARD
+        if rank in self.learner_ranks:
+            return Role.LEARNER
+        return Role.MEMBER if rank in self.computing_ranks else Role.EVALUATOR
+
+    def index(self, rank: int) -> int:
+        """The shard number or learner_id of `rank`, of a member that of its team; 0 for the evaluator."""
+        for ranks in (self.shard_ranks, self.learner_ranks):
+            if rank in ranks:
+                return ranks.index(rank)
+        return next((learner_id for learner_id, team in enumerate(self.teams) if rank in team), 0)
+
+    def turn_at_gpus(self, rank: int, hosts: Sequence[str], *, learners: bool, shards: bool) -> int:
+        """The place of `rank` among those of its host that take its GPUs in turn: `learners` and the evaluator, and then `shards`.
+
+        Args:
+            hosts: of each rank.
+            learners, shards: whether they take any.
+        """
+        computing = sorted({*self.computing_ranks, self.evaluator_rank}) if learners else []
+        serving = [each for each in self.shard_ranks if each not in computing] if shards else []
+        return [each for each in (*computing, *serving) if hosts[each] == hosts[rank]].index(rank)
+
+    def describe(self, rank: int) -> str:
+        """For messages: `"learner 3"`, `"member 1 of learner 3"` (which is member 0 itself)."""
+        role, index = self.of(rank), self.index(rank)
+        if role is Role.MEMBER:
+            return f"member {self.teams[index].index(rank)} of learner {index}"
+        return role.value if role is Role.EVALUATOR else f"{role.value} {index}"
+
+
+def world_size(config: Config, learners: int) -> int:
+    """Number of ranks of a job of so many learners."""
+    shards = 0 if config.protocol.collective else config.shards
+    return shards + learners + int(config.evaluator)
+
+
+def of_job(config: Config, hosts: Sequence[str]) -> Roles:
+    """The roles of the ranks of a job; `hosts` are their host names.
+
+    Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
+    """
+    if not config.protocol.collective:
+        roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
+    roles = double(len(hosts), evaluator=config.evaluator)
+    nodes = len({hosts[rank] for rank in roles.learner_ranks})
+    if config.aggregation == "node" and nodes > 1:
+        raise ConfigError(f"aggregation = 'node': allreduce shares memory of one node, found learners on {nodes}; leave it out")
+    if config.shards not in (1, roles.lambda_):  # as many is what a run writes into its own config.toml
+        raise ConfigError(f"shards = {config.shards}: allreduce has as many shards as learners, {roles.lambda_}; leave it out")
+    return roles
+
+
+def double(world_size: int, *, evaluator: bool) -> Roles:
+    """Every rank is a learner and a shard; the last is the evaluator, where one is given to it.
+
+    Raises ConfigError: fewer ranks than 1 learner (+ 1 evaluator).
+    """
+    if world_size < 1 + int(evaluator):
+        raise ConfigError(
+            f"too few ranks: found {world_size}, needed at least 2 = 1 learner + 1 evaluator; start with: {words(2)} ..."
+        )
+    ranks = tuple(range(world_size - int(evaluator)))
+    return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
+
+
+def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]) -> Roles:
+    """Give every rank its role.
+
+    packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up
+    [Zhang16 2.3]. The evaluator is the last rank that is no shard; learners are the rest, in rank order.
+
+    Args:
+        world_size: number of ranks.
+        shards: number of shards, >= 1.
+        evaluator: whether a rank is given to evaluation.
+        placement: see above.
+        hosts: host name of each rank, length `world_size`.
+
+    Raises:
+        ConfigError: fewer ranks than shards + 1 learner (+ 1 evaluator).
+    """
+    needed = shards + 1 + int(evaluator)
+    if world_size < needed:
+        raise ConfigError(
+            f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s) + 1 learner"
+            f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
+        )
+    shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
+    rest = [rank for rank in range(world_size) if rank not in shard_ranks]
+    evaluator_rank = rest.pop() if evaluator else rest[0]
+    return Roles(shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank)
+
+
+def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
+    """Join the learners of each host into teams of at most `most` ranks, as even as can be; 0 = one team.
+
+    Learners are numbered by the ranks of their leaders.
+    """
+    nodes: dict[str, list[int]] = {}
+    for rank in roles.learner_ranks:
+        nodes.setdefault(hosts[rank], []).append(rank)
+    teams = sorted(team for ranks in nodes.values() for team in _cut(ranks, most or len(ranks)))
+    return dataclasses.replace(roles, learner_ranks=tuple(team[0] for team in teams), teams=tuple(teams))
+
+
+def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:
+    """The fewest teams of at most `most` ranks; the first ones are one rank larger."""
+    count = -(-len(ranks) // most)
+    base, larger = divmod(len(ranks), count)
+    ends = [base * (at + 1) + min(at + 1, larger) for at in range(count)]
+    return [tuple(ranks[end - base - (at < larger) : end]) for at, end in enumerate(ends)]
+
+
+def _spread(shards: int, hosts: Sequence[str]) -> tuple[int, ...]:
+    """The first rank of every node, then the second of every node, and so on, until there are enough."""
+    nodes: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        nodes.setdefault(host, []).append(rank)
+    turns = max(len(ranks) for ranks in nodes.values())
+    order = [ranks[turn] for turn in range(turns) for ranks in nodes.values() if turn < len(ranks)]
+    return tuple(order[:shards])

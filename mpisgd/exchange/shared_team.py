@@ -1,0 +1,77 @@
+"""An allreduce in memory that the ranks of one node share: no slice is sent, or copied [Chen16 5, 6].
+
+                each rank
+    calculate   the gradient at the weights, which lie there once for all, into a slot of its own
+    meet        all slots are full, and all headers are told
+    update      its slice: the sum over all slots, in the order of learner_id, and the weights where they lie
+    meet        the weights of all slices are new; the slots may be written again
+
+To `channel.TeamChannel` it is a team like one that sends (`communicator.Team`), with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpisgd.comm.communicator import Node, Team
+from mpisgd.comm.messages import LAYOUTS, Fields
+from mpisgd.vectors.computing import Travels, Updates
+
+_WORD = 8
+
+
+class SharedTeam(Team):
+    """All learners, each with its gradient and its shard's update, which move into the shared memory.
+
+    Args:
+        node: theirs, in the order of learner_id.
+        gradient, update: of this rank; over (parameters,) and (slice,) float32, or what stands for them where only sizes travel.
+        bounds: the slice of each.
+    """
+
+    def __init__(self, node: Node, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
+        self._node = node
+        self._gradient = gradient
+        self._update = update
+        self._bounds = bounds
+        self._slots: list[np.ndarray] = []
+        self._settled = False
+        room = max(-(-layout.nbytes // _WORD) for layout in LAYOUTS.values())
+        self._told = node.words(2 * node.places * room).view(np.uint8).reshape(2, node.places, room * _WORD)
+        self._turn = 0
+        if isinstance(gradient.wire_weights, np.ndarray):  # else only sizes travel
+            weights, *self._slots = node.vectors(1 + node.places, len(gradient.wire_weights))
+            gradient.live_in(weights, self._slots[node.place])
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        """The headers of all. Who comes late reads them still when others tell the next ones, but not the ones after."""
+        layout, told = LAYOUTS[tag], self._told[self._turn]
+        told[self._node.place, : layout.nbytes] = np.frombuffer(layout.pack(fields), np.uint8)
+        self._turn = 1 - self._turn
+        self._node.meet()
+        return [layout.unpack(bytearray(each[: layout.nbytes]), place) for place, each in enumerate(told)]
+
+    def exchange(self, vector: Any, received: Any) -> None:
+        """All have met in `tell`: the slots are full."""
+
+    def share(self, own: Any, vector: Any) -> None:
+        """The new weights lie where all look for them; the first ones are put there, now that all have moved."""
+        if self._slots and not self._settled:
+            start, end = self._bounds[self._node.place]
+            self._update.live_in(self._gradient.wire_weights[start:end], [slot[start:end] for slot in self._slots])
+            self._settled = True
+
+    def finish(self, shared: None, meanwhile: Callable[[], None]) -> None:
+        """Before all have met, others may yet sum what lies in this rank's slot."""
+        self._node.meet()
+        meanwhile()
+
+    def disband(self) -> None:
+        """Weights and gradient move to memory of their own; the shared memory goes."""
+        if self._slots:
+            self._update.renew_weights()
+            self._gradient.live_in(*(np.zeros_like(self._gradient.wire_weights) for _ in range(2)))
+        self._node.disband()

@@ -1,0 +1,132 @@
+"""Both ends in one, where learners double as shards: gradients and weights move by collectives (`allreduce.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.communicator import Buffer, Communicator, Team
+from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.roles import Roles
+
+
+class TeamChannel(ShardChannel):
+    """Both ends in one: gradients are exchanged, and weights shared, by collectives over all learners (`allreduce.py`).
+
+    To the shard, it is a channel: the shard answers the pulls of all learners at once, which begins an all-gather; the learner
+    waits for it in `pull`. The order is the same everywhere, and nobody waits for anything else between: so there is no deadlock.
+
+    Args:
+        team: all learners.
+        weights, gradients: (parameters,) float32 host memory of the learner.
+        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard; None where they lie
+            in memory that all share.
+    """
+
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        *,
+        team: Team,
+        weights: np.ndarray,
+        gradients: np.ndarray,
+        received: np.ndarray | None,
+    ) -> None:
+        super().__init__(wire, roles, learner_id)
+        wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
+        self.signal = 0
+        """The number of the signal that all have been told of, in one and the same round; 0 = none."""
+        self._team = team
+        self._weights = weights
+        self._gradients = gradients
+        self._received = received
+        self._sharing: Any = None
+        self._made: Buffer | None = None
+        self._clock = 0
+        self._exchanged_ns = self._shared_ns = 0
+        self._push_ns = self._wait_ns = self._pull_ns = 0
+        self.watched = roles.dedicated_evaluator
+        """Whether an evaluator asks for snapshots while the run goes on."""
+        self.now_ns = wire.now_ns
+        self.sleep = wire.sleep
+
+    def exchange(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int) -> list[Push]:
+        """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
+
+        Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
+        seconds hold the wait for the slowest learner, which elsewhere a learner spends in its pull.
+
+        Raises PeerError where a header is another learner's, or of a model of another size.
+        """
+        start_ns, nbytes = self.now_ns(), self._gradients.nbytes
+        waited = (self._push_ns, self._wait_ns, self._pull_ns)
+        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, 0.0, loss)
+        headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
+        arrival_ns = self.now_ns()
+        pushes = []
+        for signal, *fields in headers:
+            self.signal = self.signal or signal
+            pushes.append(Push(tuple(fields), arrival_ns))
+        for learner_id, push in enumerate(pushes):
+            if push.learner_id != learner_id or push.nbytes != nbytes:
+                raise PeerError(
+                    f"learner {learner_id} says it is learner {push.learner_id}, its gradient {push.nbytes} bytes;"
+                    f" expected {nbytes} bytes"
+                )
+        self._team.exchange(self._gradients, self._received)
+        self._exchanged_ns = self.now_ns()
+        self._push_ns = self._exchanged_ns - start_ns
+        return pushes
+
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """Begin to share the new weights of this shard with all learners."""
+        self._clock = clock
+        self._shared_ns = self.now_ns()
+        self._sharing = self._team.share(weights, self._weights)
+
+    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """All of them will be shared at once, when they are made."""
+        self._clock, self._made = clock, weights
+
+    def add_chunk(self, chunk: Buffer) -> None:
+        """Do nothing: one chunk is not shared alone."""
+
+    def close_answers(self) -> None:
+        if self._made is not None:
+            self.start_answers([], self._made, self._clock, {})
+            self._made = None
+
+    def finish_answers(self) -> bool:
+        """`pull` waits for them."""
+        return True
+
+    def pull(self, meanwhile: Callable[[], None]) -> int:
+        """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
+        self._team.finish(self._sharing, meanwhile)
+        self._wait_ns = self._shared_ns - self._exchanged_ns
+        self._pull_ns = self.now_ns() - self._shared_ns
+        return self._clock
+
+    def snapshot_pull(self) -> SnapshotPull | None:
+        """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
+        patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
+        taken = self._wire.take_until(patterns, self._wire.now_ns())
+        if taken is not None and taken[1] == Tag.INTERRUPT:
+            self._wire.signal = taken[2][0]
+            return None
+        return None if taken is None else SnapshotPull(*taken[2])
+
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+        """Every learner knows it from its own shard."""
+
+    def goodbyes(self, pushed: int, ending: int) -> list[Goodbye]:
+        """Tell every shard how many pushes it must have received from this learner; what all learners tell this one."""
+        told = self._team.tell(Tag.GOODBYE, (self._shard, pushed, ending))
+        self._team.disband()
+        return [Goodbye(*fields) for fields in told]

@@ -1,0 +1,72 @@
+"""A shard's channel in a fault-tolerant run: who evaluates may change, and shard 0 says who does (`succession.py`).
+
+A learner's goodbye to shard 0 is answered: DUTY says whether it is to evaluate (`LearnerChannel.duty`). The evaluator says its own
+goodbye to shard 0 alone, which passes it on: so no shard leaves before somebody has come to the end of the evaluation.
+"""
+
+from __future__ import annotations
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.communicator import Communicator, Pattern
+from mpisgd.comm.messages import NOTHING_MORE, Fields, Message, Tag
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.roles import Roles
+
+
+class TolerantShardChannel(ShardChannel):
+    """A shard's end."""
+
+    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
+        super().__init__(wire, roles, shard)
+        self._shard_ranks = list(roles.shard_ranks)
+        self._dedicated = roles.evaluator_rank if roles.dedicated_evaluator else -1
+        self._evaluator_rank = self._dedicated
+        self._parted = set[int]()
+        """Ranks of learners that have said goodbye: any of them may be appointed."""
+
+    @property
+    def evaluator_rank(self) -> int:
+        """Whose snapshot pulls are answered."""
+        return self._evaluator_rank
+
+    def has_parted(self, learner_id: int) -> None:
+        """A learner has said goodbye, as it must."""
+        self._parted.add(self._learner_ranks[learner_id])
+
+    def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
+        """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
+        if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
+            what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
+            raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
+        return super()._seldom(source, tag, fields)
+
+    def _may_pull(self, source: int, number: int) -> bool:
+        if self._shard == 0:
+            return source == self._evaluator_rank
+        if number == NOTHING_MORE:
+            return source == self._shard_ranks[0]
+        return source == self._dedicated or source in self._parted
+
+    def _succeeds(self, rank: int) -> None:
+        """Whoever shard 0 has appointed; or shard 0 itself, which passes on that nothing more will be asked for."""
+        if rank != self._shard_ranks[0]:
+            self._evaluator_rank = rank
+
+    def _only(self, learner_id: int) -> tuple[Pattern, ...]:
+        """Patterns of what may come meanwhile; who evaluates is known only when it asks."""
+        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (None, Tag.SNAPSHOT_PULL), (None, Tag.INTERRUPT)
+
+    def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
+        """Tell a learner that has said goodbye whether it is to evaluate."""
+        if evaluate:
+            self._evaluator_rank = self._learner_ranks[learner_id]
+        self._wire.finish(self._wire.start(self._learner_ranks[learner_id], Tag.DUTY, (evaluate,)))
+
+    def pass_on_nothing_more(self) -> None:
+        """Tell all other shards that evaluation is over; they take whatever comes."""
+        for rank in self._shard_ranks[1:]:
+            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))
+
+    def give_up(self, rank: int) -> None:
+        """Wait for this rank no more."""
+        self._wire.give_up(rank)

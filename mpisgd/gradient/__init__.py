@@ -1,0 +1,1 @@
+"""What a learner computes: a chain of small stages, from a mini-batch to what is pushed."""

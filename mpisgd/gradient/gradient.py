@@ -1,0 +1,148 @@
+"""The gradient of a mini-batch: sample, forward, loss, backward into the flat vector, clip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.base.draws import Seeds, seed_all, seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.streams import Domain
+from mpisgd.data import Split, fetch
+from mpisgd.data.sampling import Sampling
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.crossing import staging, wait_for
+from mpisgd.vectors.flat import FlatModel, is_finite, view_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Gradient(Travels):
+    """A learner's gradient; after `compute`, it is in `wire_gradients`.
+
+    `wire_weights` and `wire_gradients`, both (parameters,) float32, are what goes over the wire: numpy views of the flat vectors
+    on a CPU; on a GPU those of two pinned buffers that are reused, or, where MPI takes a GPU's memory, the flat vectors themselves.
+
+    Args:
+        clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
+        tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
+            own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
+        direct: MPI takes a GPU's memory.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        loss: Loss,
+        split: Split,
+        sampling: Sampling,
+        *,
+        seed: int,
+        learner_id: int,
+        clip_norm: float = 0.0,
+        tell_nonfinite: bool = False,
+        direct: bool = False,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._split = split
+        self._sampling = sampling
+        self._seed = seed
+        self._learner_id = learner_id
+        self._clip_norm = clip_norm
+        self._tell_nonfinite = tell_nonfinite
+        on_host = model.weights.device.type == "cpu"
+        self._staged = not (on_host or direct)
+        self._weights = staging(model.weights) if self._staged else model.weights
+        self._gradients = staging(model.gradients) if self._staged else model.gradients
+        self._told_loss = None if on_host else staging(model.weights.new_zeros(()))
+        self.wire_weights, self.wire_gradients = view_of(self._weights), view_of(self._gradients)
+        self.samples = 0
+        self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
+
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this host memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
+        self.wire_weights, self.wire_gradients = weights, gradients
+        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
+        if not self._staged:
+            self._model.move_to(self._weights, self._gradients)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this between the layers, forward and backward."""
+
+        def between(*_: object) -> None:
+            check()
+
+        for module in self._model.module.modules():
+            if not list(module.children()):
+                module.register_forward_pre_hook(between)
+        for parameter in self._model.module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(between)  # type: ignore[no-untyped-call]
+
+    def prepare(self, seq: int) -> None:
+        """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
+        self._model.zero_gradients()
+        self._prepared = (seq, self._batch(seq))
+
+    def _batch(self, seq: int) -> tuple[Tensor, Tensor]:
+        if self._prepared is not None and self._prepared[0] == seq:
+            return self._prepared[1]
+        indices = self._sampling.indices(self._learner_id, seq)
+        inputs, targets = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
+        return self._model.inputs(inputs), targets
+
+    def _seeds(self, domain: Domain, seq: int) -> Seeds:
+        return seeds_of(domain, self._seed, self._learner_id, seq)
+
+    def forward(self, seq: int) -> Tensor:
+        """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
+        loss = self.loss_of(*self.output(seq))
+        if not loss.requires_grad and torch.is_grad_enabled():
+            raise ConfigError("loss: it does not depend on the model's weights by autograd: was it detached, or made a number?")
+        return loss
+
+    def loss_of(self, output: Any, targets: Tensor) -> Tensor:
+        """The user's loss of what `output` gave."""
+        return self._loss(output, targets)
+
+    def output(self, seq: int) -> tuple[Any, Tensor]:
+        """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`.
+
+        What the model draws, and the loss after it, from the global generators depends on the names alone.
+        """
+        inputs, targets = self._batch(seq)
+        self.samples = len(inputs)
+        seed_all(self._seeds(Domain.DROPOUT, seq))
+        return self._model.module(inputs), targets.to(self._model.weights.device, non_blocking=True)
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
+        model = self._model
+        if self._prepared is None or self._prepared[0] != seq:
+            self.prepare(seq)
+        if self._staged:
+            model.weights.copy_(self._weights, non_blocking=True)
+        loss = self.forward(seq)
+        self._prepared = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._clip_norm > 0:
+            norm = torch.linalg.vector_norm(model.gradients)
+            model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
+        value = self._hand_over(loss.detach())
+        return math.nan if self._tell_nonfinite and not is_finite(self.wire_gradients) else value
+
+    def _hand_over(self, loss: Tensor) -> float:
+        """The loss; from a GPU after the only wait for it of a mini-batch, by which the gradient is where MPI is to take it."""
+        if self._told_loss is None:
+            return loss.item()
+        if self._staged:
+            self._gradients.copy_(self._model.gradients, non_blocking=True)
+        self._told_loss.copy_(loss, non_blocking=True)
+        wait_for(loss)
+        return self._told_loss.item()

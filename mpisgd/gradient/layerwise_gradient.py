@@ -1,0 +1,139 @@
+"""A mini-batch's gradient whose slices are exchanged one by one, as forward and backward pass reach and leave their layers.
+
+Weights are asked for when the forward pass is about to enter a module that owns some of a slice's parameters; a gradient is told
+when the backward pass has accumulated the last parameter of its slice. So the order is that of the passes, whatever that of the
+vector: layers may be tied, entered often, out of order, or not at all.
+
+A module whose parameters are used without it being called (attention's output projection, say) does not show when. The first
+mini-batch is computed once to see which are called: for the others, that is asked when the nearest module around them is entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.vectors.computing import Computes, Exchanges
+from mpisgd.vectors.flat import FlatModel
+
+
+class LayerwiseGradient(Computes):
+    """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which slice is needed, and which is left.
+
+    Args:
+        gradient: of `model`; it neither clips nor looks for gradients that are not finite.
+        bounds: the slices of the flat vector; each holds whole parameters.
+    """
+
+    def __init__(self, gradient: Gradient, model: FlatModel, bounds: Sequence[tuple[int, int]], exchange: Exchanges) -> None:
+        self.samples = 0
+        self._gradient = gradient
+        self._exchange = exchange
+        self._passing = False
+        self._seq, self._loss = 0, 0.0
+        self._needed = [False] * len(bounds)
+        self._unseen: set[int] = set()
+        """Slices that no module of the forward pass asked for."""
+        self._left = [False] * len(bounds)
+        self._missing: list[set[str]] = [set() for _ in bounds]
+        """Parameters of each slice whose gradients are still to come."""
+        self._names: list[set[str]] = [set() for _ in bounds]
+        slice_of: dict[nn.Parameter, int] = {}
+        ends, offset = [end for _, end in bounds], 0
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad:
+                offset += parameter.numel()
+                slice_of[parameter] = shard = next(shard for shard, end in enumerate(ends) if offset <= end)
+                self._names[shard].add(name)
+                parameter.register_post_accumulate_grad_hook(self._accumulated(shard, name))  # type: ignore[no-untyped-call]
+        for module, shards in _entrances(model.module, slice_of, lambda: gradient.forward(0)).items():
+            # First of its hooks: others may make its weights of the parameters, as torch.nn.utils.weight_norm does.
+            module.register_forward_pre_hook(self._entered(sorted(shards)), prepend=True)
+
+    def prepare(self, seq: int) -> None:
+        self._gradient.prepare(seq)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
+
+    def compute(self, seq: int) -> float:
+        """Both passes over mini-batch `seq`, which was prepared; returns the loss.
+
+        Raises what `exchange` raises; ConfigError for a model whose layers do not show when they are used.
+        """
+        slices = range(len(self._needed))
+        self._seq = seq
+        self._needed = [False for _ in slices]
+        self._left = [False for _ in slices]
+        self._missing = [set(names) for names in self._names]
+        self._passing = True
+        try:
+            loss = self._gradient.forward(seq)
+            self._loss, self.samples = loss.item(), self._gradient.samples
+            self._unseen = {shard for shard in slices if not self._needed[shard]}
+            for shard in self._unseen:
+                self._exchange.need(shard)
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._passing = False
+        for shard in reversed(slices):
+            if not self._left[shard]:
+                self._leave(shard)
+        return self._loss
+
+    def _entered(self, shards: list[int]) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            if self._passing:
+                for shard in shards:
+                    if not self._needed[shard]:
+                        self._needed[shard] = True
+                        self._exchange.need(shard)
+
+        return hook
+
+    def _accumulated(self, shard: int, name: str) -> Callable[[Any], None]:
+        def hook(_: object) -> None:
+            if not self._passing:
+                return
+            if shard in self._unseen or self._left[shard]:
+                why = (
+                    "its weights were used before its module was called" if shard in self._unseen else "its gradient came in parts"
+                )
+                raise ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
+            self._missing[shard].discard(name)
+            if not self._missing[shard]:
+                self._leave(shard)
+
+        return hook
+
+    def _leave(self, shard: int) -> None:
+        self._left[shard] = True
+        self._exchange.leave(shard, self._seq, self.samples, self._loss)
+
+
+def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Callable[[], object]) -> dict[nn.Module, set[int]]:
+    """The modules at whose entrance slices are needed, and which; `forward` is called once, and leaves the model as it is."""
+    entered: set[nn.Module] = set()
+    handles = [module.register_forward_pre_hook(lambda each, _: entered.add(each)) for module in model.modules()]
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad():
+        forward()
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+    for handle in handles:
+        handle.remove()
+    found: dict[nn.Module, set[int]] = {}
+    for name, module in model.named_modules():
+        shards = {slice_of[parameter] for parameter in module.parameters(recurse=False) if parameter in slice_of}
+        around = name
+        while shards and module not in entered and around:
+            around = around.rpartition(".")[0]
+            module = model.get_submodule(around)  # noqa: PLW2901
+        if shards:
+            found.setdefault(module, set()).update(shards)
+    return found

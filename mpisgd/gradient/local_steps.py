@@ -1,0 +1,85 @@
+"""A learner's own steps between pulls: Downpour's n_push and n_fetch [Dean12 4.1], SSP's local updates [ElasticDL].
+
+Several mini-batches are one to the learner's loop: after each the learner takes a step of plain SGD by itself, and what is pushed
+is the sum of their gradients. Where the loop does not pull after a push, the next ones go on from the learner's own weights: the
+last step is taken while the push is under way [ElasticDL], as both only read the gradient. Before a pull it would be for nothing,
+and is not taken.
+
+The schedule is a function of samples applied, of which a learner knows by the clock of the weights that it pulled: under these
+protocols each update is of one push. (SSP also counts a gradient that is discarded: then the own steps are so many mini-batches
+ahead of the shard's.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpisgd.vectors.computing import Travels
+
+
+class LocalSteps(Travels):
+    """Computes `count` mini-batches as one: round r has the learner's mini-batches r * count to r * count + count - 1.
+
+    The loss is the mean of theirs, the samples are those of all.
+
+    Args:
+        gradient: computes single mini-batches; what it leaves in `wire_gradients` is replaced by the sum.
+        rate: learning rate of the learner's own steps, from weights of a clock.
+    """
+
+    def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float]) -> None:
+        self._gradient = gradient
+        self._count = count
+        self._rate = rate
+        self._alpha = np.float32(rate(0))
+        self.wire_weights = gradient.wire_weights
+        self.wire_gradients = gradient.wire_gradients
+        self.samples = 0
+        self._numbers = isinstance(self.wire_weights, np.ndarray)
+        self._step: Any = np.empty_like(self.wire_weights) if self._numbers else None
+        self._accrued = np.empty_like(self.wire_gradients) if self._numbers and count > 1 else None
+
+    def prepare(self, seq: int) -> None:
+        """Do what the first mini-batch of a round needs before its weights are known."""
+        self._gradient.prepare(seq * self._count)
+
+    def at_clock(self, clock: int) -> None:
+        """The schedule's rate there; it stays until weights are pulled again."""
+        self._alpha = np.float32(self._rate(clock))
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
+
+    def compute(self, seq: int) -> float:
+        """Compute a round at the weights that are there; returns the mean loss."""
+        first, loss, self.samples = seq * self._count, 0.0, 0
+        for number in range(first, first + self._count):
+            if number > first:
+                self.take_own_step()
+                self._gradient.prepare(number)
+            loss += self._gradient.compute(number)
+            self.samples += self._gradient.samples
+            if self._accrued is not None:
+                self._accrue(self._accrued, first=number == first)
+        if self._accrued is not None:
+            self.wire_gradients[:] = self._accrued
+        return loss / self._count
+
+    def _accrue(self, accrued: np.ndarray, first: bool) -> None:
+        """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
+        np.multiply(self.wire_gradients, self._alpha, out=self._step)
+        if first:
+            accrued[:] = self.wire_gradients
+        else:
+            np.add(accrued, self.wire_gradients, out=accrued)
+
+    def take_own_step(self) -> None:
+        """Take the step of the mini-batch computed last; what is pushed is read at most."""
+        if not self._numbers:
+            return
+        if self._accrued is None:
+            np.multiply(self.wire_gradients, self._alpha, out=self._step)
+        np.subtract(self.wire_weights, self._step, out=self.wire_weights)

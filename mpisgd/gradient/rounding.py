@@ -1,0 +1,114 @@
+"""Gradients that travel as bfloat16: half of the bytes, and what is rounded off comes later (error feedback, arXiv:1901.09847).
+
+A learner pushes the sum of its gradient g and of its remainder r, rounded, and keeps what was rounded off as its remainder:
+
+    v = g + r        q = bfloat16(v), to nearest even        r = v - q
+
+So all that it has pushed and its remainder sum to all its gradients, to float32's own rounding. An element of r is at most 1/256 of
+its v: bfloat16 has the exponents of float32 and 8 bits of its significand. Shards sum, step and serve weights in float32.
+
+What a shard drops or rejects takes along the remainder that was in it. Each attempt of a run begins without remainders, which are
+in no checkpoint: a run that is continued has not the bits of one without interruption. Replay, which goes through attempts one by
+one, has the bits of every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import host_vector, host_view, is_finite, squared_norm
+
+_CHUNK = 2**18
+"""Elements that are gone over at once, so that gradient, remainder and what is sent of them stay in the cache: 2.5 MiB. 11 M
+elements take 7.2 ms; in chunks of 2^16 9.3, for torch takes 10 µs to begin each pass."""
+
+
+class Rounding:
+    """A learner's remainder, and what it pushes.
+
+    Attributes:
+        sent: (parameters,) bfloat16, the last gradient as it is pushed.
+        bits: the same memory as (parameters,) int16, which numpy and MPI know.
+    """
+
+    def __init__(self, parameters: int) -> None:
+        self.bits = np.zeros(parameters, np.int16)
+        self.sent: Tensor = torch.from_numpy(self.bits).view(torch.bfloat16)
+        self._remainder = host_vector(parameters)
+
+    @property
+    def remainder(self) -> Tensor:
+        """(parameters,) float32: what the next gradient will be added to."""
+        return self._remainder
+
+    def round(self, gradient: Tensor) -> float:
+        """Let `sent` be what is pushed of `gradient`, (parameters,) float32.
+
+        Returns |r| / |v|, what was rounded off; 0 where there is nothing, or so little that its square is 0 in float32. NaN:
+        something was not finite, in the gradient or, beyond 3.39e38, in bfloat16; there the remainder is 0.
+        """
+        whole = rest = 0.0
+        for start in range(0, len(self.bits), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            remainder, sent = self._remainder[part], self.sent[part]
+            left = host_view(remainder.add_(gradient[part]))
+            whole += squared_norm(left)
+            sent.copy_(remainder)
+            remainder.sub_(sent)
+            rest += squared_norm(left)
+        if not math.isfinite(whole + rest):
+            if not is_finite(host_view(self._remainder)):
+                self._remainder.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+                return math.nan
+            return float(self._remainder.double().norm() / self.sent.double().norm())  # beyond 1e19, squares are infinite
+        return math.sqrt(rest / whole) if rest > 0 else 0.0
+
+
+class Rounded(Travels):
+    """A learner's gradient, rounded; `wire_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
+
+    Args:
+        gradient: computes; or, where only sizes travel, stands for that.
+        tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
+    """
+
+    def __init__(self, gradient: Travels, *, tell_nonfinite: bool) -> None:
+        self._gradient = gradient
+        self._tell_nonfinite = tell_nonfinite
+        self.wire_weights = gradient.wire_weights
+        self.samples = gradient.samples
+        self._vector: Tensor | None = None
+        if isinstance(gradient.wire_gradients, np.ndarray):
+            self._vector = torch.from_numpy(gradient.wire_gradients)
+            self._rounding = Rounding(len(gradient.wire_gradients))
+            self.wire_gradients: Any = self._rounding.bits
+        else:
+            self.wire_gradients = gradient.wire_gradients.in_half()
+
+    def prepare(self, seq: int) -> None:
+        self._gradient.prepare(seq)
+
+    def at_clock(self, clock: int) -> None:
+        self._gradient.at_clock(clock)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` and round it; returns the loss. One that is given up is not rounded."""
+        loss = self._gradient.compute(seq)
+        self.samples = self._gradient.samples
+        if self._vector is not None:
+            self.rounded = self._rounding.round(self._vector)
+        return math.nan if self._tell_nonfinite and math.isnan(self.rounded) else loss
+
+    def take_own_step(self) -> None:
+        """Along the gradient as it was computed."""
+        self._gradient.take_own_step()

@@ -1,0 +1,1 @@
+"""A real job from a configuration: roles, start, resume, signals, end."""

@@ -1,0 +1,229 @@
+"""The first and last words of a run, and its end on rank 0: join the logs, check the books, say DONE.
+
+DESIGN 4, laws 4 and 8; DESIGN 6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from mpisgd.base.errors import ProtocolError
+from mpisgd.config import Config, footprint, kind_of
+from mpisgd.job import parts
+from mpisgd.records import directory
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Books, Rows, Run
+from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.thinning import UNBOUNDED, Thinning
+from mpisgd.shard import Shard
+from mpisgd.update.divergence import FIRST, has_diverged
+
+_MOST_INITIAL = 0.05
+"""Share of the initial weights in thetabar above which a run says so."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run, the same on every rank."""
+
+    path: Path
+    clocks: tuple[int, ...]
+    """Final clock of each shard."""
+    samples: tuple[int, ...]
+    """Samples applied by each shard."""
+    diverged: bool
+    """Something was not finite, or, where there is a log, the training loss is far above its start for long (`divergence`)."""
+    training_s: float
+    """From the start barrier to the last update of shard 0."""
+
+
+def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_samples: int) -> str:
+    """First line of a run: `ranks` compute for lambda_ learners."""
+    learners = f"{lambda_:,} learners"
+    if config.in_teams:
+        learners = f"{ranks:,} learners in {lambda_:,} team{'s' * (lambda_ > 1)}"
+    elif config.aggregation == "node":
+        learners += " that share memory"
+    options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
+    copies = footprint.of_compensation(lambda_, parameters, config.shards)
+    return (
+        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners} x {config.mu} samples,"
+        f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
+        f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
+        f"{_averaging(config, lambda_, ranks, train_samples)}"
+    )
+
+
+def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> str:
+    """Say what is to be said of thetabar: a run of few updates leaves it near the initial weights."""
+    if config.averaging == 0 or config.averaging_bias_correction:
+        return ""
+    of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
+    updates = parts.run_samples(config, train_samples) / parts.samples_per_update(config, of_each)
+    left = config.averaging**updates
+    if left < _MOST_INITIAL:
+        return ""
+    return f", thetabar ends as {100 * left:.0f} % the initial weights (averaging_bias_correction leaves them out)"
+
+
+def blown_up(server: Shard) -> bool:
+    """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
+    weights = server.update.weights
+    return server.finiteness.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
+
+
+def account(
+    clock: int = 0,
+    samples: int = 0,
+    diverged: bool = False,
+    training_s: float = 0.0,
+    refused: int = 0,
+    most: int = -1,
+    interrupted: bool = False,
+) -> np.ndarray:
+    """Account of one rank at the end, int64 (7,); learners and the evaluator have nothing to say.
+
+    `refused`: how many messages, and `most`: the rank that sent most of them.
+    """
+    return np.array([clock, samples, diverged, training_s * 1e9, refused, most, interrupted], np.int64)
+
+
+def refusals(accounts: np.ndarray, who: Callable[[int], str]) -> str:
+    """Describe the messages that shards refused, int64 (shards, 7); "" = none. `who` describes a rank."""
+    refused = int(accounts[:, 4].sum())
+    if not refused:
+        return ""
+    rank = int(accounts[accounts[:, 4].argmax(), 5])
+    return (
+        f"{refused:,} message(s) that cannot be were refused, most of them of rank {rank} ({who(rank)}): a bug, or a foreign"
+        " program; the run went on without them, is complete and saved (events of kind REFUSED in its log)"
+    )
+
+
+def outcome_of(path: Path, accounts: np.ndarray) -> Outcome:
+    """The outcome from the accounts of all shards, int64 (shards, 7)."""
+    return Outcome(
+        path=path,
+        clocks=tuple(int(clock) for clock in accounts[:, 0]),
+        samples=tuple(int(samples) for samples in accounts[:, 1]),
+        diverged=bool(accounts[:, 2].any()),
+        training_s=float(accounts[0, 3]) * 1e-9,
+    )
+
+
+def finish(outcome: Outcome, *, logged: bool) -> Outcome:
+    """Join the logs, check the books, mark the run DONE; the outcome, with what only the log can tell.
+
+    Raises ProtocolError where the books do not balance, DataError where a log file is missing.
+    """
+    if logged:
+        log = Run(outcome.path)
+        directory.join(outcome.path, log.shards, log.attempt)
+        check_books(log, outcome)
+        outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
+    contents: dict[str, Any] = {
+        "clock": list(outcome.clocks),
+        "samples": list(outcome.samples),
+        "diverged": outcome.diverged,
+        "seconds": outcome.training_s,
+        "books_balanced": True,
+    }
+    weights = outcome.path / schema.WEIGHTS
+    if weights.is_file():
+        contents["weights"] = sums.of_file(weights)
+    directory.mark_done(outcome.path, contents)
+    return outcome
+
+
+def applied_losses(log: Run) -> np.ndarray:
+    """Losses of the gradients that shard 0 has applied, in its order, also before slices were cut anew: float32, (gradients,).
+
+    The rows are read some at a time, and four bytes of each are kept: there may be 10^8. Of a bounded log they are a sample: the
+    first mini-batches, and then every k-th push, where k is the largest by which any rows were kept.
+    """
+    if log.left_out or log.left_out_before:
+        return _sampled_losses([*(part for layout in log.earlier for part in layout.rows[0]), *log.parts_of(0)])
+    before = (rows for layout in log.earlier for part in layout.parts() for rows in part.chunks("pushes"))
+    found = [
+        rows["loss"][(rows["shard"] == 0) & (rows["verdict"] == Verdict.APPLY)].astype(np.float32)
+        for rows in chain(before, log.chunks("pushes"))
+    ]
+    return np.concatenate([np.empty(0, np.float32), *found])
+
+
+def _sampled_losses(parts: list[Rows]) -> np.ndarray:
+    """Of these files of shard 0. A loss that is not finite has made the shard say `diverged`, whether or not it is among them."""
+    rules = [part.thinning("pushes") or Thinning(UNBOUNDED) for part in parts]
+    most = max(every for rule, part in zip(rules, parts, strict=True) for _, every in rule.stretches(part.length("pushes")))
+    first, found = np.empty(0, np.float32), [np.empty(0, np.float32)]
+    for rule, part in zip(rules, parts, strict=True):
+        place = 0
+        for rows in part.chunks("pushes"):
+            numbers = rule.numbers(place, place + len(rows))
+            applied, place = rows["verdict"] == Verdict.APPLY, place + len(rows)
+            if len(first) < FIRST:
+                first = np.concatenate([first, rows["loss"][applied]])[:FIRST].astype(np.float32)
+            found.append(rows["loss"][applied & (numbers % most == 0)].astype(np.float32))
+    return np.concatenate([first, *found])
+
+
+def check_books(log: Run, outcome: Outcome) -> None:
+    """Law 4. Raises ProtocolError where a shard's account or its log does not agree with its clock."""
+    made = Counter[int]()
+    if log.left_out:
+        made.update({shard: counts.updates.rows for shard, counts in enumerate(log.counts)})
+    for rows in () if log.left_out else log.chunks("updates"):
+        made.update(dict(zip(*(each.tolist() for each in np.unique(rows["shard"], return_counts=True)), strict=True)))
+    for books, summary, clock in zip(log.books(), log.summaries, outcome.clocks, strict=True):
+        updates = made[books.shard]
+        if not books.balanced or summary["received"] != books.pushed or updates != clock - log.begins.clock:
+            raise ProtocolError(
+                f"the books of shard {books.shard} do not balance: {_sum(books)};"
+                f" received {summary['received']}, {updates} logged updates at clock {clock}"
+            )
+    for layout in log.earlier:
+        for shard, attempts in enumerate(layout.rows):
+            if any(part.left_out("updates") for part in attempts):
+                continue  # their numbers are not there to be checked
+            clock, found, follow = layout.first_clock, 0, True
+            for rows in (rows for part in attempts for rows in part.chunks("updates")):
+                follow &= bool(
+                    (rows["clock"] == np.arange(clock + 1, clock + 1 + len(rows))).all() and (rows["shard"] == shard).all()
+                )
+                clock, found = clock + len(rows), found + len(rows)
+            if not follow or clock != layout.last_clock:
+                raise ProtocolError(
+                    f"shard {shard} of {layout.shards}, before slices were cut anew at clock {layout.last_clock}, has {found}"
+                    f" logged updates after clock {layout.first_clock}"
+                )
+
+
+def _sum(books: Books) -> str:
+    return (
+        f"pushed {books.pushed} = applied {books.applied} + dropped {books.dropped}"
+        f" + rejected {books.rejected} + in flight {books.in_flight}"
+    )
+
+
+def farewell(outcome: Outcome, *, logged: bool) -> str:
+    """The last line that a run prints."""
+    ending = "diverged" if outcome.diverged else "finished"
+    rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
+    text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
+    if not logged:
+        return text
+    log = Run(outcome.path)
+    last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
+    if len(last) and math.isfinite(last["error"][-1]):
+        text += f", test error {100 * last['error'][-1]:.2f} %"
+    return f"{text}; see: mpisgd report {outcome.path}"

@@ -1,0 +1,119 @@
+"""Names of what the user brought, which a reader can trust: model, data, loss and protocol, by name, file and checksum (DESIGN 6).
+
+An object that was handed to `mpisgd.train` gets into a run's config.toml under the name by which it can be imported; a lambda, a
+function inside another or an instance has none, and is said to have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpisgd.base.imports import file_of
+from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
+from mpisgd.job.parts import UNNAMED_LOSS, Brought
+
+PARTS = ("model", "data", "loss")
+"""What may be brought as objects."""
+NAMED = (*PARTS, "protocol")
+"""What may be named."""
+
+
+def as_brought(config: Config, brought: Brought) -> Config:
+    """The configuration, which names what was brought in place of what it would have taken otherwise."""
+    changes: dict[str, Any] = {}
+    if brought.model is not None:
+        changes["model"] = CustomModelOptions(factory=spec_of(brought.model))
+    if brought.data is not None:
+        changes["data"] = CustomDataOptions(factory=spec_of(brought.data))
+    if brought.loss is not None:
+        changes["loss"] = _name_in_torch(brought.loss) or spec_of(brought.loss) or UNNAMED_LOSS
+    return replace(config, **changes)
+
+
+def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
+    """For config.toml, of each part that is the user's: object (package.module:attribute, "" where it has no such name), module,
+    qualified_name, and file with its sha256, both "" where there is none."""
+    specs = {
+        "model": getattr(config.model, "factory", ""),
+        "data": getattr(config.data, "factory", ""),
+        "loss": config.loss if ":" in config.loss else "",
+        "protocol": getattr(config.protocol, "factory", ""),
+    }
+    found = {}
+    for part in NAMED:
+        value = getattr(brought, part, None)
+        if part == "loss" and value is not None and _name_in_torch(value):
+            continue
+        if value is not None:
+            found[part] = _of_object(value)
+        elif specs[part]:
+            found[part] = _of_spec(specs[part])
+    return found
+
+
+def spec_of(value: Any) -> str:
+    """`package.module:attribute` by which it can be imported; "" where there is none."""
+    name = getattr(value, "__qualname__", "")
+    module = _importable(getattr(value, "__module__", None) or "")
+    if not isinstance(name, str) or not name or not module or "<" in name:
+        return ""
+    found: Any = sys.modules.get(value.__module__)
+    for attribute in name.split("."):
+        found = getattr(found, attribute, None)
+    return f"{module}:{name}" if found == value else ""
+
+
+def _name_in_torch(loss: Any) -> str:
+    """Name a function of torch.nn.functional, as a configuration does."""
+    name = getattr(loss, "__name__", "")
+    return name if isinstance(name, str) and name and getattr(torch.nn.functional, name, None) is loss else ""
+
+
+def _importable(module: str) -> str:
+    """The name by which a module can be imported: of the script that Python was started with, that of its file."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name)
+    file = Path(getattr(main, "__file__", "") or "")
+    return file.stem if file.suffix == ".py" and file.stem.isidentifier() else ""
+
+
+def _of_object(value: Any) -> dict[str, str]:
+    itself = value if hasattr(value, "__qualname__") else type(value)
+    module = getattr(itself, "__module__", None) or ""
+    name = itself.__qualname__ if itself is value else f"an instance of {itself.__qualname__}"
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return {"object": spec_of(value), "module": _importable(module) or module, "qualified_name": name, **_of_file(file)}
+
+
+def _of_spec(spec: str) -> dict[str, str]:
+    """Without importing it: the first rank may be one that has no use for it."""
+    module, _, name = spec.partition(":")
+    return {"object": spec, "module": module, "qualified_name": name, **_of_file(file_of(module))}
+
+
+def _of_file(file: str) -> dict[str, str]:
+    path = Path(file).absolute()
+    return {"file": str(path) if file else "", "sha256": sha256_of(path) if file else ""}
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def files_of(entries: Mapping[str, Mapping[str, str]]) -> list[Path]:
+    """The files of what `described` has found, each once."""
+    return [Path(file) for file in dict.fromkeys(entry["file"] for entry in entries.values()) if file]

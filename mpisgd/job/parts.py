@@ -1,0 +1,358 @@
+"""The parts of a job, made from its configuration: what a real rank, a virtual cluster and a replay build alike.
+
+Nothing here knows ranks. Where `Brought` holds an object, it stands for what the configuration would name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd import data as datasets
+from mpisgd import models
+from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import load_attribute
+from mpisgd.base.streams import Domain
+from mpisgd.comm.communicator import Communicator, Team
+from mpisgd.config import Config, hints
+from mpisgd.data import DataSet, sampling
+from mpisgd.data.sampling import Sampling
+from mpisgd.exchange import layerwise
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shared_team import SharedTeam
+from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.gradient.measure import Measure
+from mpisgd.gradient.rounding import Rounded
+from mpisgd.gradient.straggler import NO_DELAYS, Delays
+from mpisgd.protocols import Protocol
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.update import schedule
+from mpisgd.update.compensation import Compensation
+from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
+from mpisgd.update.schedule import Schedule
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Travels, Updates
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds, vector_like
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Parts that the user brings as Python objects, instead of by name in the configuration."""
+
+    model: Callable[[], nn.Module] | None = None
+    loss: Loss | None = None
+    data: Any = None
+
+
+NOTHING_BROUGHT = Brought()
+UNNAMED_LOSS = "custom"
+"""Stands in a configuration for a loss that was brought as an object, and has no name by which it can be imported."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Facts about the data for ranks that do not have it."""
+
+    train_samples: int
+    test_samples: int
+    input_shape: tuple[int, ...]
+    classes: int | None
+    """None where only reading all samples could tell."""
+
+
+def load_data(config: Config, brought: Brought) -> DataSet:
+    """Raises ConfigError, DataError."""
+    with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
+        if brought.data is not None:
+            data = datasets.as_dataset(brought.data, "data", {"data_dir": config.data_dir, "seed": config.seed})
+        else:
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
+    if len(data.train) == 0:
+        raise ConfigError(f"data {data.name}: it has no training samples")
+    return data
+
+
+def meta_of(data: DataSet) -> Meta:
+    return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
+
+
+def load_loss(config: Config, brought: Brought) -> Loss:
+    """Raises ConfigError where there is no such function."""
+    if brought.loss is not None:
+        return brought.loss
+    name = config.loss
+    if ":" in name:
+        loss: Loss = load_attribute(name, "loss")
+        return loss
+    try:
+        builtin: Loss = getattr(torch.nn.functional, name)
+    except AttributeError as error:
+        snake = hints.loss(name)
+        mean = f"; did you mean {snake!r}?" if hasattr(torch.nn.functional, snake) and snake else ""
+        expected = f"expected a function of torch.nn.functional, or package.module:callable{mean}"
+        raise ConfigError(f"loss = {name!r}: {expected}") from error
+    return builtin
+
+
+def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu") -> FlatModel:
+    """The network with its initial weights. Raises ConfigError where it does not fit the data."""
+    if brought.model is not None:
+        module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+    else:
+        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+    return FlatModel(module, config.memory_format, device)
+
+
+def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
+    """The layers of each shard's slice; none are named where slices are cut evenly. Raises ConfigError for too many shards."""
+    return cut_between(model.layers, config.shards) if config.exchange == "layerwise" else []
+
+
+def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
+    """The slice of each shard. Raises ConfigError for too many shards."""
+    return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
+
+
+def layer_names(slices: list[list[Layer]]) -> dict[str, Any]:
+    """For a run's config.toml: the names of each slice's layers, where slices are cut between layers."""
+    return {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
+
+
+def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
+    """Make the dealing of data to all ranks that compute: learners, or in teams."""
+    return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
+
+
+def make_gradient(
+    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int, *, direct: bool = False
+) -> Gradient:
+    """Make the gradient of one rank; its number among those that compute is its learner_id, or `Roles.number` in a team.
+
+    `direct`: MPI takes a GPU's memory.
+    """
+    return Gradient(
+        model,
+        loss,
+        data.train,
+        sampling,
+        seed=config.seed,
+        learner_id=learner_id,
+        clip_norm=config.clip_norm,
+        tell_nonfinite=config.nonfinite == "drop",
+        direct=direct,
+    )
+
+
+def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
+    """Wrap a gradient in `LocalSteps` where the protocol lets learners step by themselves: several mini-batches become one."""
+    if not steps_by_itself(config):
+        return gradient
+    protocol = config.protocol
+    alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
+    factor, count = make_schedule(config, 1, train_samples), protocol.mini_batches_per_push
+
+    def rate(clock: int) -> float:
+        return alpha * factor(clock * count * config.mu / train_samples)
+
+    return LocalSteps(gradient, count, rate)
+
+
+def steps_by_itself(config: Config) -> bool:
+    """Whether a learner goes on from its own weights between two pulls."""
+    return config.protocol.mini_batches_per_pull > 1
+
+
+def pushes_what_it_computes(config: Config) -> bool:
+    """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
+    return config.aggregation == "none" and config.push_format == "float32" and not steps_by_itself(config)
+
+
+def as_pushed(config: Config, gradient: Travels) -> Travels:
+    """Wrap a gradient in `Rounded` where it travels in another type than float32."""
+    if config.push_format == "float32":
+        return gradient
+    return Rounded(gradient, tell_nonfinite=config.nonfinite == "drop")
+
+
+def loop_delays(config: Config, learner_id: int) -> Delays:
+    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
+    layer by layer the channel does, before the first push."""
+    by_itself = config.aggregation == "none" and config.exchange == "whole"
+    return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
+
+
+def learner_channel(
+    config: Config,
+    protocol: Protocol,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    travels: Travels,
+    bounds: list[tuple[int, int]],
+) -> LearnerChannel:
+    """A learner's end, for whole vectors or for layers."""
+    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients}
+    consistent = protocol.consistent
+    if config.exchange == "layerwise":
+        delays = Delays(config.straggler, config.seed, learner_id)
+        return layerwise.make(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
+    return LearnerChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
+
+
+def team_channel(
+    config: Config,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    travels: Travels,
+    update: Updates,
+    bounds: list[tuple[int, int]],
+) -> TeamChannel:
+    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share."""
+    team: Team
+    if config.aggregation == "node":
+        team, received = SharedTeam(wire.node(roles.learner_ranks), travels, update, bounds), None
+    else:
+        team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
+    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients, "received": received}
+    return TeamChannel(wire, roles, learner_id, team=team, **vectors)
+
+
+def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
+    """Number of gradients that normally make one update, where `ranks` compute for lambda_ learners; whole where all count."""
+    return protocol.gradients_per_update * ranks / lambda_
+
+
+def samples_per_update(config: Config, gradients_per_update: float) -> float:
+    """Number of samples that normally make one update; in teams, of all ranks."""
+    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
+
+
+def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
+    """The factor of the learning rate as a function of epochs."""
+    return schedule.make(config.schedule, config.epochs, samples_per_update(config, gradients_per_update) / train_samples)
+
+
+def make_update(
+    config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
+) -> SliceUpdate:
+    """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
+
+    `direct`: MPI takes a GPU's memory.
+    """
+    own = vector_like(weights.detach().to(device))
+    own.copy_(weights)
+    kind = SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate
+    return kind(
+        own,
+        config.optimizer,
+        learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
+        schedule=make_schedule(config, gradients_per_update, train_samples),
+        train_samples=train_samples,
+        averaging=config.averaging,
+        bias_correction=config.averaging_bias_correction,
+        half=config.push_format == "bfloat16",
+        compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
+    )
+
+
+def run_samples(config: Config, train_samples: int) -> int:
+    """Number of samples that a run is meant to apply."""
+    return math.ceil(config.epochs * train_samples)
+
+
+def budget_samples(config: Config, protocol: Protocol, train_samples: int) -> float:
+    """Applied samples at which a shard stops the run; infinite where learners leave by themselves."""
+    return math.inf if protocol.exact else run_samples(config, train_samples)
+
+
+def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
+    """Mini-batches after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
+    mini_batches = math.ceil(run_samples(config, train_samples) / config.mu)
+    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
+
+
+def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:
+    options = config.evaluation
+    return Measure(
+        model,
+        loss,
+        train=data.train,
+        test=data.test,
+        batch=options.batch,
+        buffers=options.buffers,
+        recalibrate_batches=options.recalibrate_batches,
+        seed=config.seed,
+    )
+
+
+def make_told(config: Config, data: DataSet) -> Evaluations:
+    """Tells how far the evaluations are: of the initial weights, of those after every so many epochs, and of the last."""
+    options, log = config.evaluation, config.log
+    every = config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0
+    splits = (len(data.test), len(data.train) if options.train else 0)
+    batches = (2 if config.averaging > 0 else 1) * sum(math.ceil(samples / options.batch) for samples in splits)
+    return Evaluations(log.progress, 2 + math.floor(every), batches, log.progress_s)
+
+
+_WRONG = (RuntimeError, ValueError, TypeError, IndexError)
+"""Errors that torch raises for shapes and types that do not fit."""
+
+
+def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
+    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
+
+    Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
+    """
+    gradient.prepare(0)
+    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
+    with torch.no_grad():
+        try:
+            output, targets = gradient.output(0)
+        except _WRONG as error:
+            raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
+        try:
+            loss: Any = gradient.loss_of(output, targets)
+        except (*_WRONG, AttributeError) as error:
+            failed = f"{type(error).__name__}: {error}"
+            if not isinstance(output, Tensor):
+                expected = "expected a tensor, or a loss that takes such an output"
+                raise ConfigError(f"model: it returned {_described(output)}, and the loss fails: {failed}: {expected}") from error
+            what = f"output of shape {tuple(output.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
+            raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}{_expected_of_loss(output, targets, error)}") from error
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else _described(loss)
+        raise ConfigError(f"loss: it returned {found}, expected a scalar tensor that autograd can differentiate")
+    if loss.numel() != 1:
+        raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
+    if not math.isfinite(loss.item()):
+        raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
+    for name, buffer in model.module.named_buffers():
+        buffer.copy_(state[name])
+    return loss.item()
+
+
+def _expected_of_loss(output: Tensor, targets: Tensor, error: Exception) -> str:
+    """Say what is wanted, for the two most usual errors; "" for others."""
+    if isinstance(error, TypeError):
+        return "; expected a callable of (output, target)"
+    classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0
+    if isinstance(error, IndexError) and output.dim() > 1 and classes > output.shape[1]:
+        return f"; the model has {output.shape[1]} outputs, its targets are of at least {classes} classes"
+    return ""
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
+    return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"

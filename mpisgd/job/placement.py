@@ -1,0 +1,57 @@
+"""The roles and the protocol of a job on given hosts: all that can be refused before torch is imported or a job is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpisgd.base.checks import require
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, compatibility
+from mpisgd.exchange.roles import Roles, of_job, world_size
+from mpisgd.protocols import Protocol
+
+
+def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> tuple[Roles, Protocol]:
+    """Check the configuration against itself and the number of its ranks; `hosts` are their host names.
+
+    Raises ConfigError: things that do not go together (`compatibility`), too few ranks, a protocol that does not fit so many
+    learners, a straggler that is none of them.
+    """
+    compatibility.check(config, virtual=virtual)
+    roles = of_job(config, hosts)
+    protocol = config.protocol.make(roles.lambda_)
+    _check_stragglers(config, len(roles.computing_ranks))
+    return roles, protocol
+
+
+def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
+    """Place a virtual cluster, whose learners the configuration counts; returns the node of each rank, too. Raises ConfigError."""
+    options = config.virtual
+    nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
+    roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
+    _check_named(config, [nodes[rank] for rank in roles.computing_ranks])
+    return nodes, roles, protocol
+
+
+def virtual_hosts(nodes: Sequence[int]) -> list[str]:
+    """The host name of each rank of a virtual cluster."""
+    return [f"node-{node}" for node in nodes]
+
+
+def _check_named(config: Config, nodes: Sequence[int]) -> None:
+    """Refuse a slow node that has no learner, and failures of one that is not there; `nodes` are those of the learners."""
+    among = f"a node of learners, from {min(nodes)} to {max(nodes)}"
+    for node, factor in config.virtual.slow_nodes.items():
+        require(node in nodes, f"virtual.slow_nodes[{node}]", factor, among)
+    for learner_id, at_s in config.failures.at_s.items():
+        expected = f"a learner_id from 0 to {len(nodes) - 1}"
+        require(0 <= learner_id < len(nodes), f"failures.at_s[{learner_id}]", at_s, expected)
+
+
+def _check_stragglers(config: Config, ranks: int) -> None:
+    """Refuse a straggler that is none of so many ranks that compute: learners, or in teams."""
+    straggler = config.straggler
+    named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
+    for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():
+        if learner_id >= ranks:
+            raise ConfigError(f"{field}: there is no learner {learner_id}, expected 0 ... {ranks - 1}")

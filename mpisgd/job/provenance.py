@@ -1,0 +1,89 @@
+"""Provenance of a run: versions, git commits, what the user brought, command line, time; for its config.toml (DESIGN 6)."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from mpisgd.base.git import commit_of, commit_of_package
+from mpisgd.base.version import __version__
+from mpisgd.comm.virtual import compiled
+from mpisgd.config import Config
+from mpisgd.exchange.roles import Roles
+from mpisgd.job import naming
+from mpisgd.job.parts import Meta
+from mpisgd.records.log import schema
+
+
+def environment(
+    config: Config,
+    roles: Roles,
+    hosts: Sequence[str],
+    meta: Meta,
+    *,
+    mpi: str,
+    brought: Mapping[str, Mapping[str, str]],
+    commits: bool = True,
+    **more: Any,
+) -> dict[str, Any]:
+    """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git, where commits are wanted.
+
+    `brought` is what `naming.described` says; `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
+    """
+    teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
+    return {
+        "learners": roles.lambda_,
+        **teams,
+        "world_size": len(hosts),
+        "shard_ranks": list(roles.shard_ranks),
+        "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,
+        "hosts": list(hosts),
+        "threads": torch.get_num_threads(),
+        "train_samples": meta.train_samples,
+        "test_samples": meta.test_samples,
+        "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
+        **more,
+        "rules": schema.RULES,
+        "form": compiled.form(),
+        "versions": {
+            "mpisgd": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "h5py": h5py.__version__,
+            "mpi": mpi,
+        },
+        "brought": brought,
+        **(_commits(naming.files_of(brought)) if commits else {}),
+        "command_line": list(sys.argv),
+        "directory": str(Path.cwd()),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _commits(files: Sequence[Path]) -> dict[str, Any]:
+    """The commit of the user's script, or of the working directory; and that of this package, where it is a checkout."""
+    own, package = commit_of(_directory_of_script(), files), commit_of_package(Path(__file__).parents[1])
+    return {
+        "git_commit": own.name,
+        "git_dirty": own.dirty,
+        "mpisgd_git_commit": package.name,
+        "mpisgd_git_dirty": package.dirty,
+    }
+
+
+def _directory_of_script() -> Path:
+    """Directory of the script that Python was started with, unless that is this package's own command."""
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if not file or Path(file).stem == "mpisgd" or (spec is not None and spec.name.partition(".")[0] == "mpisgd"):
+        return Path.cwd()
+    return Path(file).absolute().parent

@@ -1,0 +1,187 @@
+"""`mpisgd train --resume RUN`: which checkpoint a run goes on from, and what may be different this time (DESIGN 6).
+
+For synchronous protocols a run that was interrupted ends with the bits of one that was not, as long as there are as many learners
+and shards as before; otherwise slices are cut and mini-batches dealt anew (`records/recut.py`, `sampling.dealt_on`). For other
+protocols nothing that was applied is applied again: learner l goes on with the first mini-batch that any shard has not had, and a
+shard that has drops it as repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpisgd.base.errors import CheckpointError, ConfigError, DataError
+from mpisgd.config import Config, config_file, replace
+from mpisgd.data.sampling import dealt_on
+from mpisgd.job.finish import Outcome
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoint import Checkpoint
+from mpisgd.records.checkpoint.checkpoints import remove
+from mpisgd.records.checkpoint.recut import Recut, recut, recut_snapshots
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run, check_rows
+
+#: What may be another than in the run's config.toml.
+CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")
+_TOLD = (
+    *("learners", "world_size", "hosts", "threads", "rules", "form", "versions", "command_line", "directory", "started", "brought"),
+    *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """The way in which a run goes on.
+
+    Attributes:
+        attempt: the number of this attempt.
+        checkpoint: from which it goes on.
+        attempts: what config.toml is to say of those before.
+        notes: what the user is to be told.
+    """
+
+    attempt: int
+    checkpoint: Checkpoint
+    attempts: list[dict[str, Any]]
+    notes: list[str]
+
+    @property
+    def pinned(self) -> set[int]:
+        """Clocks of the checkpoints that replay needs."""
+        return {self.checkpoint.clock} | {each["clock"] for each in self.attempts if "clock" in each}
+
+    def attributes(self, rows: list[list[int]]) -> dict[str, Any]:
+        """Attributes of a log file of this attempt, before which come these rows (`schema`)."""
+        own = {
+            "attempt": self.attempt,
+            "continues_clock": self.checkpoint.clock,
+            "continues": np.array(rows, np.int64).reshape(-1, 1 + len(schema.TABLES)),
+        }
+        if not isinstance(self.checkpoint, Recut):
+            return own
+        return own | {
+            "begins_samples": self.checkpoint.parts[0].account.samples,
+            "begins_s": self.checkpoint.now_s,
+            "begins_seq": np.array(self.checkpoint.next_seq, np.int64),
+            "before": np.array(self.checkpoint.rows_before, np.int64),
+        }
+
+    @property
+    def layout(self) -> int:
+        """The first attempt whose slices are cut as those of this one."""
+        return self.attempt if isinstance(self.checkpoint, Recut) else self.checkpoint.attempts[0]
+
+    @property
+    def same_layout(self) -> bool:
+        """Whether all of this run had as many learners and shards: only then are its bits those of one without interruption."""
+        return not isinstance(self.checkpoint, Recut) and self.layout == min(each["attempt"] for each in self.attempts)
+
+    def environment(self, now: Mapping[str, Any], config: Config) -> dict[str, Any]:
+        """The table [environment] of config.toml, where `now` is that of this attempt alone."""
+        mine = {**_entry(now, config), "attempt": self.attempt}
+        mine |= {"continues": self.checkpoint.attempt, "clock": self.checkpoint.clock}
+        attempts = [*self.attempts, mine]
+        return {**now, "rules": min(each.get("rules", 1) for each in attempts), "attempts": attempts}
+
+
+def check_changes(run: Path, config: Config) -> None:
+    """Raises ConfigError where something differs from the run's own configuration that may not."""
+    before = config_file.of_run(run)
+    for item in dataclasses.fields(Config):
+        old, new = getattr(before, item.name), getattr(config, item.name)
+        if old != new and item.name not in CHANGEABLE:
+            raise ConfigError(
+                f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
+            )
+
+
+def as_many_shards_as_ranks(run: Path, config: Config) -> Config:
+    """Drop the number of shards of config.toml where learners double as shards: as many as ranks are started."""
+    if config.protocol.collective and config.shards == config_file.of_run(run).shards:
+        return replace(config, shards=1)
+    return config
+
+
+def finished(run: Path) -> Outcome | None:
+    """Read how the run ended, where it did. Raises DataError where what it says of that is damaged."""
+    done = Run(run).done
+    if done is None:
+        return None
+    try:
+        return Outcome(run, tuple(done["clock"]), tuple(done["samples"]), bool(done["diverged"]), float(done["seconds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{run / schema.DONE} is damaged: {error}") from error
+
+
+def find(run: Path, config: Config) -> Resumption:
+    """Find the checkpoint to go on from.
+
+    Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
+    """
+    notes: list[str] = []
+    checkpoint = disk.newest(run, notes.append)
+    for part in checkpoint.parts:
+        check_rows(run, part.account.shard, part.account.rows)
+    environment = Run(run).environment
+    attempts = environment.get("attempts") or [{**_entry(environment, config_file.read(run / schema.CONFIG)), "attempt": 0}]
+    number = 1 + max(each["attempt"] for each in attempts)
+    if config.checkpoint.every_updates == 0:
+        notes.append("checkpoint.every_updates = 0: a checkpoint is written only where a signal interrupts the run")
+    return Resumption(number, checkpoint, attempts, notes)
+
+
+def forget_newer(run: Path, clock: int) -> None:
+    """Remove what there is of checkpoints after the one that the run goes on from: they are written again."""
+    for path in disk.directories(run):
+        if int(path.name.removeprefix("clock-")) > clock:
+            remove(path)
+    for name in (schema.ASIDE, f".{schema.LOG}.*"):  # somebody was killed while it was made
+        for path in run.glob(name):
+            path.unlink()
+
+
+def lay_out(
+    found: Resumption, config: Config, lambda_: int, bounds: list[tuple[int, int]], model: str, averaged: bool
+) -> Resumption:
+    """Fit a resumption to so many learners, and shards with these slices; where they were others, it says so, and what that means.
+
+    Raises CheckpointError where the checkpoint is of another model.
+    """
+    checkpoint = found.checkpoint
+    if checkpoint.model != model:
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here they are {model}"
+        )
+    before = [part.account.bounds for part in checkpoint.parts]
+    if checkpoint.learners == lambda_ and before == bounds:
+        return found
+    begun = [max(wanted) for wanted in zip(*(part.account.next_seq for part in checkpoint.parts), strict=True)]
+    cut_anew = recut(checkpoint, bounds, dealt_on(config.sampling, begun, lambda_))
+    cut_anew = recut_snapshots(checkpoint.path.parent.parent, cut_anew, found.attempt, 2 if averaged else 1)
+    were, are = _sizes(checkpoint.learners, len(before)), _sizes(lambda_, len(bounds))
+    note = (
+        f"{were} until clock {checkpoint.clock:,}, {are} from here on: the bits are no longer those of a run without interruption"
+    )
+    return dataclasses.replace(found, checkpoint=cut_anew, notes=[*found.notes, note])
+
+
+def _sizes(learners: int, shards: int) -> str:
+    return f"{learners:,} learner{'s' * (learners > 1)} and {shards:,} shard{'s' * (shards > 1)}"
+
+
+def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
+    """Raises CheckpointError where learners were teams of other numbers of ranks: their data and divisors would change."""
+    before, now = [len(team) for team in Run(run).teams], [len(team) for team in teams]
+    if before and before != now:
+        raise CheckpointError(f"{run} had teams of {before} ranks, here they are {now}: start as many ranks on each node as before")
+
+
+def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Make the entry of one attempt."""
+    return {**{name: environment[name] for name in _TOLD if name in environment}, "shards": config.shards, "epochs": config.epochs}

@@ -1,0 +1,164 @@
+"""A failure is loud, quick and named (DESIGN 4, law 9): the wrapper around a rank's main, and agreement before the start."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
+from mpisgd.comm.mpi import ulfm
+
+if TYPE_CHECKING:
+    from mpisgd.comm.mpi.library import MPI
+
+T = TypeVar("T")
+
+FORWARD_S = 0.5
+"""Seconds for the launcher to pass on a rank's last lines before it is told to end the job: MPICH's drops what it has not read."""
+
+END_S = 5.0
+"""Seconds for MPI to end the job."""
+
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "MV2_COMM_WORLD_SIZE")
+
+
+def launched_rank() -> int:
+    """The rank that the launcher gave this process, without initialising MPI; 0 where there is no launcher."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+def is_single(comm: MPI.Intracomm) -> bool:
+    """Whether this process is the whole job: no launcher has started others beside it, of which these ranks are but some."""
+    return comm.Get_size() == 1 and launched_size() == 1
+
+
+def launched_size() -> int:
+    """Number of ranks that the launcher started, without initialising MPI; 1 where there is no launcher."""
+    return next((int(os.environ[name]) for name in SIZE_VARIABLES if os.environ.get(name, "").isdigit()), 1)
+
+
+class AgreedError(MpisgdError):
+    """All ranks know that some of them cannot start; raised on every rank, so nobody is left waiting."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
+def agree(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
+    """Do something on every rank that may be refused; where one refuses, all do, before the first message is sent.
+
+    Raises AgreedError on all ranks where `action` raised MpisgdError on any. Any other exception is a bug, or the user's: it
+    passes through and ends the job (`failing_fast`).
+    """
+    problem: tuple[str, int] | None = None
+    try:
+        result = action()
+    except MpisgdError as error:
+        problem = (f"{type(error).__name__}: {error}", error.exit_status)
+    problems = comm.allgather(problem)
+    found = [(rank, each) for rank, each in enumerate(problems) if each is not None]
+    if not found:
+        return result
+    by_text: dict[str, list[int]] = {}
+    for rank, (text, _) in found:
+        by_text.setdefault(text, []).append(rank)
+    lines = [text if len(ranks) == len(problems) else f"rank {ranges(ranks)}: {text}" for text, ranks in by_text.items()]
+    raise AgreedError("\n".join(lines), found[0][1][1])
+
+
+def ranges(ranks: list[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+@contextmanager
+def failing_fast(
+    comm: MPI.Intracomm,
+    who: Callable[[], str],
+    way_on: Callable[[], str] = lambda: "",
+    expendable: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """End the whole job in seconds when this rank fails, with rank, host, cause and how to go on on the last lines.
+
+    `expendable`: the others can go on without this rank, and MPI tells them (`ulfm.py`): then it alone dies.
+
+    What is raised on all ranks alike, AgreedError and RunInterrupted, passes through; and anything in a process that is by itself:
+    nobody waits for it, and it may be a notebook. `MPISGD_HANG_S=60` dumps the stack of every
+    rank that is still busy after so many seconds, again and again.
+    """
+    hang_s = float(os.environ.get("MPISGD_HANG_S", "0"))
+    if hang_s > 0:
+        faulthandler.dump_traceback_later(hang_s, repeat=True)
+    try:
+        yield
+    except (AgreedError, RunInterrupted):
+        raise
+    except BaseException as error:
+        if is_single(comm):
+            raise
+        status = error.exit_status if isinstance(error, MpisgdError) else EXIT_FAILED
+        alone = ulfm.enabled() and expendable() and not is_of_others(error)
+        if not (ulfm.enabled() and ulfm.is_revoked(error)):  # else the one that ended the job has said why
+            where = "" if isinstance(error, MpisgdError) or ulfm.is_failure(error) else traceback.format_exc()
+            what = "the others go on without it" if alone else "the job is ended"
+            text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
+            lines = [where, text, _cause(comm, error), "" if alone else way_on()]
+            sys.stdout.flush()
+            print("\n".join(lines).rstrip("\n"), file=sys.stderr, flush=True)  # in one write
+            time.sleep(FORWARD_S)
+        if alone:
+            ulfm.die_alone()
+        if ulfm.enabled():
+            ulfm.end_job(comm, status)
+        abort(comm, status)
+    finally:
+        if hang_s > 0:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def abort(comm: MPI.Intracomm, status: int) -> NoReturn:
+    """End the job: MPI tells the launcher, and this rank goes, whatever MPI did.
+
+    Where two ranks call it at once, MPICH's comes back in one of them now and then; that rank must neither go on nor say more.
+    Where the launcher cannot be reached, Open MPI's waits for it.
+    """
+    leave_within(END_S)
+    comm.Abort(status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def leave_within(seconds: float) -> None:
+    """This process ends by then, with EXIT_FAILED, whatever hangs: MPI, Python's global lock, standard error.
+
+    Python's own watch over hangs does it, which needs no lock: it runs in C.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+
+
+def is_of_others(error: BaseException) -> bool:
+    """Whether a rank fails because of what another sent, or did not."""
+    return isinstance(error, PeerError) or ulfm.is_failure(error) or ulfm.is_revoked(error)
+
+
+def _cause(comm: MPI.Intracomm, error: BaseException) -> str:
+    if ulfm.enabled() and ulfm.is_failure(error):
+        return f"PeerError: rank {', '.join(map(str, ulfm.failed(comm)))} is lost, and this run goes on only with all ranks"
+    return f"{type(error).__name__}: {error}"

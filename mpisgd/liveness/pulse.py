@@ -1,0 +1,257 @@
+"""Whether all ranks still run: MPI tells of one that died, at best, and never of one that is stopped, or whose node's link is down.
+
+So a thread of each rank asks another one now and then, and answers who asks, whatever the rank's loop is doing: one that computes,
+reads or writes for long is not silent. What stops a thread is a process that does not run, a network that carries nothing, and
+code that keeps Python's global lock for as long (a C extension that never releases it; a debugger).
+Who listens to whom is all that is different between the two forms of a run:
+
+fail-fast       all ask the hub, and the hub listens to all: one that is silent for as long as they are patient ends the job, which
+                goes on with nobody less. So it does on either side of a link that is cut: the far side hears nothing of the hub.
+fault-tolerant  a learner that waits asks the shards, of whom none may hang; of learners, shards take notice themselves
+                (`faults.py`). Before all have agreed how to start, the same as fail-fast.
+
+A rank sends ten messages of a byte in the time of its patience, the hub as many to each. It needs an MPI that serves several
+threads at once (MPI_THREAD_MULTIPLE, for which mpi4py asks); with another one there is no pulse.
+
+TCP's keep-alive is no help: the transport of Open MPI 5 has no parameter for it (`ompi_info --all`), and that of its launcher's
+daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only while nothing is under way.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.comm.mpi import ulfm
+from mpisgd.comm.mpi.siblings import Siblings
+from mpisgd.liveness.guard import abort, leave_within
+
+if TYPE_CHECKING:
+    from mpisgd.comm.mpi.library import MPI
+    from mpisgd.liveness.world import World
+
+HUB = 0
+LEAST_S = 5.0
+"""No silence is shorter: the threads of a busy machine take their time, too."""
+TICK_S = 2.0
+"""At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
+LOOK_S = 1.0
+TURN_S = 1.0
+"""One rank after the other, so that not all say it."""
+TURNS_S = 3.0
+FORWARD_S = 0.5
+"""Seconds for the launcher to pass on the last words."""
+END_S = 5.0
+"""Seconds for MPI to end the job, before this rank goes by itself: over a link that is down it may wait for ever."""
+LAUNCHER_S = 15.0
+"""Seconds for the launcher to end all ranks, and itself."""
+_ASKS, _ANSWERS, _LAST = 1, 2, 3
+
+
+class Waits(Protocol):
+    """A wire that tells whether this rank waits (`tolerant.TolerantWire`)."""
+
+    awaited: object
+    patient: bool
+    waits: int
+
+
+class Pulse:
+    """One rank's: while this context is open, or until `stop`, its thread beats.
+
+    Args:
+        comm: all ranks of the job, alike; a copy of it is used, by nobody else.
+        patience_s: how long a rank may be silent; `LEAST_S` at least.
+        way_on: how the run can be continued, as the last words of one that fails.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        patience_s: float,
+        way_on: Callable[[], str],
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job = self._comm = comm
+        self._rank, size = comm.Get_rank(), comm.Get_size()
+        self._patience_s = max(LEAST_S, patience_s)
+        self._period_s = self._patience_s / 10
+        self._way_on = way_on
+        self._now_s = now_s
+        self._name: Callable[[int], str] = "rank {}".format
+        self._world: World | None = None
+        self._asks: Sequence[int] = () if self._rank == HUB else (HUB,)
+        self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
+        self._waits: Waits | None = None
+        self._seen = -1
+        self._looked_s = now_s()
+        self._ask_s = self._looked_s + self._period_s * self._rank / size
+        """When to ask again: not all at once."""
+        self._lived_s = 0.0
+        """Seconds that this rank has seen pass."""
+        self._heard_s = dict.fromkeys(self._heeds, 0.0)
+        """When each was heard of, in those seconds."""
+        self._under_way: list[tuple[Any, bytearray]] = []
+        self._parted: set[int] = set()
+        """Who has said its last word here."""
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="pulse", daemon=True)
+
+    # ------------------------------------------------------------------------------------------------------- while it beats
+
+    def __enter__(self) -> Pulse:
+        from mpisgd.comm.mpi.library import MPI
+
+        if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._comm = self._job.Dup()
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def beats(self) -> bool:
+        """Whether a rank that hangs is noticed."""
+        return self._thread.ident is not None
+
+    def stop(self) -> None:
+        """All ranks have come to their end, and call this: from now on none is missed."""
+        if self.beats:
+            self.__exit__(None, None, None)
+            if not ulfm.enabled():  # else some may be lost, and processes leave without tidying up
+                self._drain()
+
+    def know(self, world: World, name: Callable[[int], str]) -> None:
+        """From now on ranks have these names and places."""
+        self._world, self._name = world, name
+
+    def heed_shards(self, shard_ranks: Sequence[int], waits: Waits) -> None:
+        """From now on the run is fault-tolerant."""
+        with self._lock:
+            self._asks = self._heeds = () if self._rank in shard_ranks else shard_ranks
+            self._waits = waits
+
+    def _serve(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.beat()
+
+    def _drain(self) -> None:
+        """Nothing may be under way on a communicator that is given back: another one may come to have its number."""
+        from mpisgd.comm.mpi.library import MPI
+
+        others = range(1, self._comm.Get_size()) if self._rank == HUB else (HUB,)
+        if self._rank != HUB:
+            self._comm.Send(bytearray(1), HUB, _LAST)
+        status = MPI.Status()
+        for rank in others:
+            while rank not in self._parted:
+                self._comm.Recv(bytearray(1), rank, MPI.ANY_TAG, status)
+                self._note(status)
+        for rank in others if self._rank == HUB else ():
+            self._comm.Send(bytearray(1), rank, _LAST)
+        for request, _ in self._under_way:
+            request.Wait()
+        self._comm.Free()
+
+    # ----------------------------------------------------------------------------------------------------------- the rules
+
+    def beat(self) -> None:
+        """Hear, answer, ask, and end the job where somebody is silent; to be called every second or so."""
+        with self._lock:
+            now_s = self._now_s()
+            self._lived_s += min(now_s - self._looked_s, TICK_S)
+            self._looked_s = now_s
+            self._hear()
+            if not self._listens():
+                self._heard_s, self._ask_s = dict.fromkeys(self._heeds, self._lived_s), now_s
+                return
+            silent_s = {rank: self._lived_s - self._heard_s.get(rank, 0.0) for rank in self._heeds}
+            # Who has been asked a moment before it was stopped is silent for a little longer than it was stopped.
+            if silent_s and max(silent_s.values()) > self._patience_s + self._period_s + TICK_S:
+                self.end({rank: each for rank, each in silent_s.items() if each > self._patience_s / 2})
+            if now_s >= self._ask_s:
+                self._ask_s = now_s + self._period_s
+                for rank in self._asks:
+                    self._send(rank, _ASKS)
+
+    def _listens(self) -> bool:
+        """Whether silence counts now. In a fault-tolerant run only while this rank is in one and the same wait."""
+        waits = self._waits
+        if waits is None:
+            return True
+        seen, self._seen = self._seen, waits.waits
+        return seen == self._seen and (waits.awaited is not None or waits.patient)
+
+    def _hear(self) -> None:
+        """Take note of who asks or answers. A message is a header without a body, so nothing that anybody sends is too long."""
+        from mpisgd.comm.mpi.library import MPI
+
+        status = MPI.Status()
+        try:
+            self._under_way = [each for each in self._under_way if not each[0].Test()]
+            while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                message.Recv(bytearray(status.Get_elements(MPI.BYTE)))
+                self._note(status)
+                if status.tag == _ASKS:
+                    self._send(status.source, _ANSWERS)
+        except MPI.Exception as error:
+            self._under_way.clear()
+            self._learn(error)
+
+    def _note(self, status: MPI.Status) -> None:
+        self._heard_s[status.source] = self._lived_s
+        if status.tag == _LAST:  # the hub may still beat
+            self._parted.add(status.source)
+
+    def _send(self, rank: int, tag: int) -> None:
+        from mpisgd.comm.mpi.library import MPI
+
+        try:
+            body = bytearray(1)
+            self._under_way.append((self._comm.Isend(body, rank, tag), body))
+        except MPI.Exception as error:
+            self._learn(error)
+
+    def _learn(self, error: MPI.Exception) -> None:
+        """Note a failure; what becomes of the dead is known elsewhere."""
+        if ulfm.is_failure(error):
+            ulfm.failed(self._comm)
+        elif not ulfm.is_revoked(error):
+            raise error
+
+    # ------------------------------------------------------------------------------------------------------------- the end
+
+    def end(self, silent_s: dict[int, float]) -> None:
+        """End the job, unless another rank does: these are silent, for so many seconds."""
+        if self._over.wait(min(TURN_S * self._rank, TURNS_S)) or (ulfm.enabled() and self._job.Is_revoked()):
+            return
+        leave_within(FORWARD_S + END_S)
+        ranks = sorted(silent_s, key=lambda rank: -silent_s[rank])
+        who = ", ".join(map(self._name, ranks[:3])) + f" and {len(ranks) - 3} more" * (len(ranks) > 3)
+        patient = f"longer than faults.patience_s = {self._patience_s:g}"
+        why = "it is stopped, no network leads there, or its code lets no other thread run"
+        text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
+        print(f"{text}; the job is ended", file=sys.stderr, flush=True)
+        way_on = self._way_on()  # it reads files, which may be on the other side of the same link
+        if way_on:
+            print(way_on, file=sys.stderr, flush=True)
+        time.sleep(FORWARD_S)
+        siblings = Siblings()
+        siblings.end_launcher_within(LAUNCHER_S)
+        if not ulfm.enabled():
+            abort(self._job, EXIT_FAILED)
+        if self._world is not None:
+            self._world.end(ranks)
+            if any(self._world.hosts[rank] != self._world.hosts[self._rank] for rank in ranks):
+                siblings.end_job()
+        ulfm.end_job(self._job, EXIT_FAILED)

@@ -1,0 +1,83 @@
+"""A watch over ranks that must all live, where MPI tells of failures (ULFM, `ulfm.py`): one that is lost ends the job in seconds.
+
+A collective call waits for a dead rank for ever where its part has not reached that rank yet, and no deadline can tell that from
+a rank that reads its data for long. So a thread asks MPI who has failed. In a fault-tolerant run it watches the start, in any other
+all of the run; before MPI has started, `siblings.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.comm.mpi import ulfm
+
+if TYPE_CHECKING:
+    from mpisgd.comm.mpi.library import MPI
+
+LOOK_S = 0.1
+OWN_S = 1.0
+"""Seconds for a rank's own loop to find out and to say so, as it mostly does (`guard.failing_fast`)."""
+TURN_S = 0.2
+"""Seconds between one rank and the next, so that not all say it."""
+FORWARD_S = 0.5
+"""Seconds for the launcher to pass on the last words."""
+END_S = 2.0
+"""Seconds for a rank's own loop to end after the communicator was revoked."""
+
+
+class Vigil:
+    """Watches while this context is open, or until `stop`.
+
+    Args:
+        who, way_on: as of `guard.failing_fast`.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, who: Callable[[], str], way_on: Callable[[], str]) -> None:
+        self._comm = comm
+        self._who = who
+        self._way_on = way_on
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="vigil", daemon=True)
+
+    def __enter__(self) -> Vigil:
+        if ulfm.enabled():
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """From now on ranks may be lost, or leave."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            if self._comm.Is_revoked():
+                if not self._over.wait(END_S):
+                    os._exit(EXIT_FAILED)
+            elif ulfm.seen_failed(self._comm) and not self._over.wait(OWN_S):
+                self._end()
+
+    def _end(self) -> None:
+        """Say who is lost, unless a rank before this one does: then that has ended the job meanwhile."""
+        comm = self._comm
+        rank, lost = comm.Get_rank(), ulfm.seen_failed(comm)
+        place = sum(each not in lost for each in range(rank))
+        if self._over.wait(min(TURN_S * place, END_S)) or comm.Is_revoked():
+            return
+        said = f"mpisgd: rank {rank} ({self._who()}) on {socket.gethostname()} sees that rank {', '.join(map(str, lost))} is lost"
+        text = f"{said}, and here a run goes on only with all ranks: the job is ended\n{self._way_on()}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
+        time.sleep(FORWARD_S)
+        ulfm.end_job(comm, EXIT_FAILED)

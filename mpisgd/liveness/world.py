@@ -1,0 +1,96 @@
+"""The ranks of a job as they were started: hosts, cores, and how each should behave on its node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import words
+from mpisgd.liveness.guard import SIZE_VARIABLES
+
+if TYPE_CHECKING:
+    from mpisgd.comm.mpi.library import MPI
+
+
+@dataclass(frozen=True)
+class World:
+    """Facts that all ranks know of each other."""
+
+    size: int
+    rank: int
+    hosts: tuple[str, ...]
+    """Host name of each rank."""
+    cores: int
+    """Cores of this rank's node that any of its ranks may use."""
+    own_cores: int
+    """Cores that this rank is bound to."""
+    pids: tuple[int, ...]
+    """Process of each rank, on its host."""
+
+    @property
+    def ranks_on_node(self) -> int:
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def ranks_per_core(self) -> float:
+        """Ranks of this node over the cores that any of them may use."""
+        return self.ranks_on_node / self.cores
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether this node has more ranks than cores."""
+        return self.ranks_on_node > self.cores
+
+    @property
+    def threads(self) -> int:
+        """Fair number of torch threads for this rank (TRAPS 4)."""
+        return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
+
+    def end(self, ranks: Iterable[int]) -> None:
+        """Kill those of these ranks that are on this host: the launcher would wait for one that hangs."""
+        for rank in ranks:
+            if self.hosts[rank] == self.hosts[self.rank] and rank != self.rank:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pids[rank], signal.SIGKILL)
+
+
+def look_around(comm: MPI.Intracomm) -> World:
+    """Gather hosts and cores of all ranks."""
+    own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
+    everybody = comm.allgather((socket.gethostname(), own, os.getpid()))
+    rank = comm.Get_rank()
+    host = everybody[rank][0]
+    cores = frozenset[int]().union(*(theirs for name, theirs, _ in everybody if name == host))
+    return World(
+        size=comm.Get_size(),
+        rank=rank,
+        hosts=tuple(name for name, _, _ in everybody),
+        cores=len(cores),
+        own_cores=len(own),
+        pids=tuple(pid for _, _, pid in everybody),
+    )
+
+
+def refuse_singletons(world: World) -> None:
+    """N jobs of one rank instead of one job of N (TRAPS 7): a launcher and an MPI that do not know each other.
+
+    Raises ConfigError.
+    """
+    if world.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
+            f" that MPI knows nothing of; start them by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
+        )
+    for name in SIZE_VARIABLES:
+        launched = os.environ.get(name, "")
+        if world.size == 1 and launched.isdigit() and int(launched) > 1:
+            raise ConfigError(
+                f"this MPI sees 1 rank, but {name} = {launched}: the launcher and the MPI that mpi4py was built for do not"
+                " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=..."
+            )

@@ -1,0 +1,123 @@
+"""Closed-form bounds on throughput: what can at most be done where nobody ever waits but for the slowest part of the way.
+
+Asymptotic bounds of operational analysis (Denning and Buzen 1978): N customers that think for Z seconds and use a server for
+D cannot be served faster than N / (Z + D), nor than 1 / D. Customers are learners, thinking is computing; servers are each
+shard, which is busy with a gradient while its bytes come in, while it is checked and summed, while the weights leave, and
+with its share of an update, one after the other; and the links of the node that has the most shards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.config import Config
+from mpisgd.exchange.roles import assign
+from mpisgd.gradient.straggler import Delays
+from mpisgd.simulate import compute
+
+#: Mini-batches whose seconds are drawn, over all learners.
+_DRAWN = 20_000
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Gradients per second, applied ones, that each part of the way lets through at most."""
+
+    learners: float
+    shard_link: float
+    shard_service: float
+    shard_update: float
+    node_link: float
+
+    @property
+    def shard(self) -> float:
+        """Seconds of a shard's work, one after the other: its link, the service of gradients, updates."""
+        return 1 / (1 / self.shard_link + 1 / self.shard_service + 1 / self.shard_update)
+
+    @property
+    def gradients_per_s(self) -> float:
+        return min(self.learners, self.shard, self.node_link)
+
+    @property
+    def bottleneck(self) -> str:
+        """Name the bottleneck: the learners, a node's link, or of a shard's work what takes longest."""
+        least = self.gradients_per_s
+        if least == self.learners:
+            return "learners"
+        if least == self.node_link:
+            return "node's link"
+        parts = {"shard's link": self.shard_link, "shard's service": self.shard_service, "shard's update": self.shard_update}
+        return min(parts, key=lambda part: parts[part])
+
+
+def bounds(config: Config) -> Bounds:
+    """Compute the bounds of one configuration of a virtual cluster. Raises ConfigError, DataError where its compute cannot be
+    drawn."""
+    lambda_, network, service = config.virtual.learners, config.network, config.service
+    protocol = config.protocol.make(lambda_)
+    per_update = protocol.gradients_per_update
+    pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
+    whole = 4 * config.virtual.parameters
+    both_ways = whole * (1.5 if config.push_format == "bfloat16" else 2)
+    nbytes = whole / config.shards
+    on_node, remote, nodes = _layout(config)
+    slowest = min(network.bandwidth, network.node_bandwidth) if remote else min(network.bandwidth, network.local_bandwidth)
+    overhead_s, latency_s = network.overhead_s, network.latency_s
+    gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
+    update_s = service.update_s + service.update_s_per_byte * nbytes
+    link_s = pushes * (both_ways / config.shards / slowest + 3 * overhead_s) + (0.0 if protocol.consistent else latency_s)
+    hops = 2 if protocol.consistent else 3  # a synchronous learner's request waits at the shard before the update is made
+    wire_s = both_ways / slowest + hops * latency_s + 2 * config.shards * overhead_s + gradient_s
+    thinking_s = _thinking_s(config, nodes)
+    if protocol.consistent:
+        learners = per_update / (order_statistic(thinking_s, per_update, lambda_) + wire_s + update_s)
+    else:
+        learners = lambda_ / (float(thinking_s.mean()) + wire_s)
+    return Bounds(
+        learners=learners,
+        shard_link=_rate(link_s),
+        shard_service=_rate(pushes * gradient_s),
+        shard_update=_rate(update_s / per_update),
+        node_link=_rate(pushes * on_node * nbytes * remote / network.node_bandwidth),
+    )
+
+
+def order_statistic(seconds: np.ndarray, k: int, of: int) -> float:
+    """Mean k-th smallest of so many that are drawn from `seconds`, (drawn,): exact for the last, else its usual quantile."""
+    if k < of:
+        return float(np.quantile(seconds, k / (of + 1)))
+    below = np.arange(len(seconds) + 1) / len(seconds)
+    return float(np.sort(seconds) @ np.diff(below**of))
+
+
+def _rate(seconds: float) -> float:
+    return 1 / seconds if seconds > 0 else math.inf
+
+
+def _layout(config: Config) -> tuple[int, float, list[int]]:
+    """Shards on the node that has the most, the share of learners on other nodes than that, and each learner's node."""
+    size = config.shards + config.virtual.learners + int(config.evaluator)
+    nodes = [rank // config.virtual.ranks_per_node for rank in range(size)]
+    hosts = [str(node) for node in nodes]
+    roles = assign(size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+    (fullest, shards), *_ = Counter(nodes[rank] for rank in roles.shard_ranks).most_common(1)
+    of_learners = [nodes[rank] for rank in roles.learner_ranks]
+    return shards, sum(node != fullest for node in of_learners) / len(of_learners), of_learners
+
+
+def _thinking_s(config: Config, nodes: list[int]) -> np.ndarray:
+    """Seconds of mini-batches with their delays, of learners spread over all: float64, shape (drawn,)."""
+    lambda_ = config.virtual.learners
+    costs = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=lambda_, nodes=nodes)
+    some = np.unique(np.linspace(0, lambda_ - 1, min(lambda_, _DRAWN // 40)).astype(int)).tolist()
+    drawn = []
+    for learner_id in some:
+        nanoseconds, delays = costs.nanoseconds(learner_id), Delays(config.straggler, config.seed, learner_id)
+        for seq in range(_DRAWN // len(some)):
+            compute_s = next(nanoseconds) * 1e-9
+            drawn.append(compute_s + delays.of(seq, compute_s))
+    return np.array(drawn)

@@ -1,0 +1,57 @@
+"""A prediction is a short virtual run without gradients, in a directory that is thrown away, observed like any log."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, EvaluationOptions, LogOptions, replace
+from mpisgd.config.config_virtual import FailureOptions
+from mpisgd.plan.costs.observe import Observed, observe
+from mpisgd.records.log.reader import Run
+from mpisgd.simulate import simulate
+
+#: Pushes of one prediction: a second or two.
+PUSHES = 20_000
+#: Updates that it makes at least, and rounds in which every learner pushes once.
+LEAST_UPDATES = 4
+LEAST_ROUNDS = 3
+#: Rows that a shard keeps in memory before it writes them.
+_ROWS = 500_000
+
+
+def predict(config: Config, pushes: int = PUSHES) -> Observed:
+    """Speed and staleness over about so many pushes, or more where they would be but a few updates.
+
+    Raises ConfigError, DataError where the configuration cannot be simulated.
+    """
+    lambda_ = config.virtual.learners
+    updates = max(LEAST_UPDATES, max(pushes, LEAST_ROUNDS * lambda_) // pushes_per_update(config))
+    samples = updates * config.protocol.make(lambda_).gradients_per_update * config.mu
+    with tempfile.TemporaryDirectory(prefix="mpisgd-plan-") as folder:
+        outcome = simulate(_cut(config, samples, Path(folder) / "run"))
+        found = observe(Run(outcome.path))
+    if found is None:
+        raise ConfigError(f"{updates} updates of {config.virtual.learners} virtual learners are too few to be observed")
+    return found
+
+
+def pushes_per_update(config: Config) -> int:
+    """Dropped ones included: a synchronous learner pushes once for each update, or less often."""
+    protocol = config.protocol.make(config.virtual.learners)
+    return config.virtual.learners if protocol.consistent else protocol.gradients_per_update
+
+
+def _cut(config: Config, samples: int, out: Path) -> Config:
+    """Cut a configuration to so many applied samples, for its timing alone."""
+    return replace(
+        config,
+        out=str(out),
+        epochs=1.0,
+        virtual=dataclasses.replace(config.virtual, gradients=False, batched=False, train_samples=samples),
+        evaluation=EvaluationOptions(every_epochs=0),
+        log=LogOptions(flush_rows=_ROWS, flush_s=3600, progress="off"),  # what is in memory is amended fast
+        failures=FailureOptions(),
+    )

@@ -1,0 +1,175 @@
+"""Costs of messages and of a shard's work, from the log of a run.
+
+The virtual cluster's own account of one push and the pull after it, on a wire and at a shard that are free, is (o: overhead,
+L: latency, D: a transfer of all slices, g: a gradient's service, u: an update's; `virtual/wire.py`, `virtual/network.py`)
+
+    push_s                     2 o + L + D          header sent and taken, slices sent
+    arrival to start of update D / shards + g       of the gradient that completes the update
+    update_s                   u
+    pull_s                     D                    from the first answer's header to the last weights
+
+So each is read from its column. Real columns hold waits as well, for the shard and, where ranks share cores, for a core: of
+waits, which are the simulation's business, low quantiles are free, and what else the cycle costs in the mean, `fit.py` adds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpisgd.analysis import arrivals, books
+from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Verdict
+
+#: Of a column, where it is free of waits; not the minimum, which one odd row would decide.
+LOW = 0.05
+#: Messages smaller than this do not tell a bandwidth: handling them takes longer than their bytes.
+TELLING_NBYTES = 64 * 1024
+#: What a shard's loop takes for a push and for an update of a few bytes (this package, one 3 GHz core): what is measured above
+#: that goes by the bytes, where shards get smaller slices.
+HANDLING_S = 50e-6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A number of a fit, and where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Costs of messages and service, with the words for it."""
+
+    network: NetworkOptions
+    service: ServiceOptions
+    costs: tuple[Cost, ...]
+
+
+def measured(run: Run) -> Wire:
+    """From a log with pushes, and better with updates, of a run that says how large its model is."""
+    nbytes = int(run.environment["parameter_nbytes"])
+    network, network_costs = _network(run, nbytes)
+    service, service_costs = _service(run, nbytes / run.shards, network)
+    return Wire(network, service, (*network_costs, *service_costs))
+
+
+# ------------------------------------------------------------------------------------------------------------------ wire
+
+
+def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
+    """Latency, and the bandwidth between ranks of one node and of two, as far as the log has seen them."""
+    rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]
+    network, costs = _bandwidths(run, rows, nbytes)
+    latency_s, source = network.latency_s, "assumed: no push in the log tells it"
+    if len(rows):
+        least_s = float(np.quantile(rows["push_s"], LOW))
+        latency_s = max(0.0, least_s - _transfer_s(run, network, nbytes) - 2 * network.overhead_s)
+        source = f"{100 * LOW:.0f} % quantile of push_s, without the transfer"
+    costs.append(Cost("latency", latency_s, "s", source))
+    return dataclasses.replace(network, latency_s=latency_s), costs
+
+
+def _bandwidths(run: Run, rows: np.ndarray, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
+    """A node's link is taken to be as fast as the fastest transfer between two nodes, which is what one rank can make of it."""
+    default = NetworkOptions()
+    slice_nbytes = nbytes / run.shards
+    if slice_nbytes < TELLING_NBYTES:
+        source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell it"
+        return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
+    local, low = _on_shards_node(run)[rows["learner_id"]], _low_share(run)
+    here, there = (_rate(nbytes, rows["pull_s"][which], low) for which in (local, ~local))
+    source = f"{100 * low:.2g} % quantile of pull_s"
+    seen = [
+        Cost(f"bandwidth, {name}", rate, "bytes/s", source) for name, rate in (("one node", here), ("two nodes", there)) if rate
+    ]
+    if here and there:
+        return NetworkOptions(bandwidth=max(here, there), local_bandwidth=here, node_bandwidth=there), seen
+    if here:
+        return NetworkOptions(bandwidth=here, local_bandwidth=here), seen
+    if there:
+        return NetworkOptions(bandwidth=there, local_bandwidth=max(there, default.local_bandwidth), node_bandwidth=there), seen
+    return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells it")]
+
+
+def _transfer_s(run: Run, network: NetworkOptions, nbytes: float) -> float:
+    """Seconds of so many bytes between a shard and most of the learners."""
+    local = _on_shards_node(run).mean() >= 0.5
+    return nbytes / min(network.bandwidth, network.local_bandwidth if local else network.node_bandwidth)
+
+
+def _on_shards_node(run: Run) -> np.ndarray:
+    """Whether each learner shares a node with all shards: bool, shape (learners,). Unknown hosts count as one node."""
+    environment = run.environment
+    hosts = [str(host) for host in environment.get("hosts", [])]
+    shard_ranks = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
+    aside = {*shard_ranks, int(environment.get("evaluator_rank", -1))}
+    of_shards = {hosts[rank] for rank in shard_ranks if rank < len(hosts)}
+    result = np.ones(books.learners_of(run), bool)
+    learner_ranks = [rank for rank in range(len(hosts)) if rank not in aside]
+    for learner_id, rank in enumerate(learner_ranks[: len(result)]):
+        result[learner_id] = of_shards == {hosts[rank]}
+    return result
+
+
+def _low_share(run: Run) -> float:
+    """The quantile of pull_s that no other transfer slows: a synchronous shard serves all learners at once, one is the first."""
+    return min(LOW, 0.5 / run.lambda_) if arrivals.synchronous(run) else LOW
+
+
+def _rate(nbytes: int, pull_s: np.ndarray, low: float) -> float | None:
+    """Bytes per second of the weights' transfer; None where nothing was pulled in more than no time."""
+    least_s = float(np.quantile(pull_s, low)) if len(pull_s) else 0.0
+    return nbytes / least_s if least_s > 0 else None
+
+
+# --------------------------------------------------------------------------------------------------------------- service
+
+
+def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:
+    """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
+    default = ServiceOptions()
+    updates = run.updates[run.updates["gradients"] > 0]
+    transfer_s = _transfer_s(run, network, slice_nbytes)
+    after_s = np.concatenate([_last_gradients(run, shard, transfer_s) for shard in range(run.shards)])
+    if not len(updates) or not len(after_s):
+        return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells it")]
+    gradient_s = float(np.median(after_s))
+    update_s = float(np.median(updates["update_s"]))
+    fixed = {"gradient_s": min(gradient_s, HANDLING_S), "update_s": min(update_s, HANDLING_S)}
+    each = max(slice_nbytes, 1.0)
+    service = ServiceOptions(
+        **fixed,
+        gradient_s_per_byte=(gradient_s - fixed["gradient_s"]) / each,
+        update_s_per_byte=(update_s - fixed["update_s"]) / each,
+    )
+    why = "median from the arrival of an update's last gradient to the update's start, without the transfer"
+    return service, [Cost("service of a gradient", gradient_s, "s", why), Cost("update", update_s, "s", "median of update_s")]
+
+
+def _last_gradients(run: Run, shard: int, transfer_s: float) -> np.ndarray:
+    """Seconds from the arrival of each update's last gradient to the start of the update, less the transfer of its slice, per
+    gradient summed in them.
+
+    In hardsync a gradient that completes the sum may release others, which came before their turn: they stand after it.
+    """
+    rows = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.APPLY)]
+    updates = run.updates[(run.updates["shard"] == shard) & (run.updates["gradients"] > 0)]
+    starts, ends = (np.searchsorted(rows["clock"], updates["clock"] - 1, side=side) for side in ("left", "right"))
+    whole = ends > starts
+    updates, starts, ends = updates[whole], starts[whole], ends[whole]
+    if not len(updates):
+        return np.empty(0)
+    arrival_s = rows["arrival_s"][: ends[-1]]
+    last_s = np.maximum.reduceat(arrival_s, starts)
+    update_of = np.repeat(np.arange(len(updates)), np.diff(np.append(starts, ends[-1])))
+    place = np.flatnonzero(arrival_s == last_s[update_of])
+    _, first = np.unique(update_of[place], return_index=True)
+    seconds = updates["time_s"] - updates["update_s"] - last_s - transfer_s
+    return np.asarray(np.maximum(seconds, 0.0) / (ends - place[first]))

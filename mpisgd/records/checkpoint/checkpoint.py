@@ -1,0 +1,293 @@
+"""Format of checkpoints on disk, and their reading: plain arrays and numbers, nothing that could be executed (DESIGN 6).
+
+    checkpoint/clock-000120/shard-000.h5     the tensors of one shard's slice, one-dimensional float32 data sets
+                            shard-000.json   its `Account`, and how long the file is and its CRC-32
+                            manifest.json    all of these in one, written last: what has none is no checkpoint
+
+Each file is written aside, synced and renamed. The files of JSON hold a CRC-32 of themselves, and those of all others: a checkpoint
+loads whole, or is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import shlex
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from mpisgd.base import contained, durable
+from mpisgd.base.errors import CheckpointError
+from mpisgd.records.log import schema
+
+MANIFEST = "manifest.json"
+_DIRECTORY = re.compile(r"clock-(\d{6,})$")
+_CRC = "crc32"
+
+
+@dataclass(frozen=True)
+class Account:
+    """State of a shard at a checkpoint, besides its tensors; just after an update, when no sum is in the making.
+
+    Attributes:
+        bounds: of its slice of the flat vector.
+        clock: the same on all shards.
+        samples: applied.
+        now_s: when the slice was copied.
+        received: pushes that are in the log.
+        applied_seq: per learner, the last mini-batch that was applied here; -1 = none.
+        next_seq: per learner, the mini-batch that this shard wants next.
+        rows: the log so far, as in the attribute `continues` of a log file (`schema`).
+        snapshots: of each, its clock, samples, seconds and CRC-32.
+        counts: what the pushes and updates come to, where the log is bounded (`counts.Counts.numbers`).
+    """
+
+    shard: int
+    bounds: tuple[int, int]
+    clock: int
+    samples: int
+    now_s: float
+    received: int
+    applied_seq: list[int]
+    next_seq: list[int]
+    rows: list[list[int]]
+    snapshots: list[tuple[int, int, float, int]]
+    diverged: bool = False
+    counts: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Entry of one shard's file in the manifest."""
+
+    account: Account
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A manifest, read.
+
+    Attributes:
+        path: its directory.
+        attempt: the attempt of the run that wrote it.
+        learners: lambda_ of that attempt.
+        model: fingerprint of the names and shapes of the parameters (`flat.FlatModel.fingerprint`).
+        parts: those of all shards, in their order.
+    """
+
+    path: Path
+    clock: int
+    attempt: int
+    learners: int
+    model: str
+    parts: tuple[Part, ...]
+
+    @property
+    def next_seq(self) -> list[int]:
+        """Per learner, the mini-batch with which it goes on: the first that any shard wants."""
+        return [min(wanted) for wanted in zip(*(part.account.next_seq for part in self.parts), strict=True)]
+
+    @property
+    def attempts(self) -> list[int]:
+        """Attempts whose rows come before it in the log, in their order."""
+        return [attempt for attempt, *_ in self.parts[0].account.rows]
+
+    @property
+    def now_s(self) -> float:
+        """The latest of the seconds at which the shards copied their slices."""
+        return max(part.account.now_s for part in self.parts)
+
+    def tensors(self, shard: int) -> dict[str, np.ndarray]:
+        """The tensors of one shard by name: (slice,) or () float32. Raises CheckpointError where the file is another."""
+        part = self.parts[shard]
+        path = self.path / part_file(shard)
+        try:
+            nbytes = path.stat().st_size
+            content = path.read_bytes() if nbytes == part.nbytes else bytes(0)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if nbytes != part.nbytes or zlib.crc32(content) != part.crc32:
+            found = f"{nbytes} bytes" + f" with CRC-32 {zlib.crc32(content):08x}" * (nbytes == part.nbytes)
+            raise CheckpointError(f"{path} is torn: {found}, written were {part.nbytes} with {part.crc32:08x}")
+        return _arrays(path, content)
+
+
+def directory_of(run: Path, clock: int) -> Path:
+    return run / schema.CHECKPOINTS / f"clock-{clock:06d}"
+
+
+def part_file(shard: int) -> str:
+    return f"shard-{shard:03d}.h5"
+
+
+def account_file(shard: int) -> str:
+    return f"shard-{shard:03d}.json"
+
+
+def directories(run: Path) -> list[Path]:
+    """List the directories of all checkpoints, complete or not, the newest first."""
+    found = [path for path in (run / schema.CHECKPOINTS).glob("clock-*") if _DIRECTORY.match(path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------ reading
+
+
+def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Checkpoint:
+    """The newest checkpoint of a run that is whole, every byte of it; `complain` is told of each newer one why it is not taken.
+
+    Raises CheckpointError where there is none.
+    """
+    why = ""
+    for path in directories(run):
+        try:
+            checkpoint = read(path)
+            for shard in range(len(checkpoint.parts)):
+                checkpoint.tensors(shard)
+        except CheckpointError as error:
+            complain(f"{path.name} is passed over: {error}")
+            why = why or f"; of the newest, {path.name}: {error}"
+            continue
+        return checkpoint
+    raise CheckpointError(
+        f"{run} has no checkpoint that is complete: it cannot be continued; begin anew with --overwrite"
+        f" (checkpoint.every_updates says how often one is written){why}"
+    )
+
+
+def read(path: Path) -> Checkpoint:
+    """The manifest of one checkpoint's directory. Raises CheckpointError where it is missing, or not as it was written."""
+    table = read_json(path / MANIFEST)
+    try:
+        if table["schema_version"] != schema.SCHEMA_VERSION:
+            raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
+        parts = tuple(
+            Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[_CRC])
+            for each in table["parts"]
+        )
+        return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that `write_json` wrote. Raises CheckpointError where it is missing or is not as it was written."""
+    try:
+        table: dict[str, Any] = json.loads(path.read_bytes())
+        crc32 = table.pop(_CRC)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.name} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is torn: {type(error).__name__}: {error}") from error
+    if crc32 != zlib.crc32(_text(table)):
+        raise CheckpointError(f"{path} is torn: its CRC-32 is another")
+    return table
+
+
+def _arrays(path: Path, content: bytes) -> dict[str, np.ndarray]:
+    """The data sets of a part; only plain float32 is read, and from this file alone: no links into others are followed."""
+    try:
+        with h5py.File(io.BytesIO(content), "r") as file:
+            arrays = {}
+            for name in file:
+                data = contained.data_set(file, name)
+                if data.dtype != np.float32 or data.size * 4 > len(content):
+                    raise CheckpointError(f"{path}: {name} is no data set of float32, or larger than its file")
+                arrays[name] = np.asarray(data[()], np.float32)
+            return arrays
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as HDF5: {error}") from error
+
+
+def way_on(run: Path, clock: int | None = None, command: str = "") -> str:
+    """Say how a failed run is continued; "" where it is done, or not even begun.
+
+    `clock`: the newest that is known to whoever asks; `command`: the one that goes on, with all that it takes.
+    """
+    command = command or f"mpisgd train --resume {shlex.quote(str(run))}"
+    try:
+        if not (run / schema.CONFIG).is_file() or (run / schema.DONE).exists():
+            return ""
+        for path in directories(run):
+            if (path / MANIFEST).is_file():
+                saved = read(path).clock
+                lost = "" if clock is None else f" ({max(0, clock - saved):,} later updates are lost, as far as is known here)"
+                return f"to go on from its checkpoint of clock {saved:,}{lost}: {command}"
+        return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
+    except (OSError, CheckpointError):  # `--resume` passes over what is torn, and says so
+        return f"to go on from its newest checkpoint that is whole: {command}"
+
+
+# ------------------------------------------------------------------------------------------------------------------ writing
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:
+    """Write a part aside, sync and rename it; returns its bytes and CRC-32. Raises OSError, and leaves nothing aside.
+
+    HDF5 lays the file out in memory, but never sees the disk: a full one would make it crash at the end of the process (TRAPS 8),
+    and while the disk is busy its library would keep its lock, which the run log needs as well, and Python's.
+    """
+    layout = _Layout()
+    with h5py.File(layout, "w") as file:
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        offsets = {name: _lay_out(file, name, tensor) for name, tensor in tensors.items()}
+    with durable.written_aside(path) as raw:
+        durable.write_all(raw, layout.getbuffer())
+        for name, offset in offsets.items():
+            raw.seek(offset)
+            durable.write_all(raw, np.ascontiguousarray(tensors[name], "<f4").reshape(-1).data)
+        raw.truncate(layout.size)
+        raw.seek(0)
+        crc32 = nbytes = 0
+        while piece := raw.read(1 << 20):
+            crc32, nbytes = zlib.crc32(piece, crc32), nbytes + len(piece)
+    return nbytes, crc32
+
+
+class _Layout(io.BytesIO):
+    """File without its data, as HDF5 writes it; `size`: how long it is to be."""
+
+    size = 0
+
+    def truncate(self, size: int | None = None, /) -> int:
+        self.size = 0 if size is None else size
+        return self.size
+
+
+def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
+    """Make a data set whose bytes are not written yet; where in the file they belong."""
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_layout(h5py.h5d.CONTIGUOUS)
+    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    space = h5py.h5s.create_simple(tensor.shape) if tensor.ndim else h5py.h5s.create(h5py.h5s.SCALAR)
+    offset: int = h5py.h5d.create(file.id, name.encode(), h5py.h5t.IEEE_F32LE, space, dcpl=how).get_offset()
+    return offset
+
+
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a table with the CRC-32 of itself aside, sync it and rename it. Raises OSError, and leaves nothing aside."""
+    text = _text({**table, _CRC: zlib.crc32(_text(table))})
+    with durable.written_aside(path) as raw:
+        durable.write_all(raw, text)
+
+
+def part_table(account: Account, nbytes: int, crc32: int) -> dict[str, Any]:
+    """A part as a manifest has it."""
+    return {"account": dataclasses.asdict(account), "nbytes": nbytes, _CRC: crc32}
+
+
+def _text(table: Mapping[str, Any]) -> bytes:
+    """JSON in one form; a number that is not finite is refused."""
+    return json.dumps(table, sort_keys=True, indent=1, allow_nan=False).encode()

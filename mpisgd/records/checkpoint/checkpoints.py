@@ -1,0 +1,250 @@
+"""A shard writes its checkpoints: the slice is copied in the loop, all else happens in a thread beside it (law 7).
+
+No shard asks another (law 2): a checkpoint is due at clocks that all know. Whichever finds all parts there, after its own, writes
+the manifest; where two do, they write the same.
+
+One that cannot be written (a full disk, a quota) does not end the training: the older ones are still there, and the next may
+succeed. It is told, and in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import threading
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpisgd.base import durable, storage
+from mpisgd.base.errors import CheckpointError
+from mpisgd.config import CheckpointOptions
+from mpisgd.records.checkpoint import checkpoint as disk
+from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.log import schema
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.flat import on_host
+
+
+class Checkpoints:
+    """The checkpoints of one shard.
+
+    Args:
+        run: the run's directory.
+        update: the slice and its optimiser.
+        bounds: of the slice.
+        shards, learners, model: as in `checkpoint.Checkpoint`.
+        attempt, continues: as in the shard's log file (`schema`).
+        pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
+        beside: files that the checkpoint refers to, and that must be on disk before it: the log, the snapshots.
+        complain: is told, in the thread, when checkpoints begin to fail and when one is written again.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        options: CheckpointOptions,
+        update: SliceUpdate,
+        shard: int,
+        *,
+        bounds: tuple[int, int],
+        shards: int,
+        learners: int,
+        model: str,
+        attempt: int = 0,
+        continues: Sequence[Sequence[int]] = (),
+        pinned: Collection[int] = (),
+        beside: Sequence[Path] = (),
+        complain: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._run = run
+        self._every = options.every_updates
+        self._keep = options.keep
+        self._update = update
+        self._shard = shard
+        self._bounds = bounds
+        self._shards = shards
+        self._attempt = attempt
+        self._continues = [list(part) for part in continues]
+        self._pinned = frozenset(pinned)
+        self._beside = list(beside)
+        self._complain = complain
+        self._told = {"schema_version": schema.SCHEMA_VERSION, "attempt": attempt, "learners": learners, "model": model}
+        self._also: set[int] = set()
+        self._copies: dict[str, np.ndarray] = {}
+        self._idle = threading.Event()
+        self._idle.set()
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._failing = False
+        self._lost: list[int] = []
+
+    def due(self, clock: int) -> bool:
+        """Whether all shards write a checkpoint at this clock. To be asked after every update."""
+        if self._every == 0 and not self._also:
+            return False
+        if self._thread is None:  # the first update has been made: the optimiser has all its tensors
+            self._begin(self._make_room)
+        return (self._every > 0 and clock % self._every == 0) or clock in self._also
+
+    def also_at(self, clock: int) -> None:
+        """Write one at this clock, too. To be complete, every shard must be told so before it comes there."""
+        self._also.add(clock)
+
+    def busy(self) -> bool:
+        """Whether the last one is still being written."""
+        if not self._idle.is_set():
+            return True
+        self.wait()
+        return False
+
+    def lost(self) -> list[int]:
+        """Clocks of those that could not be written, each told once. Not while it is `busy`."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def take(
+        self,
+        *,
+        clock: int,
+        now_s: float,
+        received: int,
+        applied_seq: list[int],
+        next_seq: list[int],
+        rows: list[int],
+        snapshots: list[tuple[int, int, float, int]],
+        diverged: bool,
+        counts: Sequence[int] = (),
+        last: bool = False,
+    ) -> None:
+        """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
+
+        Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
+        """
+        for name, tensor in self._update.state().items():
+            if tensor.dim() == 0:
+                self._copies[name] = np.array(tensor.item(), np.float32)
+                continue
+            if last:
+                self._copies[name] = on_host(tensor)
+                continue
+            if name not in self._copies:
+                self._copies[name] = np.empty(tensor.numel(), np.float32)
+            torch.from_numpy(self._copies[name]).copy_(tensor)
+        account = Account(
+            shard=self._shard,
+            bounds=self._bounds,
+            clock=clock,
+            samples=self._update.samples,
+            now_s=now_s,
+            received=received,
+            applied_seq=list(applied_seq),
+            next_seq=next_seq,
+            rows=[*self._continues, [self._attempt, *rows]],
+            snapshots=snapshots,
+            diverged=diverged,
+            counts=list(counts),
+        )
+        self._begin(functools.partial(self._write, account))
+
+    def wait(self) -> None:
+        """Wait until the last one is written, or given up. What else went wrong in the thread is raised here."""
+        self._idle.wait()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointError(f"a checkpoint of shard {self._shard} could not be made: {failure}") from failure
+
+    def _begin(self, action: Callable[[], None]) -> None:
+        """Have it done by the thread; to start one for each would make the shard wait for it."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._work.put(action)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._work.get()()
+            except Exception as error:  # a bug: raised in the shard's own thread, by `busy` or `wait`
+                self._failure = error
+            self._idle.set()
+
+    def _make_room(self) -> None:
+        """Memory for the copies, every page of it touched: for the kernel that is ten times the work of a copy."""
+        for name, tensor in self._update.state().items():
+            if tensor.dim():
+                self._copies[name] = np.ones(tensor.numel(), np.float32)
+
+    def _write(self, account: Account) -> None:
+        """Write the part, or tell why not."""
+        directory = disk.directory_of(self._run, account.clock)
+        try:
+            self._write_part(directory, account)
+        except OSError as error:
+            self._lost.append(account.clock)
+            if not (directory / disk.MANIFEST).is_file():
+                remove(directory)  # without this part it is never complete: its room is wanted
+            if not self._failing:
+                self._complain(
+                    f"the checkpoint of clock {account.clock} could not be written: {error.filename or directory}:"
+                    f" {storage.cause(error)}; training goes on, and tries again at the next"
+                )
+            self._failing = True
+            return
+        if self._failing:
+            self._complain(f"the checkpoint of clock {account.clock} could be written again")
+        self._failing = False
+
+    def _write_part(self, directory: Path, account: Account) -> None:
+        for path in self._beside:
+            durable.sync(path)
+        directory.parent.mkdir(exist_ok=True)  # not the run's own directory: where that is gone, it stays so
+        directory.mkdir(exist_ok=True)
+        durable.sync_directory(self._run)  # has the names of all these
+        told = {"clock": account.clock, "shard": self._shard, "attempt": self._attempt}
+        nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._shard), self._copies, told)
+        part = disk.part_table(account, nbytes, crc32)
+        disk.write_json(directory / disk.account_file(self._shard), {**self._told, "part": part})
+        durable.sync_directory(directory)
+        self._seal(directory, account.clock)
+
+    def _seal(self, directory: Path, clock: int) -> None:
+        """Write the manifest where all parts are there, of this attempt; then the oldest checkpoints may go."""
+        parts: list[dict[str, Any]] = []
+        for shard in range(self._shards):
+            try:
+                table = disk.read_json(directory / disk.account_file(shard))
+            except CheckpointError:
+                return  # not there yet: the shard that is last will see all others
+            if table["attempt"] != self._attempt:
+                return
+            parts.append(table["part"])
+        disk.write_json(directory / disk.MANIFEST, {**self._told, "clock": clock, "parts": parts})
+        durable.sync_directory(directory)
+        durable.sync_directory(directory.parent)
+        self._prune(clock)
+
+    def _prune(self, newest: int) -> None:
+        """Remove what is older than the newest `keep` complete ones: all shards have come further, nobody writes there."""
+        complete = 0
+        for path in disk.directories(self._run):
+            clock = int(path.name.removeprefix("clock-"))
+            if clock > newest or clock in self._pinned:
+                continue
+            if complete >= self._keep:
+                remove(path)
+            complete += (path / disk.MANIFEST).is_file()
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint's directory, the manifest first: half removed, it is none. Another rank may be doing the same."""
+    with contextlib.suppress(NotADirectoryError):  # something else is in the way
+        (path / disk.MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

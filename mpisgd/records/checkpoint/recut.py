@@ -1,0 +1,131 @@
+"""A checkpoint for another number of learners or shards: its slices are cut anew, its mini-batches dealt on (DESIGN 6).
+
+What has a value for each element (weights, averaged weights, the optimiser's tensors, the memory of delay compensation) is cut
+along the new bounds, bit for bit. What a shard has once (Adam's count of steps) is that of the old shard that had most of the new
+slice; at one clock they are the same unless a shard made updates of nothing. All new shards begin alike: with the least samples
+and snapshots that any old one had, and with no gradient under way: where one shard had applied a mini-batch before the checkpoint
+and another had not, the other's half is lost, as is what was under way at any kill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd.base import durable
+from mpisgd.base.errors import CheckpointError
+from mpisgd.records.checkpoint.checkpoint import Account, Checkpoint, Part
+from mpisgd.records.checkpoint.snapshots import check_spool
+from mpisgd.records.log import schema
+
+Bounds = Sequence[tuple[int, int]]
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Recut(Checkpoint):
+    """A checkpoint as shards of other slices, or more or fewer learners, go on from it; `before` is what lies on the disk."""
+
+    before: Checkpoint
+
+    def tensors(self, shard: int) -> dict[str, np.ndarray]:
+        """Only the files of those shards are read that had some of the slice."""
+        start, end = self.parts[shard].account.bounds
+        old = [part.account.bounds for part in self.before.parts]
+        needed = [number for number, (first, last) in enumerate(old) if first < end and start < last]
+        return cut([self.before.tensors(number) for number in needed], [old[number] for number in needed], (start, end))
+
+    @property
+    def attempts(self) -> list[int]:
+        return self.before.attempts
+
+    @property
+    def rows_before(self) -> list[list[int]]:
+        """Rows before: for each old shard and attempt, the two, and how many rows of each table belong to the run."""
+        return [[part.account.shard, *rows] for part in self.before.parts for rows in part.account.rows]
+
+
+def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Recut:
+    """Cut a checkpoint for shards of these slices, and for learners that go on with these mini-batches."""
+    old = [part.account for part in checkpoint.parts]
+    size = old[-1].bounds[1]
+    if bounds[-1][1] != size:
+        raise CheckpointError(f"{checkpoint.path} has {size} parameters, here they are {bounds[-1][1]}")
+    accounts = [
+        Account(
+            shard=shard,
+            bounds=(start, end),
+            clock=checkpoint.clock,
+            samples=min(account.samples for account in old),
+            now_s=checkpoint.now_s,
+            received=0,  # the log of these shards begins here
+            applied_seq=[seq - 1 for seq in next_seq],
+            next_seq=list(next_seq),
+            rows=[],
+            snapshots=old[0].snapshots[: min(len(account.snapshots) for account in old)],
+            diverged=any(account.diverged for account in old),
+        )
+        for shard, (start, end) in enumerate(bounds)
+    ]
+    whole = {item.name: getattr(checkpoint, item.name) for item in dataclasses.fields(Checkpoint)}
+    parts = tuple(Part(account, 0, 0) for account in accounts)
+    return Recut(**{**whole, "learners": len(next_seq), "parts": parts}, before=checkpoint)
+
+
+def cut(tensors: Sequence[Tensors], bounds: Bounds, wanted: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The tensors of one slice, from those of neighbouring slices with these bounds, which hold all of it.
+
+    Raises CheckpointError where the slices do not have the same tensors.
+    """
+    start, end = wanted
+    if any(set(each) != set(tensors[0]) for each in tensors):
+        named = "; ".join(", ".join(sorted(each)) for each in tensors)
+        raise CheckpointError(f"shards of one checkpoint have other tensors than each other, and cannot be cut anew: {named}")
+    shares = [max(0, min(end, last) - max(start, first)) for first, last in bounds]
+    most = shares.index(max(shares))
+    found = {}
+    for name, tensor in tensors[most].items():
+        if tensor.ndim == 0:
+            found[name] = tensor.copy()
+            continue
+        pieces = [each[name][max(start - first, 0) : max(end - first, 0)] for each, (first, _) in zip(tensors, bounds, strict=True)]
+        found[name] = np.concatenate(pieces)
+    return found
+
+
+def recut_snapshots(run: Path, cut_anew: Recut, attempt: int, vectors: int) -> Recut:
+    """Write the snapshots that were taken for evaluation as the shards of the new slices would have, beside the old files.
+
+    Returns the checkpoint with their checksums. The old files stay until the run is done: until there is a checkpoint of the new
+    shards, another attempt would need them again. `vectors`: of one snapshot, see `Snapshots`. Raises DataError where an old file
+    is not there, or damaged.
+    """
+    before = cut_anew.before.parts
+    old = []
+    for part in before:
+        path = run / schema.spool_file(part.account.shard, part.account.rows[0][0])
+        start, end = part.account.bounds
+        shape = (len(part.account.snapshots), vectors, end - start)
+        check_spool(path, part.account.snapshots, 4 * vectors * (end - start))
+        old.append(np.memmap(path, np.float32, "r", shape=shape))
+    parts = []
+    for part in cut_anew.parts:
+        start, end = part.account.bounds
+        taken = []
+        with durable.written_aside(run / schema.spool_file(part.account.shard, attempt)) as file:
+            for number, (clock, samples, taken_s, *_) in enumerate(part.account.snapshots):
+                crc32 = 0
+                for vector in range(vectors):
+                    for slices, each in zip(old, before, strict=True):
+                        first = each.account.bounds[0]
+                        piece = slices[number, vector, max(start - first, 0) : max(end - first, 0)].tobytes()
+                        crc32 = zlib.crc32(piece, crc32)
+                        durable.write_all(file, piece)
+                taken.append((clock, samples, taken_s, crc32))
+        parts.append(dataclasses.replace(part, account=dataclasses.replace(part.account, snapshots=taken)))
+    return dataclasses.replace(cut_anew, parts=tuple(parts))

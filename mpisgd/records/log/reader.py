@@ -1,0 +1,605 @@
+"""A run's directory, read: tables over all shards, configuration, books. Works on finished, running and killed runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import h5py
+import numpy as np
+
+from mpisgd.base import contained
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import counts as counting
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.superblock import AsIfClosed, was_left_open
+from mpisgd.records.log.thinning import Thinning
+
+_FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
+
+
+@dataclass(frozen=True)
+class Books:
+    """The account of gradients of one shard: pushed = applied + dropped + rejected + in flight (DESIGN 4, law 4)."""
+
+    shard: int
+    pushed: int
+    applied: int
+    dropped: int
+    rejected: int
+    in_flight: int
+
+    @property
+    def balanced(self) -> bool:
+        return self.pushed == self.applied + self.dropped + self.rejected + self.in_flight
+
+
+class Run:
+    """Read access to the directory of a run.
+
+    Raises DataError where the directory is no run, something in it leads out of it (`contained`), or a log file is missing,
+    foreign, of another schema version, or shorter than it says.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        config = self.path / schema.CONFIG
+        if not config.is_file():
+            raise DataError(f"{self.path} is no run directory of mpisgd: it has no {schema.CONFIG}")
+        contained.check_directory(self.path)
+        try:
+            text = config.read_text(encoding="utf-8")
+            sums.check_text(str(config), text)
+            self.config: dict[str, Any] = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # not TOML, or not even text
+            raise DataError(f"{config} is damaged: {error}") from error
+        if "environment" not in self.config:
+            raise DataError(f"{config} was not written by a run: it has no [environment]")
+        for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
+            if not isinstance(table.get(size), int):
+                raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
+        self._attempts: dict[int, dict[str, Any]] = _told_of(self.config["environment"])
+        self._files = self._newest_files()
+        self._tables: dict[str, np.ndarray] = {}
+        self._summaries: np.ndarray | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, hosts, git commit, command line, world size, λ, sizes of model and data."""
+        return dict(self.config["environment"])
+
+    @property
+    def lambda_(self) -> int:
+        return int(self.told(self.attempt).get("learners", self.config["environment"]["learners"]))
+
+    @property
+    def teams(self) -> list[list[int]]:
+        """The ranks that compute for each learner, where they sum their gradients on their node; else empty."""
+        return [list(team) for team in self.config["environment"].get("teams", [])]
+
+    @cached_property
+    def shards(self) -> int:
+        return int(self.told(self.attempt).get("shards", self.config["shards"]))
+
+    def told(self, attempt: int) -> dict[str, Any]:
+        """Entries of config.toml on one attempt: learners, shards, epochs ...; nothing where the run was never continued."""
+        return self._attempts.get(attempt, {})
+
+    @cached_property
+    def begins(self) -> Begins:
+        """Begin of the tables' rows, but those of `evaluations`, which are all there."""
+        return Begins() if not self._files else begins(self._files[0])
+
+    @property
+    def earlier(self) -> list[Layout]:
+        """The layouts before: the parts of the run that had another number of learners or shards."""
+        found: list[Layout] = []
+        here = self.begins
+        while here.before:
+            last = max(attempt for _, attempt, _ in here.before)
+            before = begins(self.path / schema.shard_file(0, last))
+            learners = int(self.told(last).get("learners", self.lambda_))
+            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
+            here = before
+        return found[::-1]
+
+    def _newest_files(self) -> list[Path]:
+        """Files of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
+        found: dict[int, list[Path]] = {}
+        for path in self.path.glob("*.h5"):
+            match = _FILE.match(path.name)
+            if match:
+                found.setdefault(int(match[3]), []).append(path)
+        own = self.config["shards"]
+        whole = [
+            at
+            for at, paths in found.items()
+            if sum(path.name.startswith("shard-") for path in paths) == self.told(at).get("shards", own)
+        ]
+        self.attempt = max(whole, default=0)
+        shards = sorted(path for path in found.get(self.attempt, []) if path.name.startswith("shard-"))
+        evaluators = [self.path / schema.evaluator_file(at) for at in range(self.attempt, -1, -1)]
+        return [*shards, *[path for path in evaluators if path.is_file()][:1]]
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """Entries of DONE; None while the run is under way or where it did not finish."""
+        try:
+            text = (self.path / schema.DONE).read_text(encoding="utf-8")
+            done = dict(json.loads(text))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{self.path / schema.DONE} is damaged: {error}") from error
+        return sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
+
+    def table(self, name: str) -> np.ndarray:
+        """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
+        if name not in self._tables:
+            parts = [each.rows(name) for path in self._files for each in continued(path)]
+            self._check_files()
+            _ = self.begins  # what is read of a table may be asked about when its file is there no more
+            self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+        return self._tables[name]
+
+    def chunks(self, name: str) -> Iterator[np.ndarray]:
+        """Read the rows some at a time: there may be more than memory holds. Not of a run that is being written."""
+        if name in self._tables:
+            yield self._tables[name]
+            return
+        self._check_files()
+        for path in self._files:
+            for each in continued(path):
+                yield from each.chunks(name)
+
+    @property
+    def pushes(self) -> np.ndarray:
+        """All of them: raises DataError where some were left out (`left_out`)."""
+        return self._all("pushes")
+
+    @property
+    def updates(self) -> np.ndarray:
+        """All of them, as `pushes`."""
+        return self._all("updates")
+
+    def _all(self, name: str) -> np.ndarray:
+        if self.left_out:
+            raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
+        return self.table(name)
+
+    @cached_property
+    def left_out(self) -> str:
+        """Which rows the tables do not have, and why; "" where they have all.
+
+        Where they lack some, `table` and `chunks` give those that are kept, and `counts` what all of them come to.
+        """
+        self._check_files()
+        return _left_out([part for path in self._files for part in continued(path)])
+
+    @cached_property
+    def left_out_before(self) -> str:
+        """The same of earlier layouts."""
+        return _left_out([part for layout in self.earlier for part in layout.parts()])
+
+    def parts_of(self, shard: int) -> list[Rows]:
+        """The files of a shard, attempt by attempt, in the last layout."""
+        return continued(self._files[shard])
+
+    def final_clock(self, shard: int) -> int:
+        """The last clock of a shard, by its summary, or else its counts."""
+        said = int(self.summaries["final_clock"][shard])
+        return said if said >= 0 else max(self.begins.clock, self.counts[shard].updates.clock)
+
+    @cached_property
+    def counts(self) -> list[Counts]:
+        """Of each shard, what its pushes and updates come to, of a log that was bounded; of a run that was killed, as of the last
+        flush. Empty where no file counts."""
+        self._check_files()
+        found = [_read(path, "counts", partial(_counts, path)) for path in self._files if path.name.startswith("shard-")]
+        return [each for each in found if each is not None]
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        return self.table("evaluations")
+
+    @property
+    def events(self) -> np.ndarray:
+        return self.table("events")
+
+    @property
+    def summaries(self) -> np.ndarray:
+        """Summaries, one row per shard, dtype `schema.SUMMARY`; `final_clock` is -1 where the shard did not leave in order.
+
+        Read once, like the tables; of a run under way, read it before them: a shard that has left has written all its rows.
+        """
+        if self._summaries is None:
+            self._check_files()
+            rows = [read_summary(path) for path in self._files if path.name.startswith("shard-")]
+            self._summaries = np.concatenate([np.empty(0, schema.SUMMARY), *rows])
+        return self._summaries
+
+    def books(self) -> list[Books]:
+        """The account of every shard; of an unfinished run, that of what was logged."""
+        summaries = self.summaries
+        if self.left_out:
+            each = zip(summaries, self.counts, strict=True)
+            return [_counted(summary, counts.pushes.books(self.final_clock(summary["shard"]))) for summary, counts in each]
+        clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
+        unfinished = [shard for shard, clock in clocks.items() if clock < 0]
+        if unfinished:  # its tables are read whole: whoever writes them may be at it
+            updates, _ = self.updates, self.pushes
+            for shard in unfinished:
+                clocks[shard] = int(updates["clock"][updates["shard"] == shard].max(initial=self.begins.clock))
+        counts = {shard: Counter[str]() for shard in clocks}
+        for rows in self.chunks("pushes"):
+            for shard in set(np.unique(rows["shard"]).tolist()) & set(clocks):
+                _count(counts[shard], rows[rows["shard"] == shard], clocks[shard])
+        return [_books(summary, counts[int(summary["shard"])]) for summary in summaries]
+
+    def _check_files(self) -> None:
+        present = {path.name for path in self._files}
+        expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
+        if expected - present:
+            raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+
+
+def _count(counts: Counter[str], rows: np.ndarray, final_clock: int) -> None:
+    """Add rows of `pushes` of one shard to what is known of it."""
+    summed = rows["verdict"] == Verdict.APPLY
+    counts["rows"] += len(rows)
+    counts["summed"] += int(np.count_nonzero(summed))
+    counts["applied"] += int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
+    for verdict in (Verdict.LATE, Verdict.DROP, Verdict.REJECT):
+        counts[verdict.name] += int(np.count_nonzero(rows["verdict"] == verdict))
+
+
+def _counted(summary: np.void, learners: np.ndarray) -> Books:
+    """The account of a shard whose rows are not all there, from those of its learners."""
+    pushed, *others = learners.sum(axis=0).tolist()
+    return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)
+
+
+def _books(summary: np.void, counts: Counter[str]) -> Books:
+    return Books(
+        shard=int(summary["shard"]),
+        pushed=int(summary["pushed"]) if summary["final_clock"] >= 0 else counts["rows"],
+        applied=counts["applied"],
+        dropped=counts["DROP"],
+        rejected=counts["REJECT"],
+        in_flight=counts["summed"] - counts["applied"] + counts["LATE"],
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one rank's file that belong to the run.
+
+    `first` counts those of each table, by name; None: all that are committed.
+    """
+
+    path: Path
+    first: dict[str, int] | None = None
+
+    def rows(self, table: str) -> np.ndarray:
+        """Raises DataError where they cannot be read, or there are fewer."""
+        rows = read_table(self.path, table)
+        return rows[: self._count(table, len(rows))]
+
+    def chunks(self, table: str) -> Iterator[np.ndarray]:
+        """Read rows some at a time; what is found wrong with a row may be told after it was given."""
+        left: int | None = None
+        with _open(self.path) as file:
+            for rows in _verified(self.path, file, table, was_left_open(self.path)):
+                left = self._count(table, _committed(file, table)) if left is None else left
+                yield rows[:left]
+                left -= min(left, len(rows))
+        if left is None:
+            self._count(table, 0)
+
+    def length(self, table: str) -> int:
+        """Number of rows."""
+        return self._count(table, _read(self.path, f"table {table}", lambda file, _: _committed(file, table)))
+
+    def thinning(self, table: str) -> Thinning | None:
+        """By which rule its rows were kept; None: all are."""
+        room = _read(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))
+        return None if room is None else Thinning(int(np.asarray(room)[schema.THINNED.index(table)]))
+
+    def left_out(self, table: str) -> str:
+        """Which rows of a table the file does not have, and why; "" where it has all."""
+        rule = self.thinning(table)
+        length = 0 if rule is None else self.length(table)
+        if rule is None or length <= rule.whole:
+            return ""
+        most = int(rule.every(length - 1, length)[0])
+        clock = _read(self.path, f"table {table}", lambda file, _: int(contained.data_set(file, table)[rule.whole]["clock"]))
+        return f"the log keeps every k-th of the {table} from clock {clock:,} on, k at most {most:,} (log.max_bytes)"
+
+    def _count(self, table: str, committed: int) -> int:
+        count = committed if self.first is None else self.first[table]
+        if committed < count:
+            raise DataError(f"{self.path}: table {table} has {committed} rows: another attempt continues after {count}")
+        return count
+
+
+class Begins(NamedTuple):
+    """Begin of a layout's rows (`schema`): by default the start of the run.
+
+    Attributes:
+        next_seq: per learner, its first mini-batch; empty = 0.
+        before: of the layout before, a shard, an attempt, and how many rows of each table.
+    """
+
+    clock: int = 0
+    samples: int = 0
+    time_s: float = 0.0
+    next_seq: list[int] = []  # noqa: RUF012 - never changed
+    before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
+
+    def rows_before(self, run: Path) -> list[list[Rows]]:
+        """Shard by shard, the rows of the layout before."""
+        shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
+        return [
+            [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
+            for shard in range(shards)
+        ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
+
+    `rows`: those of each shard, attempt by attempt.
+    """
+
+    learners: int
+    first_clock: int
+    last_clock: int
+    rows: list[list[Rows]]
+
+    @property
+    def shards(self) -> int:
+        return len(self.rows)
+
+    def table(self, name: str) -> np.ndarray:
+        """Its rows of one table, shard by shard."""
+        parts = [rows.rows(name) for shard in self.rows for rows in shard]
+        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+
+    def parts(self) -> list[Rows]:
+        """Rows, file by file."""
+        return [rows for shard in self.rows for rows in shard]
+
+
+def begins(path: Path) -> Begins:
+    """Read where the layout of a shard's file begins. Raises DataError where the file does not say so as it must."""
+    first = continued(path)[0].path
+
+    def read(file: h5py.File, _: bool) -> Begins:
+        before = contained.attribute(file, "before")
+        if before is None:
+            return Begins()
+        parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
+        own = _attempt_of(first)
+        if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
+            raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
+        return Begins(
+            int(contained.attribute(file, "continues_clock")),
+            int(contained.attribute(file, "begins_samples")),
+            float(contained.attribute(file, "begins_s")),
+            np.asarray(contained.attribute(file, "begins_seq"), np.int64).tolist(),
+            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
+        )
+
+    return _read(first, "what it goes on from", read)
+
+
+def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Entries of config.toml on each attempt, by its number."""
+    attempts = environment.get("attempts", [])
+    return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
+
+
+def continued(path: Path) -> list[Rows]:
+    """The rows of one rank: those of earlier attempts that this file continues, then its own.
+
+    Raises DataError where it does not say so as `schema` has it.
+    """
+    name = path.name.partition(".")[0]
+    return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
+
+
+def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
+    """Read what a file continues: attempts, with the number of rows of each table."""
+    none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
+    found = _read(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
+    parts = none if found is None else np.asarray(found)
+    if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
+        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
+    attempts = [-1, *parts[:, 0].tolist(), _attempt_of(path)]
+    if any(one >= other for one, other in itertools.pairwise(attempts)):
+        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
+    return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
+
+
+def evaluated(
+    run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
+) -> tuple[int, list[list[int]]]:
+    """Find what the evaluator of a run that is continued need not do again.
+
+    No checkpoint waits for the evaluator: after a loss of power its log may be torn. Then that of the attempt before counts, and
+    the rest is evaluated again.
+
+    Args:
+        attempts: those that the run continues, in their order.
+        snapshots: how many had been taken at the checkpoint.
+        rows_each: of one snapshot.
+        complain: is told of a log that is passed over.
+
+    Returns the first snapshot to evaluate, and which rows come before (`schema`, `continues`).
+    """
+    parts: list[tuple[int, np.ndarray]] = []
+    for attempt in reversed(attempts):
+        path = run / schema.evaluator_file(attempt)
+        if path.is_file():
+            try:
+                parts = [(_attempt_of(each.path), each.rows("evaluations")) for each in continued(path)]
+                break
+            except DataError as error:
+                complain(f"{error}; what was evaluated then is evaluated again")
+    done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
+    left, before = done * rows_each, []
+    for attempt, rows in parts:
+        before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])
+        left -= min(left, len(rows))
+    return done, before
+
+
+def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
+    """Whether the rows are there that a checkpoint says come before it (`schema`, `continues`), and are those that were written.
+
+    Raises DataError where not: the run could not be finished.
+    """
+    for attempt, *counts in rows:
+        if any(counts):  # else there was no log
+            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))
+            for table in schema.TABLES:
+                for _ in part.chunks(table):
+                    pass
+
+
+def counted(run: Path, shard: int, rows: list[list[int]]) -> list[int]:
+    """What these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
+    found = Counts()
+    for attempt, *firsts in rows:
+        if any(firsts):
+            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, firsts, strict=True)))
+            for each in part.chunks("pushes"):
+                found.pushes.add(each)
+            for each in part.chunks("updates"):
+                found.updates.add(each)
+    numbers: list[int] = found.numbers().tolist()
+    return numbers
+
+
+def _attempt_of(path: Path) -> int:
+    match = _FILE.match(path.name)
+    assert match
+    return int(match[3])
+
+
+def _open(path: Path) -> h5py.File:
+    """A file as it is, also one that is being written (`superblock`)."""
+    try:
+        source = AsIfClosed(path) if was_left_open(path) else path
+        file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
+    except _BROKEN as error:
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    try:
+        version = contained.attribute(file, "schema_version")
+    except (DataError, *_BROKEN) as error:
+        file.close()
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    if version != schema.SCHEMA_VERSION:
+        file.close()
+        raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
+    return file
+
+
+_BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+"""Errors that h5py raises at a damaged file."""
+
+_TRIES, _PAUSE_S = 5, 0.05
+
+T = TypeVar("T")
+
+
+def _read(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
+    """Read a file by `read`, which is told whether the file was left open. Tried a few times where a writer may have been at it.
+
+    Raises DataError where it cannot be read, or its checksums do not fit.
+    """
+    for left in reversed(range(_TRIES)):
+        open_ = True
+        try:
+            open_ = was_left_open(path)
+            with _open(path) as file:
+                return read(file, open_)
+        except (DataError, *_BROKEN) as error:
+            if not left or not open_:
+                if isinstance(error, DataError):
+                    raise
+                raise DataError(f"{path}: {what} cannot be read: {error}") from error
+        time.sleep(_PAUSE_S)
+    raise AssertionError
+
+
+def read_table(path: Path, name: str) -> np.ndarray:
+    """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, open_: bool) -> np.ndarray:
+        table = np.empty(_committed(file, name), schema.TABLES[name])
+        at = 0
+        for rows in _verified(path, file, name, open_):
+            table[at : at + len(rows)] = rows[: len(table) - at]
+            at += len(rows)
+        return table
+
+    return _read(path, f"table {name}", read)
+
+
+def _left_out(parts: list[Rows]) -> str:
+    said = (part.left_out(name) for part in parts for name in schema.THINNED)
+    return next((each for each in said if each), "")
+
+
+def _counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
+    return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
+
+
+def _committed(file: h5py.File, name: str) -> int:
+    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
+
+
+def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
+    """The rows of one table, some at a time, and more than are committed where more have a checksum.
+
+    Raises DataError, at the latest after the last of them, where they are not those that were written.
+    """
+    try:
+        data = contained.data_set(file, name)
+        if data.dtype != schema.TABLES[name]:
+            raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
+        summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
+        for start in range(0, contained.rows(data, summing.count), schema.STEP):
+            rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
+            summing.add(rows)
+            yield rows
+        summing.check()
+    except _BROKEN as error:
+        raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+
+
+def read_summary(path: Path) -> np.ndarray:
+    """The last words of the rank. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, _: bool) -> np.ndarray:
+        sums.check_summary(f"{path}: the summary", file)
+        return contained.whole(file, "summary")
+
+    return _read(path, "the summary", read)

@@ -1,0 +1,200 @@
+"""Contents of a run's files: the fixed dtype of every table, and the names of the files (DESIGN 6).
+
+Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the evaluator one, `evaluator.attempt-0.h5`; `log.h5`
+has the tables of all of them. A file holds the tables below as one-dimensional compound data sets, the data set
+`committed` (int64, one entry per table in the order of `TABLES`: rows that are safely there; later rows may be torn), and the
+data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
+barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
+
+Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
+NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
+
+A run that was killed and continued has files of several *attempts*. Those of a later one say in their attributes what they
+continue: `continues_clock`, the clock of the checkpoint, and `continues`, int64 (parts, 1 + tables): an attempt, then how many rows
+of each table of its file, of the same rank, come before the rows here. What else that attempt's file has came after the
+checkpoint, was lost, and was done again: the reader and `log.h5` leave it out. `attempt` is the file's own number.
+
+Where an attempt goes on with another number of learners or shards, a new *layout* begins: rows of slices that are cut otherwise
+are not put behind each other. The tables of the run are then those of the last layout, but for `evaluations`, which have all;
+clocks and seconds go on. The shards' files of its first attempt say what came before: `begins_samples` and `begins_s`, the samples
+applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), with which mini-batch each learner goes on; and
+`before`, int64 (parts, 2 + tables): a shard of the layout before, an attempt, and how many rows of each table of that file belong
+to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
+clocks `first_clock` and `last_clock` as attributes.
+
+Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
+int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
+is filled; each row stands for itself and the k - 1 rows after it, which are not there. `counts_0` and `counts_1` have exact counts
+of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` says it for its tables by data sets `pushes_every`
+and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
+many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd.rules.verdict import Kind as Verdict
+from mpisgd.rules.verdict import Reason
+
+__all__ = ["EVALUATIONS", "EVENTS", "PUSHES", "SUMMARY", "TABLES", "UPDATES", "Event", "Reason", "Verdict"]
+
+SCHEMA_VERSION = 4
+
+RULES = 2
+"""Version of the rules of a run that neither its configuration nor its log names; `rules` in config.toml's [environment]. Runs
+without it follow 1: a warm-up began with a rate of 0, learners' own steps kept alpha0 while the schedule went on, batch norm was
+recalibrated on the first stored samples, or had the statistics of the rank that evaluates ("initial"), and a run whose test loss
+did not fall by 1 % had diverged."""
+
+
+class Event(enum.IntEnum):
+    """Kinds of `events.kind`."""
+
+    STARTED = 0
+    STOPPED = 1
+    DEPARTED = 2
+    NONFINITE = 3
+    SNAPSHOT = 4
+    TIMEOUT = 6  # an update was made, or may be, with fewer gradients than wanted
+    GAVE_UP = 7  # a learner gave up mini-batch `value`, to begin it anew
+    CHECKPOINT = 8  # the slice was copied for a checkpoint of this clock, in `value` seconds
+    SKIPPED = 9  # a checkpoint of this clock was due, but the one before was still being written
+    RESUMED = 10  # another attempt goes on here, from the checkpoint of this clock
+    INTERRUPTED = 11  # by the signal of number `value`: learners are given no more weights
+    UNSAVED = 12  # the checkpoint of clock `value` could not be written
+    LOST = 13  # a learner is dead, or was missed and has not come back; it was given weights of clock `value` last, -1 = none
+    MISSED = 14  # nothing was heard of a learner for `value` seconds: the others go on without it
+    RETURNED = 15  # a learner that was missed is back
+    STUCK = 16  # a transfer to or from a learner was given up
+    PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
+    REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
+    GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
+
+
+#: One row per push that a shard received, in the order in which it took them.
+PUSHES = np.dtype(
+    [
+        ("shard", np.int16),
+        ("clock", np.int64),  # the shard's clock when the gradient was added to the sum or refused
+        ("timestamp", np.int64),  # clock of the weights that the gradient was computed from
+        ("staleness", np.int64),  # clock - timestamp
+        ("learner_id", np.int32),
+        ("seq", np.int64),  # the learner's own running number of the mini-batch
+        ("samples", np.int32),
+        ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
+        ("verdict", np.uint8),  # Verdict
+        ("reason", np.uint8),  # Reason
+        ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
+        ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
+        ("arrival_s", np.float64),  # header received
+        ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
+        # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
+        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s; of a team, until its sum is there
+        ("delay_s", np.float64),  # straggler injection, on the learner; of a team, those of its ranks are in compute_s
+        ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
+        ("wait_s", np.float64),  # then, from its pull request until the first answer began
+        ("pull_s", np.float64),  # then, until the weights of all shards were there
+        ("rounded", np.float64),  # what was rounded off the whole gradient, as a share of its norm (`rounding.py`); NaN: not finite
+        ("loss", np.float64),  # of the mini-batch; of a team, the mean over its ranks
+    ]
+)
+
+#: One row per weight update of a shard.
+UPDATES = np.dtype(
+    [
+        ("shard", np.int16),
+        ("clock", np.int64),  # after the update: 1, 2, 3 ...
+        ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
+        ("samples", np.int64),  # applied up to and with this update
+        ("learning_rate", np.float64),
+        ("time_s", np.float64),  # update done
+        ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
+        ("mean_loss", np.float64),  # of the mini-batches in this update
+        ("gradient_sq", np.float64),  # of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured
+        ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push
+    ]
+)
+
+#: One row per snapshot, data split and kind of weights that was evaluated.
+EVALUATIONS = np.dtype(
+    [
+        ("snapshot", np.int32),  # 0 = initial weights, then 1, 2, ...
+        ("clock_min", np.int64),  # over the shards
+        ("clock_max", np.int64),
+        ("samples", np.int64),  # applied on shard 0 when the snapshot was taken
+        ("epochs", np.float64),
+        ("taken_s", np.float64),  # when shard 0 took it
+        ("averaged", np.uint8),  # 0 = theta, 1 = thetabar
+        ("train", np.uint8),  # 0 = test data, 1 = training data
+        ("loss", np.float64),
+        ("error", np.float64),  # share of wrong classes, 0 ... 1
+        ("evaluate_s", np.float64),
+    ]
+)
+
+#: Things that happened.
+EVENTS = np.dtype(
+    [
+        ("shard", np.int16),  # -1 = evaluator
+        ("clock", np.int64),
+        ("kind", np.uint8),  # Event
+        ("learner_id", np.int32),  # -1 = none
+        ("value", np.float64),
+        ("time_s", np.float64),
+    ]
+)
+
+TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
+THINNED = ("pushes", "updates")
+"""Those of which a bounded log keeps some rows."""
+
+#: The last row that a rank writes; see the module's text.
+SUMMARY = np.dtype(
+    [
+        ("shard", np.int16),
+        ("final_clock", np.int64),
+        ("samples", np.int64),
+        ("received", np.int64),  # pushes that the shard received
+        ("pushed", np.int64),  # pushes that the learners say, in their goodbyes, they sent to this shard
+        ("diverged", np.uint8),
+    ]
+)
+
+STEP = 1 << 16
+"""Rows that are read at a time, where there may be more than memory holds."""
+
+LOG = "log.h5"
+CONFIG = "config.toml"
+DONE = "DONE"
+DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
+WEIGHTS = "weights.pt"
+LOCK = "LOCK"
+RUNNING = "RUNNING"
+"""There while a fault-tolerant job runs (`usher.py`)."""
+CHECKPOINTS = "checkpoint"
+SPOOL = ".snapshots-"
+
+
+ASIDE = ".*.h5.new"
+
+
+def aside(path: Path) -> Path:
+    """A file of tables while it is made."""
+    return path.with_name(f".{path.name}.new")
+
+
+def shard_file(shard: int, attempt: int = 0) -> str:
+    return f"shard-{shard:03d}.attempt-{attempt}.h5"
+
+
+def spool_file(shard: int, layout: int = 0) -> str:
+    """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
+    return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
+
+
+def evaluator_file(attempt: int = 0) -> str:
+    return f"evaluator.attempt-{attempt}.h5"

@@ -1,0 +1,321 @@
+"""Writes one rank's HDF5 file: rows are gathered in memory and appended in chunks (TRAPS 8).
+
+One writer per file, SWMR, never reopened for appending: readable while the run goes on and after a kill, up to the last
+flush. Flushed by rows and by seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from mpisgd.base import durable, storage
+from mpisgd.base.errors import StorageError
+from mpisgd.comm.messages import Push
+from mpisgd.protocols import Verdict
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.rows import Rows
+from mpisgd.records.log.schema import Event
+from mpisgd.update.slice_update import Step
+
+CHUNK_ROWS = 1024
+_CACHE_NBYTES = 4 << 20
+"""Bytes that HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class TableFile:
+    """The HDF5 file of one rank: the tables of the schema, appended to.
+
+    Args:
+        path: must not exist yet; None = keep nothing. It has its name when its tables are there: nobody sees half a file.
+        instead: it may exist, and is then replaced: its writer, who may have died, can write no more to it.
+        shard: the shard's number, -1 for the evaluator.
+        attributes: more of the file, as `schema` says what an attempt that continues another has.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        shard: int,
+        flush_rows: int,
+        flush_s: float,
+        attributes: Mapping[str, Any] | None = None,
+        instead: bool = False,
+    ) -> None:
+        self.kept = path is not None
+        self._path = path or Path()
+        self._file: h5py.File | None = None
+        self._data: dict[str, Rows] = {}
+        """The datasets that grow or change."""
+        self._flush_rows = flush_rows
+        self._flush_s = flush_s
+        self._flushed_at_s = time.monotonic()
+        self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in schema.TABLES.items()}
+        self._filled = dict.fromkeys(schema.TABLES, 0)
+        self._committed = dict.fromkeys(schema.TABLES, 0)
+        self._crc32 = dict.fromkeys(schema.TABLES, 0)
+        self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
+        if path is not None:
+            with self._writing():
+                if path.exists() and not instead:
+                    raise FileExistsError(errno.EEXIST, "the run has it already", str(path))
+                aside = schema.aside(path)
+                self._file = storage.create_hdf5(aside)
+                self._begin(self._file, shard, attributes or {})
+                aside.rename(path)
+                self._inode = path.stat().st_ino
+
+    def _begin(self, file: h5py.File, shard: int, attributes: Mapping[str, Any]) -> None:
+        cache = file.id.get_mdc_config()
+        cache.max_size = _CACHE_NBYTES
+        file.id.set_mdc_config(cache)
+        file.attrs["schema_version"] = schema.SCHEMA_VERSION
+        file.attrs["shard"] = shard
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        for name, dtype in schema.TABLES.items():
+            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+        self._create_more(file)
+        file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
+        file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
+        file.create_dataset("closing", data=np.zeros(3, np.int64))
+        self._data = {name: Rows(file[name]) for name in (*schema.TABLES, "committed", "sums")}
+        summary = np.zeros(1, schema.SUMMARY)
+        summary["shard"], summary["final_clock"] = shard, -1
+        file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
+        file.swmr_mode = True
+
+    def _create_more(self, file: h5py.File) -> None:
+        """What else it has than the tables (`bounded`)."""
+
+    def _write_more(self) -> None:
+        """What else is to be there before the rows count."""
+
+    def _on_disk(self, name: str) -> int:
+        """Rows of a table that are in the file."""
+        return self._committed[name]
+
+    def _extend(self, name: str, rows: np.ndarray) -> None:
+        """Write rows behind those that are in the file."""
+        self._data[name].extend(self._on_disk(name), rows)
+        self._data[name].flush()
+        self._crc32[name] = sums.add(self._crc32[name], name, rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises StorageError where it fails; then the file is as good as closed."""
+        try:
+            with storage.writing(self._path):
+                yield
+        except StorageError:
+            if self._file is not None:
+                storage.give_up(self._file, self._data)
+                self._file = None
+            raise
+
+    def append(self, name: str, row: tuple[float, ...]) -> int:
+        """Append one row, in the order of the table's dtype; returns its number in the table."""
+        if self._file is None:
+            return 0
+        filled = self._filled[name]
+        self._rows[name][filled] = row
+        self._filled[name] = filled + 1
+        number = self._committed[name] + filled
+        if filled + 1 == self._flush_rows or time.monotonic() - self._flushed_at_s > self._flush_s:
+            self.flush()
+        return number
+
+    def amend(self, name: str, number: int, field: str, value: float) -> None:
+        """Set one field of a row that was appended before; where the row is flushed already, at the next flush."""
+        in_memory = number - self._committed[name]
+        if in_memory >= 0:
+            self._rows[name][field][in_memory] = value
+        else:
+            self._amendments[name].append((number, field, value))
+
+    def counts(self) -> list[int]:
+        """As in `checkpoint.Account`."""
+        return []
+
+    def rows(self) -> list[int]:
+        """Rows of each table, on disk and in memory."""
+        return [self._committed[name] + self._filled[name] for name in self._committed]
+
+    def flush(self) -> list[int]:
+        """Write what is in memory; the count of committed rows, per table, is written after the rows, and returned.
+
+        Raises StorageError where it cannot be, or would be read by nobody: the file has been removed.
+        """
+        if self._file is None:
+            return [0] * len(schema.TABLES)
+        with self._writing():
+            self._write()
+            if self._path.stat().st_ino != self._inode:
+                raise OSError(errno.ENOENT, "another file has its name")
+        self._flushed_at_s = time.monotonic()
+        return [self._on_disk(name) for name in schema.TABLES]
+
+    def _write(self) -> None:
+        for name in schema.TABLES:
+            self._amend_file(name)
+            filled = self._filled[name]
+            if filled:
+                self._extend(name, self._rows[name][:filled])
+                self._committed[name] += filled
+                self._filled[name] = 0
+        on_disk = [self._on_disk(name) for name in schema.TABLES]
+        self._replace("sums", list(zip(on_disk, self._crc32.values(), strict=True)))
+        self._write_more()
+        self._replace("committed", on_disk)
+
+    def _replace(self, name: str, numbers: Sequence[int | tuple[int, int]]) -> None:
+        self._data[name].write(0, np.array(numbers, np.int64))
+        self._data[name].flush()
+
+    def _amend_file(self, name: str) -> None:
+        """Amend flushed rows, chunk by chunk: row by row would take 200 us for each."""
+        chunks: dict[int, list[tuple[int, str, float]]] = {}
+        for number, field, value in self._amendments[name]:
+            chunks.setdefault(number // CHUNK_ROWS, []).append((number % CHUNK_ROWS, field, value))
+        self._amendments[name].clear()
+        for chunk, amendments in chunks.items():
+            start = chunk * CHUNK_ROWS
+            rows = self._data[name].read(start, min(start + CHUNK_ROWS, self._on_disk(name)))
+            for number, field, value in amendments:
+                rows[field][number] = value
+            self._data[name].write(start, rows)
+
+    def close(self, summary: tuple[float, ...] | None = None) -> None:
+        """Flush, write the summary of a shard, close; it is there to stay."""
+        if self._file is None:
+            return
+        self.flush()
+        with self._writing():
+            if summary is not None:
+                self._file["summary"][0] = np.array([summary], schema.SUMMARY)[0]
+            self._file["closing"][:] = sums.closing(self._sum_of_amended(), self._file["summary"][:])
+            self._file.flush()  # what fails here has not begun to close
+            self._data.clear()
+            self._file.close()
+            self._file = None
+            durable.sync(self._path)  # what says later that the run is DONE, or that it goes on, refers to it
+            durable.sync_directory(self._path.parent)
+
+    def _sum_of_amended(self) -> int:
+        """Read again, some rows at a time: there may be more than memory holds."""
+        crc32 = 0
+        for name in sums.AMENDED:
+            for start in range(0, self._on_disk(name), schema.STEP):
+                rows = self._data[name].read(start, min(start + schema.STEP, self._on_disk(name)))
+                crc32 = sums.add_amended(crc32, name, rows)
+        return crc32
+
+
+class ShardLog:
+    """Log of a shard."""
+
+    def __init__(self, file: TableFile, shard: int) -> None:
+        self._file = file
+        self._shard = shard
+        self._unanswered: dict[int, int] = {}
+
+    def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
+        if not self._file.kept:
+            return
+        number = self._file.append(
+            "pushes",
+            (
+                self._shard,
+                clock,
+                push.timestamp,
+                clock - push.timestamp,
+                push.learner_id,
+                push.seq,
+                push.samples,
+                push.gradients,
+                verdict.kind,
+                verdict.reason,
+                verdict.weight,
+                learning_rate,
+                push.arrival_ns * 1e-9,
+                math.nan,
+                push.compute_ns * 1e-9,
+                push.delay_ns * 1e-9,
+                push.push_ns * 1e-9,
+                push.wait_ns * 1e-9,
+                push.pull_ns * 1e-9,
+                push.rounded,
+                push.loss,
+            ),
+        )
+        self._unanswered[push.learner_id] = number
+
+    def answered(self, learner_id: int, now_s: float) -> None:
+        """The pull after the learner's last push was answered."""
+        if not self._file.kept:
+            return
+        number = self._unanswered.pop(learner_id, None)
+        if number is not None:
+            self._file.amend("pushes", number, "answer_s", now_s)
+
+    def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
+        self._file.append(
+            "updates",
+            (
+                self._shard,
+                clock,
+                step.gradients,
+                samples,
+                step.learning_rate,
+                now_s,
+                update_s,
+                mean_loss,
+                step.gradient_sq,
+                step.sum_sq,
+            ),
+        )
+
+    def event(self, kind: Event, clock: int, now_s: float, learner_id: int = -1, value: float = math.nan) -> None:
+        self._file.append("events", (self._shard, clock, kind, learner_id, value, now_s))
+
+    def rows(self) -> list[int]:
+        """Rows of each table, whether on disk or in memory."""
+        return self._file.rows()
+
+    def counts(self) -> list[int]:
+        """As in `checkpoint.Account`, of when `rows` was last asked for; to be flushed before."""
+        return self._file.counts()
+
+    def flush(self) -> list[int]:
+        """Write what is in memory; rows of each table that are safely there."""
+        return self._file.flush()
+
+    def summary(self, final_clock: int, samples: int, received: int, pushed: int, diverged: bool) -> None:
+        """The last words of a shard that leaves in order; closes the file."""
+        self._file.close((self._shard, final_clock, samples, received, pushed, diverged))
+
+
+class EvaluatorLog:
+    """Log of the evaluator."""
+
+    def __init__(self, file: TableFile) -> None:
+        self._file = file
+
+    def evaluation(self, **fields: float) -> None:
+        """Write one row of `evaluations`; the keywords are its columns."""
+        self._file.append("evaluations", tuple(fields[name] for name in schema.EVALUATIONS.names or ()))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

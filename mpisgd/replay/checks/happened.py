@@ -1,0 +1,158 @@
+"""Do the events of a shard's log fit what it did? What must have happened is there, once; what is told of learners can be.
+
+Some things nobody else tells of (a checkpoint that was skipped, a message that was refused): of those only the order is seen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mpisgd.job.parts import budget_samples
+from mpisgd.records.checkpoint.snapshots import due
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.finding import refuse
+from mpisgd.replay.checks.record import Record, ShardRecord
+
+_OF_A_LEARNER = (
+    Event.DEPARTED, Event.NONFINITE, Event.GAVE_UP, Event.LOST, Event.MISSED, Event.RETURNED, Event.STUCK, Event.PASSED,
+    Event.GOODBYE,
+)  # fmt: skip
+_WITH_A_VALUE = (
+    Event.NONFINITE, Event.GAVE_UP, Event.CHECKPOINT, Event.INTERRUPTED, Event.UNSAVED, Event.LOST, Event.MISSED, Event.REFUSED,
+    Event.GOODBYE,
+)  # fmt: skip
+_WITH_NONE = frozenset(Event) - {*_WITH_A_VALUE, Event.DEPARTED, Event.RETURNED}
+_GONE = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP)
+_COMPUTED = (Event.STARTED, Event.RESUMED, Event.SNAPSHOT, Event.STOPPED)
+
+
+def check_events(record: Record, shard: ShardRecord) -> None:
+    """Raises Untrue at the first event that cannot be, or where one is missing."""
+    for row, (number, clock, kind, learner_id, value, _) in enumerate(shard.events.tolist()):
+        place = {"row": row, "clock": clock, "learner_id": learner_id}
+        if number != shard.shard:
+            refuse(f"it says shard {number}", shard.shard, "events", **place)
+        if kind not in set(Event):
+            refuse(f"kind {kind}: there is no such event", shard.shard, "events", **place)
+        what = Event(kind).name
+        of_a_learner = 0 <= learner_id < record.lambda_
+        if kind != Event.REFUSED and of_a_learner != (kind in _OF_A_LEARNER):
+            refuse(f"{what} of learner {learner_id}", shard.shard, "events", **place)
+        if not _can_be(record, shard, kind, clock, learner_id, value):
+            refuse(f"{what} with value {value}", shard.shard, "events", **place)
+    _check_order(shard)
+    _check_computed(record, shard)
+    _check_goodbyes(record, shard)
+
+
+def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_id: int, value: float) -> bool:
+    """Whether an event may have such a value."""
+    if kind in _WITH_NONE:
+        return math.isnan(value)
+    match kind:
+        case Event.DEPARTED | Event.RETURNED:  # of which a fault-tolerant shard says 0
+            return math.isnan(value) or value == 0
+        case Event.GAVE_UP:
+            rows = shard.rows_of[learner_id]
+            return 0 <= value <= (shard.pushes["seq"][rows[-1]] + 1 if len(rows) else record.next_seq[learner_id])
+        case Event.LOST:
+            return -1 <= value <= clock
+        case Event.MISSED:
+            return value >= 0
+    return True
+
+
+def _check_order(shard: ShardRecord) -> None:
+    """Events are in the order of clocks and seconds, and a clock lasts from its update to the next."""
+    events, first = shard.events, shard.start.clock
+    done_s = np.concatenate([[shard.start.since_s], shard.updates["time_s"], [np.inf]])
+    before_clock, before_s = first, 0.0
+    for row, (clock, time_s) in enumerate(events[["clock", "time_s"]].tolist()):
+        place = {"row": row, "clock": clock}
+        if clock < before_clock or (shard.finished and clock > shard.final_clock):
+            refuse(f"clock {clock}, after one of {before_clock}; the last is {shard.final_clock}", shard.shard, "events", **place)
+        at = min(clock - first, len(done_s) - 2)
+        if not (max(before_s, done_s[at]) <= time_s <= done_s[at + 1]):
+            why = f"at {time_s} s: what is before it was at {before_s} s, its clock from {done_s[at]} to {done_s[at + 1]} s"
+            refuse(why, shard.shard, "events", **place)
+        before_clock, before_s = clock, time_s
+
+
+def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:
+    """Clock and samples of the snapshots that a shard took for evaluation in this attempt."""
+    train_samples, every = record.environment("train_samples"), record.config.evaluation.every_epochs
+    budget = budget_samples(record.config, record.protocol(), train_samples)
+    start = shard.start
+    taken = [] if record.attempt else [(start.clock, start.samples)]
+    if not record.computed:
+        return taken
+    before = start.samples
+    for clock, samples in shard.updates[["clock", "samples"]].tolist():
+        if samples < budget and due(every, before / train_samples, samples / train_samples):
+            taken.append((clock, samples))
+        before = samples
+    return taken
+
+
+def _check_computed(record: Record, shard: ShardRecord) -> None:
+    """The beginning, the snapshots and the end are where updates put them."""
+    begin = Event.RESUMED if record.attempt else Event.STARTED
+    expected = [(begin, shard.start.clock), *((Event.SNAPSHOT, clock) for clock, _ in due_snapshots(record, shard))]
+    budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"))
+    if len(shard.updates) and shard.updates["samples"][-1] >= budget:
+        expected.append((Event.STOPPED, shard.final_clock))
+    rows = np.flatnonzero(np.isin(shard.events["kind"], _COMPUTED))
+    found = [(Event(kind), clock) for kind, clock in shard.events[rows][["kind", "clock"]].tolist()]
+    for at in range(max(len(expected), len(found))):
+        if at >= len(found):
+            if shard.finished:
+                kind, clock = expected[at]
+                refuse(f"{kind.name} is missing", shard.shard, "events", clock=clock)
+            return
+        if at >= len(expected) or found[at] != expected[at]:
+            kind, clock = found[at]
+            wanted = f"expected {expected[at][0].name} at clock {expected[at][1]}" if at < len(expected) else "it was not due"
+            refuse(f"{kind.name}: {wanted}", shard.shard, "events", row=int(rows[at]), clock=clock)
+    stops = shard.events[shard.events["kind"] == Event.STOPPED]
+    if len(stops) and stops["time_s"][0] != shard.updates["time_s"][-1]:
+        why = f"it stopped at {stops['time_s'][0]} s, but the last update was done at {shard.updates['time_s'][-1]} s"
+        refuse(why, shard.shard, "events", row=int(rows[-1]), clock=shard.final_clock)
+
+
+def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
+    """A learner counts what it pushes, and says so in the end; a log of an earlier mpisgd has no such events."""
+    if Event.GOODBYE not in shard.events["kind"]:
+        return
+    for learner_id in range(record.lambda_):
+        mine = shard.events_of[learner_id]
+        said = mine["value"][mine["kind"] == Event.GOODBYE]
+        logged = len(shard.rows_of[learner_id]) - sum(shard.pushes["learner_id"][row] == learner_id for row in shard.inserted)
+        refused = int(np.count_nonzero(mine["kind"] == Event.REFUSED))
+        place = {"clock": shard.final_clock, "learner_id": learner_id}
+        if shard.finished and len(said) != 1 and not (len(said) == 0 and Event.LOST in mine["kind"]):
+            refuse(f"it said goodbye {len(said)} times", shard.shard, "events", **place)
+        most = math.inf if not shard.finished else logged + refused
+        if len(said) and not logged <= said[0] <= most:
+            refuse(f"it says that it pushed {said[0]:g} gradients, but pushes has {logged}", shard.shard, "events", **place)
+
+
+def check_last_answers(record: Record) -> None:
+    """Check that who was given weights once more computes and pushes once more, unless it left, or another shard told it to stop.
+
+    Where weights must be of one clock, a shard may have answered and be asked again, and then tell it to stop: of that the log has
+    nothing, so there it is asked of one shard alone. Raises Untrue where a learner's rows end although all shards had answered.
+    """
+    if not record.whole or (len(record.shards) > 1 and record.protocol().consistent):
+        return
+    for learner_id in range(record.lambda_):
+        last = [rows.rows_of[learner_id][-1:] for rows in record.shards]
+        if not all(len(each) for each in last):
+            continue
+        gone = any(np.isin(shard.events_of[learner_id]["kind"], _GONE).any() for shard in record.shards)
+        answers = [shard.pushes["answer_s"][each[0]] for shard, each in zip(record.shards, last, strict=True)]
+        if not gone and not np.isnan(answers).any():
+            row = int(last[0][0])
+            why = f"its learner was given weights after it, at {answers[0]} s, and pushed nothing more"
+            refuse(why, record.shards[0].shard, "pushes", row=row, clock=record.shards[0].row(row).clock, learner_id=learner_id)

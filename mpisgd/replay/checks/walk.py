@@ -1,0 +1,314 @@
+"""Is the log of one shard possible at all? Row by row, beside the rules that the shard asked, fed what the shard was fed.
+
+Integers, seconds and losses only: this is done before anything is computed. Of seconds only the order is used, and equal ones are
+taken either way: in virtual time many things happen at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpisgd.base.errors import ProtocolError
+from mpisgd.config import Config
+from mpisgd.job.parts import budget_samples, make_schedule
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.finding import refuse, same
+from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord
+from mpisgd.rules.rules import Gone, Rules
+from mpisgd.rules.verdict import Kind, Reason, Verdict
+
+_OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
+_GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
+
+
+def walk(record: Record, shard: ShardRecord) -> None:
+    """Raises Untrue at the first row of `pushes` or `updates` that cannot be."""
+    _check_seconds(shard)
+    _Walk(record, shard).walk()
+
+
+def learning_rates(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int], float]:
+    """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
+    alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
+    factor = make_schedule(config, gradients_per_update, train_samples)
+    return lambda samples: alpha0 * factor(samples / train_samples)
+
+
+def _check_seconds(shard: ShardRecord) -> None:
+    """Updates must follow each other in time: the walk looks up clocks by seconds."""
+    times = shard.updates["time_s"]
+    wrong = np.flatnonzero(~(np.diff(times, prepend=0.0) >= 0))
+    if len(wrong):
+        row = int(wrong[0])
+        before = f"the one before at {times[row - 1]} s" if row else "the start"
+        refuse(f"done at {times[row]} s, before {before}", shard.shard, "updates", row=row, clock=row + 1)
+
+
+class _Walk:
+    """A shard that has no weights."""
+
+    def __init__(self, record: Record, shard: ShardRecord) -> None:
+        train_samples = record.environment("train_samples")
+        self.config = record.config
+        self.lambda_ = record.lambda_
+        self.shard = shard
+        protocol, start = record.protocol(), shard.start
+        self.rules = Rules(protocol, self.lambda_, budget_samples(self.config, protocol, train_samples))
+        self.rules.clock, self.rules.applied_seq = start.clock, list(start.applied_seq)
+        self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
+        self.members = [len(team) for team in record.members]
+        self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
+        self.departures = list(shard.departures)
+        self.timeouts = list(shard.timeouts)
+        self.timeout_s = self.config.protocol.deadline_s
+        self.first_seq = record.next_seq
+        self.updated_s: list[float] = [start.time_s] * start.clock + shard.updates["time_s"].tolist()
+        answers = shard.pushes["answer_s"]
+        self.least = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="left")).tolist()
+        self.most = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="right")).tolist()
+        self.last: dict[int, tuple[int, Row]] = {}
+        self.place = {"row": -1}
+        self.arrival_s = 0.0
+        self.samples = start.samples
+        self.rate = self.rate_at(self.samples)
+        self._begin_sum()
+
+    def _begin_sum(self) -> None:
+        self.gradients = self.pending_samples = 0
+        self.losses = 0.0
+
+    def walk(self) -> None:
+        for number, row in enumerate(self.shard.rows()):
+            if number in self.shard.inserted:
+                continue
+            self.place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
+            self._check_numbers(row)
+            self._let_depart(row)
+            self._let_time_out(row)
+            self._check_clock(row)
+            self._check_turn(row)
+            self._check_learner(row)
+            self._check_seconds(row)
+            self._check_verdict(row)
+            self.last[row.learner_id] = (number, row)
+            if row.verdict == Kind.APPLY:
+                self.gradients += row.gradients
+                self.pending_samples += row.samples
+                self.losses += row.loss * row.gradients
+            self._update_while_due()
+        self._check_end()
+
+    def _refuse(self, why: str) -> NoReturn:
+        refuse(why, self.shard.shard, "pushes", **self.place)
+
+    # ------------------------------------------------------------------------------------------------------------ one row
+
+    def _check_numbers(self, row: Row) -> None:
+        if row.shard != self.shard.shard:
+            self._refuse(f"it says shard {row.shard}")
+        if not 0 <= row.learner_id < self.lambda_:
+            self._refuse(f"there are learners 0 to {self.lambda_ - 1}")
+        if row.samples < 1:
+            self._refuse(f"{row.samples} samples")
+        if row.gradients != self.members[row.learner_id]:
+            self._refuse(f"the sum of {row.gradients} gradient(s): {self.members[row.learner_id]} rank(s) compute for this learner")
+        if row.staleness != row.clock - row.timestamp:
+            self._refuse(f"staleness {row.staleness} is not clock - timestamp = {row.clock} - {row.timestamp}")
+        if not 0 <= row.timestamp <= row.clock:
+            self._refuse(f"timestamp {row.timestamp}: weights of clocks 0 to {row.clock} were there")
+
+    def _check_clock(self, row: Row) -> None:
+        clock = self.rules.clock
+        if row.clock > clock:
+            wanted = f"update {clock + 1} of {self.gradients} gradient(s) before this row is not what the protocol makes"
+            self._refuse(f"the shard was at clock {clock}: {wanted}")
+        if row.clock < clock:
+            self._refuse(f"the shard was at clock {clock}: update {clock} was due after the row before this one")
+
+    def _check_turn(self, row: Row) -> None:
+        """A row may be out of turn where its learner left, and it was summed then; or where the one whose turn it was had left."""
+        turn = self.rules.turn()
+        if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
+            return
+        departs = any(each.learner_id == row.learner_id and each.clock <= self.rules.clock for each in self.departures)
+        if not departs and turn in self.shard.pushes["learner_id"][self.place["row"] :]:
+            self._refuse(f"it was learner {turn}'s turn")
+
+    def _check_learner(self, row: Row) -> None:
+        """Its mini-batches follow each other, and it computed from weights that it had been given."""
+        late = self.rules.finished and row.learner_id in self.rules.absent
+        if row.learner_id not in self.rules.present and row.reason not in _OF_THE_MISSED and not late:
+            self._refuse("this learner had left")
+        number, last = self.last.get(row.learner_id, (-1, None))
+        if last is None:
+            first = self.first_seq[row.learner_id]
+            if row.seq != first:
+                self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
+            return
+        again = self.rejects and row.seq == last.seq
+        if row.seq != last.seq + 1 and not again:
+            self._refuse(f"its mini-batch before was {last.seq}, in row {number}")
+        if row.timestamp < last.timestamp:
+            self._refuse(f"timestamp {row.timestamp}: its gradient before was computed from {last.timestamp}, in row {number}")
+        if math.isnan(last.answer_s):
+            if self.shard.finished and row.timestamp != last.timestamp:
+                self._refuse(f"timestamp {row.timestamp}: it was given no weights after {last.timestamp}, row {number} says")
+            return
+        least, most = self.least[number], self.most[number]
+        if row.timestamp < least or (row.timestamp > most and not self.rules.protocol.consistent):
+            given = f"clock {least}" if least == most else f"clocks {least} to {most}"
+            self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
+        if row.arrival_s < last.answer_s:
+            self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
+
+    def _check_seconds(self, row: Row) -> None:
+        """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
+        if not row.arrival_s >= 0:
+            self._refuse(f"it arrived at {row.arrival_s} s")
+        if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
+            done_s = self.updated_s[self.rules.clock]
+            self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
+        if self.rules.turn() is None:
+            before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
+            if row.arrival_s < before_s:
+                self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
+        self.arrival_s = max(self.arrival_s, row.arrival_s)
+
+    def _check_verdict(self, row: Row) -> None:
+        if row.learning_rate != self.rate:
+            self._refuse(f"learning rate {row.learning_rate}, the schedule says {self.rate}")
+        expected = self._judge(row)
+        if (row.verdict, row.reason, row.weight) != (expected.kind, expected.reason, expected.weight):
+            said = _said(row.verdict, row.reason, row.weight)
+            self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
+
+    def _judge(self, row: Row) -> Verdict:
+        """Where gradients that are not finite are dropped, learners give them the loss NaN."""
+        rules, learner_id = self.rules, row.learner_id
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or learner_id in self.shard.stuck):
+            return rules.on_torn(learner_id, row.timestamp, row.seq)
+        usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
+        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
+            self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
+        try:
+            return rules.judge(learner_id, row.timestamp, row.seq, usable)
+        except ProtocolError as error:
+            self._refuse(str(error))
+
+    # ------------------------------------------------------------------------------------------------------------ updates
+
+    def _update_while_due(self) -> None:
+        while self.rules.update_due():
+            if self.rules.clock == self.shard.final_clock:
+                if self.shard.finished:
+                    place = {"row": len(self.shard.updates), "clock": self.rules.clock + 1}
+                    refuse(f"it is missing: due after row {self.place['row']} of pushes", self.shard.shard, "updates", **place)
+                return
+            self._check_update(self.shard.update(self.rules.clock + 1))
+            self.samples += self.pending_samples
+            self.rate = self.rate_at(self.samples)
+            self._begin_sum()
+            self.rules.on_update(self.samples)
+
+    def _check_update(self, update: np.void) -> None:
+        expected: dict[str, Any] = {
+            "shard": self.shard.shard,
+            "clock": self.rules.clock + 1,
+            "gradients": self.gradients,
+            "samples": self.samples + self.pending_samples,
+            "learning_rate": self.rate,
+            "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
+        }
+        for name, value in expected.items():
+            if not same(update[name].item(), value):
+                why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
+                refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
+
+    # --------------------------------------------------------------------------------------------------------- departures
+
+    def _let_depart(self, row: Row) -> None:
+        """Let those learners leave who left before this row was summed, by their seconds or, at the latest, by its clock.
+
+        Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
+        """
+        while self.departures and self.departures[0].clock <= self.rules.clock:
+            left = self.departures[0]
+            if left.time_s >= row.arrival_s and row.clock <= self.rules.clock and not self._must_come_first(left, row):
+                return
+            self._depart()
+
+    def _must_come_first(self, left: Departure, row: Row) -> bool:
+        """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
+        if left.kind == Event.RETURNED:
+            return left.learner_id == row.learner_id and row.reason != Reason.MISSED
+        return left.learner_id == self.rules.turn() != row.learner_id
+
+    def _depart(self) -> None:
+        left = self.departures.pop(0)
+        at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
+        if left.clock != self.rules.clock and not at_once:
+            self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")
+        after_s = self.updated_s[left.clock - 1] if left.clock else 0.0
+        before_s = self.updated_s[left.clock] if left.clock < len(self.updated_s) else math.inf
+        if not after_s <= left.time_s <= before_s:
+            self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
+        if left.kind == Event.PASSED:
+            if not self.rules.passes(left.learner_id, self.rules.clock + 1):
+                self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
+        elif left.kind != Event.RETURNED:
+            self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])
+        elif left.learner_id not in self.rules.present:
+            self.rules.on_return(left.learner_id)
+        self._update_while_due()
+
+    def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
+        refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
+
+    # ---------------------------------------------------------------------------------------------------------- time-outs
+
+    def _let_time_out(self, row: Row) -> None:
+        """Let the time be over where it was before this row was summed, by its seconds or, at the latest, by its clock."""
+        while self.timeouts and self.timeouts[0].clock <= self.rules.clock:
+            if self.timeouts[0].time_s >= row.arrival_s and row.clock <= self.rules.clock:
+                return
+            self._time_out()
+
+    def _time_out(self) -> None:
+        over = self.timeouts.pop(0)
+        if over.clock == self.rules.clock - 1 and over.time_s == self.arrival_s:
+            return  # at once with the gradient that made the update anyway
+        least_s = (self.updated_s[over.clock - 1] if over.clock else 0.0) + self.timeout_s
+        most_s = self.updated_s[over.clock] if over.clock < len(self.updated_s) else math.inf
+        if over.clock != self.rules.clock or not least_s <= over.time_s <= most_s:
+            why = f"a time-out at {over.time_s} s: clock {over.clock} had its time-out at {least_s} s, its end at {most_s} s"
+            refuse(why, self.shard.shard, "events", clock=over.clock)
+        self.rules.on_timeout()
+        self._update_while_due()
+
+    # ------------------------------------------------------------------------------------------------------------ the end
+
+    def _check_end(self) -> None:
+        while self.timeouts and (self.timeouts[0].clock <= self.rules.clock or self.shard.finished):
+            self._time_out()
+        while self.departures and (self.departures[0].clock <= self.rules.clock or self.shard.finished):
+            self._depart()
+        shard = self.shard
+        if self.rules.clock < shard.final_clock:
+            why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"
+            refuse(why, shard.shard, "updates", row=self.rules.clock - shard.start.clock, clock=self.rules.clock + 1)
+        if shard.finished:
+            received = shard.start.received + len(shard.pushes) - len(shard.inserted)
+            expected = {"final_clock": self.rules.clock, "samples": self.samples, "received": received, "pushed": received}
+            for name, value in expected.items():
+                if shard.summary[name] != value:
+                    refuse(f"{name} {shard.summary[name]}, but the rows of pushes and updates give {value}", shard.shard, "summary")
+
+
+def _said(kind: int, reason: int, weight: float) -> str:
+    verdict = Kind(kind).name if kind in set(Kind) else f"verdict {kind}"
+    why = Reason(reason).name if reason in set(Reason) else f"reason {reason}"
+    return f"{verdict} with weight {weight}{f' ({why})' if reason else ''}"

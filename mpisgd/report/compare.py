@@ -1,0 +1,139 @@
+"""Several runs side by side: one table, and their curves in common figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.base.errors import ConfigError
+from mpisgd.records.log.reader import Run
+from mpisgd.report.writing import Drawing, tell, terminal, write
+
+COLUMNS = (
+    Column("run"),
+    Column("protocol"),
+    Column("λ"),
+    Column("shards"),
+    Column("μ"),
+    Column("epochs", spec=".2f"),
+    Column("error theta", "%", ".2f"),
+    Column("error thetabar", "%", ".2f"),
+    Column("mean τ", spec=".3f"),
+    Column("max τ"),
+    Column("dropped", "%", ".2f"),
+    Column("images/s"),
+    Column("training", "s"),
+    Column("per update", "s"),
+    Column("status"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison as it was printed and written."""
+
+    table: Table
+    drawings: tuple[Drawing, ...]
+    files: tuple[Path, ...]
+
+
+def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None) -> Comparison:
+    """Print one row per run; write the table and the overlaid figures to `out`.
+
+    Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
+    """
+    if not run_paths:
+        raise ConfigError("compare: 0 runs given, expected the directory of at least one")
+    console = console or terminal()
+    runs = [Run(path) for path in run_paths]
+    names = distinct_names([run.path.resolve() for run in runs])
+    rows = tuple(_row(run, name) for run, name in zip(runs, names, strict=True))
+    table = Table("runs", "Runs side by side", COLUMNS, rows, "Errors: on test data, at the last evaluation.")
+    table.print_to(console)
+    drawings = _drawings(runs, names)
+    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [table], drawings)
+    tell(console, out, drawings)
+    return Comparison(table, drawings, tuple(files))
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as few as tell it from all others; the same run given twice keeps one name."""
+    names = []
+    for path in paths:
+        others = [other for other in paths if other != path]
+        for length in range(1, len(path.parts) + 1):
+            if all(other.parts[-length:] != path.parts[-length:] for other in others):
+                break
+        names.append("/".join(path.parts[-length:]))
+    return names
+
+
+def _row(run: Run, name: str) -> tuple[Cell, ...]:
+    state = about.status(run)
+    rate, tau, accounts = throughput.rates(run)[0], staleness.overall(run), run.books()
+    pushed = sum(book.pushed for book in accounts)
+    dropped = 100 * sum(book.dropped for book in accounts) / pushed if pushed else None
+    finals = [training.on_test_data(run, averaged) for averaged in (False, True)]
+    unbalanced = state.ended and bool(books.imbalances(run))
+    return (
+        name,
+        about.protocol_label(run),
+        run.lambda_,
+        run.shards,
+        run.config.get("mu"),
+        about.epochs_reached(run),
+        *(None if curve is None else 100 * curve.final for curve in finals),
+        tau.mean,
+        tau.maximum,
+        dropped,
+        rate.samples_per_s,
+        rate.seconds,
+        rate.seconds_per_update,
+        ("finished" if state.done else "UNFINISHED")
+        + (", DIVERGED" if state.diverged else "")
+        + (", BOOKS DO NOT BALANCE" if unbalanced else ""),
+    )
+
+
+def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
+    from mpisgd.report import figures, figures_time
+
+    title = "Comparison of " + (names[0] if len(names) == 1 else f"{len(names)} runs")
+    named = [(_legend(run, name), run) for run, name in zip(runs, names, strict=True)]
+    curves = [(name, [curve for curve in training.curves(run) if not curve.train]) for name, run in named]
+    taus = [(name, staleness.histogram(run)) for name, run in named]
+    collected = [(name, arrivals.collected(run)) for name, run in named if not run.left_out]
+    errors = [
+        Drawing(
+            f"error_{against}",
+            f"Test error against {against} [Zhang16 Fig. 3]",
+            figures.error(f"{title}\ntest error", curves, against),
+            "no run was evaluated",
+        )
+        for against in ("epochs", "seconds")
+    ]
+    return (
+        *errors,
+        Drawing(
+            "staleness_distribution",
+            "Distribution of the staleness of applied gradients [Zhang16 Fig. 1]",
+            figures.staleness_distribution(title, taus, None),
+            "no gradient was applied",
+        ),
+        Drawing(
+            "collect",
+            "Mean and median time to collect k gradients [Chen16 Fig. 4]",
+            figures_time.collect(title, collected, int(np.max([run.lambda_ for run in runs])), None),
+            "no run with a synchronous protocol, and all rows in its log",
+        ),
+    )
+
+
+def _legend(run: Run, name: str) -> str:
+    return f"{name} ({about.protocol_label(run)} · λ={run.lambda_} · μ={run.config.get('mu', '?')})"

@@ -1,0 +1,104 @@
+"""The papers' figures of staleness and error, of one run or of several overlaid.
+
+Every function returns a Figure, or None where there are no data to draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from mpisgd.analysis.staleness import OverClock
+from mpisgd.analysis.training import Curve
+from mpisgd.report import style
+
+
+def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarray]], n: int | None) -> Figure | None:
+    """Share of gradients per staleness [Zhang16 Fig. 1]; bars for one run, lines for several.
+
+    `histograms` are (label, gradients of staleness 0, 1, 2 ...); `n` of n-softsync marks 2n [Zhang16 2.4]. The x-axis ends
+    where a long tail would crush the rest.
+    """
+    shown = [(name, counts) for name, counts in histograms if counts.sum() > 0]
+    if not shown:
+        return None
+    longest = max(len(counts) for _, counts in shown) - 1
+    most = max(int(np.searchsorted(np.cumsum(counts), 0.99 * counts.sum())) for _, counts in shown)
+    end = max(style.readable_end(longest, most) if longest > 40 else longest, 1.1 * 2 * n if n and longest > 2 * n else 0.0)
+    cut = f"; largest, not shown: {longest}" if longest > end else ""
+    figure, axes = style.new(title, f"staleness τ [updates]{cut}", "share of applied gradients [%]")
+    for at, (name, counts) in enumerate(shown):
+        share = 100 * counts / counts.sum()
+        tau = np.arange(len(share))
+        if len(shown) == 1:
+            mean = float((tau * share).sum() / 100)
+            axes.bar(tau, share, width=0.8, color=style.COLOURS[0], edgecolor="white", linewidth=0.3)
+            axes.axvline(mean, color=style.COLOURS[1], linestyle="--", label=f"mean = {mean:.2f}")
+        else:
+            look = {**style.line(at), "markersize": max(4.0, 10.0 - 1.5 * at)}  # equal shares are seen around one another
+            axes.plot(tau, share, label=style.plain(name), markevery=style.sparse(round(end) + 1), **look)
+    if n is not None:
+        axes.axvline(2 * n, color=style.GREY, linestyle=":", label=f"2n = {2 * n}")
+    axes.set_xlim(-0.7, max(end, 2.0, 2.0 * (n or 0)) + 0.7)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend(figure, axes)
+    return figure
+
+
+def staleness_over_clock(title: str, found: OverClock) -> Figure | None:
+    """Mean staleness of the gradients of each update along the clock, and its range [Zhang16 Fig. 1]."""
+    if len(found.clock) == 0:
+        return None
+    width = -(-len(found.clock) // 400)
+    starts = np.arange(0, len(found.clock), width)
+    sizes = np.diff(np.append(starts, len(found.clock)))
+    clock = np.add.reduceat(found.clock, starts) / sizes
+    mean = np.add.reduceat(found.mean, starts) / sizes
+    least, largest = np.minimum.reduceat(found.minimum, starts), np.maximum.reduceat(found.maximum, starts)
+    each = "of each update" if width == 1 else f"over {width} updates"
+    figure, axes = style.new(title, "clock [updates]", "staleness τ [updates]")
+    axes.fill_between(clock, least, largest, color=style.COLOURS[5], alpha=0.35, linewidth=0, label=f"range {each}")
+    size = 3.0 if len(clock) <= 60 else 0.0
+    axes.plot(clock, mean, label=f"mean {each}", color=style.COLOURS[0], linewidth=1.4, marker="o", markersize=size)
+    top = max(1.0, 1.05 * float(largest.max()))
+    axes.set_xlim(left=0)
+    axes.set_ylim(-0.03 * top, top)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    style.legend(figure, axes)
+    return figure
+
+
+def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Literal["epochs", "seconds"]) -> Figure | None:
+    """Error against epochs or seconds [Zhang16 Fig. 3]; `runs` are (label, curves). Points that are NaN are not drawn.
+
+    Of one run, every curve has its own colour; of several, every run, and the curves of thetabar are dotted and hollow.
+    """
+    shown = [(name, curve) for name, curves in runs for curve in curves if not np.isnan(curve.error).all()]
+    if not shown:
+        return None
+    names = [name for name, _ in runs]
+    x = "epochs [applied samples / training samples]" if against == "epochs" else "training time [s]"
+    figure, axes = style.new(title, x, "error [%]")
+    for at, (name, curve) in enumerate(shown):
+        look, label = style.line(at), curve.name
+        if len(runs) > 1:
+            look = style.line(names.index(name))
+            label = "" if curve.averaged else style.plain(name)
+            look = style.hollow(look) if curve.averaged else look
+        places = getattr(curve, against)
+        every = style.sparse(len(places))
+        axes.plot(places, 100 * curve.error, label=label, markevery=every, clip_on=False, **{"zorder": 3, **look})
+    if len(runs) > 1 and any(curve.averaged for _, curve in shown):
+        style.explain(axes, "theta", "thetabar")
+    right = max(float(np.max(getattr(curve, against))) for _, curve in shown)
+    top = max(float(np.nanmax(curve.error)) for _, curve in shown)
+    axes.set_xlim(0, 1.02 * right if right > 0 else 1.0)
+    axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
+    style.legend(figure, axes)
+    return figure

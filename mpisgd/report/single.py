@@ -1,0 +1,172 @@
+"""The report of one run: the papers' tables and figures from its log. Works on finished, running and killed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+
+from mpisgd.analysis import about, arrivals, books, faults, noise_scale, staleness, throughput, training
+from mpisgd.analysis.tables import Table
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
+from mpisgd.records.log.reader import Run
+from mpisgd.report.writing import Drawing, say, tell, terminal, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report as it was printed and written. `problems`: one line for each part of an ended run's books that does not
+    balance."""
+
+    tables: tuple[Table, ...]
+    drawings: tuple[Drawing, ...]
+    problems: tuple[str, ...]
+    files: tuple[Path, ...]
+
+    def table(self, key: str) -> Table:
+        return next(table for table in self.tables if table.key == key)
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_FAILED if self.problems else EXIT_OK
+
+
+def report(run_path: str | Path, out: Path | None = None, console: Console | None = None) -> Report:
+    """Print the tables of a run; write them and the figures to `out`, by default `<run>/report`.
+
+    Raises DataError (no run, or its log is missing, foreign or damaged), ConfigError (`out` cannot be written).
+    """
+    console = console or terminal()
+    run = Run(run_path)
+    state = about.status(run)
+    problems = tuple(books.imbalances(run)) if state.ended else ()
+    tables = _tables(run, state)
+    for table in tables:
+        table.print_to(console)
+        say(console, "")
+    drawings = (*draw(run), _timeline(run))
+    folder = out or run.path / "report"
+    lines = [state.text, *(f"**Books do not balance**: {problem}" for problem in problems)]
+    files = write(folder / "report.md", f"Report of {run.name}", lines, tables, drawings)
+    tell(console, folder, drawings)
+    if not state.done:
+        say(console, f"{run.name} is {state.text}", "bold")
+    for problem in problems:
+        say(console, f"books do not balance: {problem}", "bold red")
+    return Report(tables, drawings, problems, tuple(files))
+
+
+def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
+    whole = not run.left_out
+    return (
+        about.header(run, state, training.final_text(run)),
+        training.summary_table(run),
+        training.evaluation_table(run),
+        throughput.rate_table(run),
+        *([throughput.time_table(run)] if whole else []),
+        staleness.shard_table(run),
+        *([staleness.layer_table(run)] if run.environment.get("layers") else []),
+        staleness.learner_table(run),
+        staleness.histogram_table(run),
+        *([arrivals.arrival_table(run), arrivals.collect_table(run), noise_scale.table(run)] if whole else []),
+        *([faults.table(run)] if whole and faults.happened(run) else []),
+        books.shard_table(run),
+        books.learner_table(run),
+    )
+
+
+def draw(run: Run) -> tuple[Drawing, ...]:
+    """All figures of a run but its timeline; matplotlib is imported here and not before."""
+    from mpisgd.report import figures, figures_time
+
+    title = about.label(run)
+    return (
+        Drawing(
+            "staleness_distribution",
+            "Distribution of the staleness of applied gradients [Zhang16 Fig. 1]",
+            figures.staleness_distribution(title, [(run.name, staleness.histogram(run))], about.splitting(run)),
+            "no gradient was applied",
+        ),
+        _of_all_rows(
+            run,
+            "staleness_over_clock",
+            "Staleness of the gradients of each update [Zhang16 Fig. 1]",
+            lambda: figures.staleness_over_clock(title, staleness.over_clock(run)),
+            "no gradient was applied",
+        ),
+        *_error_figures(run, title),
+        _of_all_rows(
+            run,
+            "arrivals",
+            "Cumulative distribution of arrival times of gradients on shard 0 [Chen16 Fig. 3]",
+            lambda: figures_time.arrival_cdf(title, _arrival_series(run), arrival_axis(run)),
+            "no gradient has an arrival time",
+        ),
+        _of_all_rows(
+            run,
+            "collect",
+            "Mean and median time to collect k gradients [Chen16 Fig. 4]",
+            lambda: figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
+            "no gradient arrived" if arrivals.synchronous(run) else f"gradients of {about.protocol_name(run)} have no common start",
+        ),
+        _of_all_rows(
+            run,
+            "learner_time",
+            "Where the learners' time went",
+            lambda: figures_time.time_spent(title, throughput.learner_time(run)),
+            "no gradient was pushed",
+        ),
+    )
+
+
+def _of_all_rows(run: Run, key: str, caption: str, make: Callable[[], Figure | None], missing: str) -> Drawing:
+    """A figure that needs every row of the log."""
+    return Drawing(key, caption, None, run.left_out) if run.left_out else Drawing(key, caption, make(), missing)
+
+
+def _timeline(run: Run) -> Drawing:
+    from mpisgd.report import figures_timeline
+
+    return figures_timeline.drawing(run)
+
+
+def arrival_axis(run: Run) -> str:
+    """The x-axis of arrival times, which synchronous and other protocols count from different starts."""
+    if arrivals.synchronous(run):
+        return "time since the clock's start"
+    return "turnaround: weights answered to gradient arrived"
+
+
+def _error_figures(run: Run, title: str) -> Sequence[Drawing]:
+    from mpisgd.report import figures
+
+    curves = training.curves(run)
+    missing = "nothing was evaluated" if not curves else "every error is NaN"
+    return [
+        Drawing(
+            f"error_{against}",
+            f"Error against {against} [Zhang16 Fig. 3]",
+            figures.error(title, [(run.name, curves)], against),
+            missing,
+        )
+        for against in ("epochs", "seconds")
+    ]
+
+
+def _arrival_series(run: Run) -> list[tuple[str, np.ndarray]]:
+    series = [("any gradient", arrivals.times(run))]
+    if not arrivals.synchronous(run):
+        return series
+    lambda_, clocks = run.lambda_, len(arrivals.times_to(run, 1))
+    for k in sorted({1, -(-lambda_ // 2), -(-9 * lambda_ // 10), arrivals.wanted(run), lambda_}):
+        collected = arrivals.times_to(run, k)
+        where = "" if len(collected) == clocks else f" (in {len(collected)} of {clocks} clock values)"
+        series.append((f"k = {k} of {lambda_}{where}", collected))
+    return series

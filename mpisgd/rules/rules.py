@@ -1,0 +1,259 @@
+"""What a shard decides, whatever its protocol: one object of integers, events in and decisions out [Chen16 Alg. 4].
+
+    a push has come                    `on_push`       SUM it now, PARK it until its turn, or LEAVE it
+    its gradient is to be summed       `judge`         its verdict; whether it is finite matters only where `is_wanted`
+    only a part of it has come         `on_torn`       its verdict
+    a pull has come                    `on_pull`       GIVE weights, let it WAIT, or STOP
+    the time for an update is over     `on_timeout`
+    a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
+    one that hung is back              `on_return`
+    a signal has come                  `on_interrupt`  whether it came in time
+
+After each the shard obeys until nothing is due: it sums the parked push of whose `turn` it is; where an update is due
+(`update_due`), it makes it (`on_update`), and tells those who are `late`; it answers the pulls that are `ready`.
+
+No tensors, no seconds, no messages: the shard's loop (`shard.py`) obeys and tells the log, `replay` asks the same object what a log
+must say, tests ask it alone. Where nobody watches learners, none is ever lost or missed: a fail-fast run is a patient one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from mpisgd.rules.protocol import Protocol
+from mpisgd.rules.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
+
+
+class Do(enum.Enum):
+    """What is to be done with the gradient of a push, or with a pull."""
+
+    SUM = enum.auto()
+    PARK = enum.auto()  # until its turn
+    LEAVE = enum.auto()  # its sum will not be finished: it is computed again when the run goes on
+    GIVE = enum.auto()
+    WAIT = enum.auto()
+    STOP = enum.auto()  # there are no more weights
+
+
+class Gone(enum.Enum):
+    """Why a learner pushes and pulls no more."""
+
+    LEFT = enum.auto()  # by itself, while others go on
+    STOPPED = enum.auto()  # the run is over
+    INTERRUPTED = enum.auto()  # a signal ends this attempt
+    LOST = enum.auto()  # it is dead
+    MISSED = enum.auto()  # too little was heard of it: the others go on without it until it is back
+
+
+# Found without a look into the enumeration, once for each gradient:
+SUM, PARK, LEAVE, GIVE, WAIT, STOP = Do
+_APPLY, _REJECT = Kind.APPLY, Kind.REJECT
+OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
+
+
+class Rules:
+    """The rules of one shard, which decides alone (law 2).
+
+    Args:
+        budget_samples: the run is over when so many samples have been applied.
+
+    Attributes:
+        finished: enough samples have been applied, or all learners have left.
+        interrupted: a signal has come before that; where `finished` is true as well in the end, it came too late to matter.
+        present: learners that have not left, and are not missed.
+        absent: learners that were missed, and are not back.
+        waiting: learners whose pulls are not answered yet, with the clock that each asks for at least.
+        applied_seq, dropped_seq: per learner, the last mini-batch that was applied, or dropped; -1 = none.
+        verdicts: per learner, the `Kind` of its last push.
+        ordered: whether `turn` ever names a learner.
+    """
+
+    def __init__(self, protocol: Protocol, lambda_: int, budget_samples: float) -> None:
+        self.protocol = protocol
+        self.clock = 0
+        self.finished = False
+        self.interrupted = False
+        self.present = set(range(lambda_))
+        self.absent = set[int]()
+        self.waiting: dict[int, int] = {}
+        self.applied_seq = [-1] * lambda_
+        self.dropped_seq = [-1] * lambda_
+        self.verdicts: dict[int, int] = {}
+        self.parted = False
+        """Whether any learner has said goodbye."""
+        self._budget_samples = budget_samples
+        self._cut_short = False
+        """Whether a learner has left because of a signal."""
+        self._disturbed = False
+        """Whether any was lost or missed: other shards may have gone on without it."""
+        self._computing: dict[int, int] = {}
+        """Learners that compute, with the clock of their weights, where they may be told that they are late."""
+        self._aborts = protocol.aborts
+        self.ordered = protocol.ordered
+        self._fresh = protocol.fresh and protocol.ordered
+
+    def resume(self, clock: int, applied_seq: Sequence[int], dropped_seq: Sequence[int], next_seq: Sequence[int]) -> None:
+        """Before anything else: go on at this clock; learner l does with its mini-batch `next_seq[l]`."""
+        self.clock = clock
+        self.applied_seq, self.dropped_seq = list(applied_seq), list(dropped_seq)
+        self.protocol.on_resume(list(next_seq))
+
+    # ---------------------------------------------------------------------------------------------------------- pushes
+
+    def must_be_fresh(self, learner_id: int) -> bool:
+        """Whether a learner can have no weights but the newest: the others have waited for it."""
+        return self._fresh and not self.finished and learner_id not in self.absent
+
+    def on_push(self, learner_id: int, timestamp: int) -> Do:
+        """A gradient has come. One that was missed is back with it, unless it is of a clock that went on without it."""
+        if learner_id in self.absent and not self.finished and not (self.protocol.lockstep and timestamp < self.clock):
+            self.on_return(learner_id)
+        if self._aborts:
+            self._computing.pop(learner_id, None)
+        if not self.ordered:
+            return SUM
+        if self._cut_short and not self.finished and self.protocol.expects() not in self.present:
+            return LEAVE  # whose turn it is has left
+        return SUM if learner_id in self.absent or self.turn() in (None, learner_id) else PARK
+
+    def turn(self) -> int | None:
+        """Whose push must be summed next, or None = anybody's."""
+        turn = None if self.finished else self.protocol.expects()
+        return turn if turn in self.present else None
+
+    def is_wanted(self, learner_id: int, seq: int) -> bool:
+        """Whether a gradient might be used: else it does not matter whether it is finite."""
+        return not (self.finished or seq <= self.applied_seq[learner_id] or learner_id in self.absent)
+
+    def judge(self, learner_id: int, timestamp: int, seq: int, usable: bool = True) -> Verdict:
+        """The verdict on a gradient that is summed now: staleness is measured here. `usable`: finite, or used all the same."""
+        if self.finished or seq <= self.applied_seq[learner_id] or learner_id in self.absent:
+            verdict = self._unwanted(learner_id, timestamp, seq)
+        elif usable:
+            verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
+        else:
+            self.protocol.on_discard(learner_id, timestamp, self.clock)
+            verdict = DROP_NONFINITE
+        self.verdicts[learner_id] = kind = verdict.kind
+        if kind is _APPLY:
+            self.applied_seq[learner_id] = seq
+        elif kind is not _REJECT:
+            self.dropped_seq[learner_id] = seq
+        return verdict
+
+    def _unwanted(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
+        if learner_id in self.absent and not self.finished:
+            return DROP_MISSED
+        if seq <= self.applied_seq[learner_id]:  # computed again: another shard rejected it, or had not had it before the
+            # checkpoint that the run was continued from
+            self.protocol.on_discard(learner_id, timestamp, self.clock)
+            return DROP_REPEATED
+        return LATE
+
+    def on_torn(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
+        """Of a gradient only a part has come."""
+        self.dropped_seq[learner_id] = seq
+        if learner_id in self.present and not self.finished:
+            self.protocol.on_discard(learner_id, timestamp, self.clock)
+        return DROP_TORN
+
+    # --------------------------------------------------------------------------------------------------------- updates
+
+    def update_due(self) -> bool:
+        """Whether what was summed is to become an update now."""
+        return not self.finished and self.protocol.update_due()
+
+    def on_update(self, samples: int) -> None:
+        """The update was made; so many samples have been applied."""
+        self.clock += 1
+        self.protocol.on_update()
+        self.finished = samples >= self._budget_samples
+
+    def late(self) -> list[int]:
+        """Those who compute from older weights, and are to be told so: each once for each pull (`Protocol.aborts`)."""
+        late = [learner_id for learner_id, clock in self._computing.items() if clock < self.clock]
+        for learner_id in late:
+            del self._computing[learner_id]
+        return late
+
+    def on_timeout(self) -> None:
+        """The update in the making has taken its time: what has come is enough, or what comes next may be."""
+        self.protocol.on_timeout()
+
+    # ----------------------------------------------------------------------------------------------------------- pulls
+
+    def on_pull(self, learner_id: int, min_clock: int) -> Do:
+        """A learner asks for weights of at least this clock."""
+        if self.finished or self.interrupted:
+            return STOP
+        if self._gives(learner_id, min_clock):
+            return GIVE
+        self.waiting[learner_id] = min_clock
+        return WAIT
+
+    def ready(self) -> list[int]:
+        """Whose pulls have waited, and are answered now: all, where there are no more weights."""
+        over = self.finished or self.interrupted
+        ready = [learner_id for learner_id, min_clock in self.waiting.items() if over or self._gives(learner_id, min_clock)]
+        for learner_id in ready:
+            del self.waiting[learner_id]
+        return ready
+
+    def _gives(self, learner_id: int, min_clock: int) -> bool:
+        """Whether a learner is now given weights."""
+        if min_clock > self.clock or not self.protocol.may_pull(learner_id, self.clock):
+            return False
+        if self._aborts:
+            self._computing[learner_id] = self.clock
+        return True
+
+    def passes(self, learner_id: int, min_clock: int) -> bool:
+        """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
+        and has gone on without a learner for which this one has not. It then counts as heard."""
+        lags = self._disturbed and self.protocol.consistent and min_clock > self.clock
+        if not lags or self.finished or learner_id not in self.present:
+            return False
+        self.protocol.on_discard(learner_id, self.clock, self.clock)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ who is there
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all learners have left, and none can be back."""
+        return not self.present and not self.absent
+
+    def on_departure(self, learner_id: int, gone: Gone) -> None:
+        """A learner pushes and pulls no more; a push of it that is parked was summed before, where others go on."""
+        was_present = learner_id in self.present
+        for those in (self.present, self.absent):
+            those.discard(learner_id)
+        for of_each in (self.waiting, self._computing):
+            of_each.pop(learner_id, None)
+        if gone is Gone.MISSED:
+            self.absent.add(learner_id)
+        self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
+        self.parted |= gone not in (Gone.LOST, Gone.MISSED)
+        self._cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and self.interrupted and self.deserted)
+        if was_present and gone in OTHERS_GO_ON:
+            self.protocol.on_departure(learner_id)
+
+    def on_return(self, learner_id: int) -> None:
+        """One that was missed is there again: the next update may wait for it."""
+        self.absent.discard(learner_id)
+        self.present.add(learner_id)
+        self.protocol.on_return(learner_id, self.clock)
+
+    def end_if_deserted(self) -> bool:
+        """Whether nobody is present any more; the run is then finished, unless a signal has cut it short."""
+        if not self.present and not self._cut_short:
+            self.finished = True
+        return not self.present
+
+    def on_interrupt(self) -> bool:
+        """Whether a signal comes in time: from now on nobody is given weights."""
+        if self.finished or self.interrupted:
+            return False
+        self.interrupted = True
+        return True

@@ -1,0 +1,117 @@
+"""A shard's answers to pulls: weights, whole or chunk by chunk as they are made (`chunks.py`), or that there are no more."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from mpisgd.comm.messages import Ending, Message, Pull
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.records.log.writer import ShardLog
+from mpisgd.rules.rules import GIVE, STOP, Do, Rules
+from mpisgd.serving.finiteness import Finiteness
+from mpisgd.vectors.computing import Updates
+
+
+class Answering:
+    """Answers as the rules decide.
+
+    Attributes:
+        chunked: whether weights are sent while they are made.
+        given: per learner, the clock of the weights that it was given last, and the second.
+        put_off: what has come while an update was being made, and is no pull that could be answered then.
+        on_given: is told of each learner that was given weights.
+    """
+
+    def __init__(self, channel: ShardChannel, rules: Rules, update: Updates, log: ShardLog, finiteness: Finiteness) -> None:
+        self._channel = channel
+        self._rules = rules
+        self._update = update
+        self._log = log
+        self._finiteness = finiteness
+        channel.chunks_count = update.chunks_count
+        self.chunked = update.chunks_count > 1
+        self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
+        self.put_off: deque[Message] = deque()
+        self.on_given: Callable[[int], None] | None = None
+
+    def answer(self, pull: Pull) -> Do:
+        """What becomes of a pull."""
+        decided = self._rules.on_pull(pull.learner_id, pull.min_clock)
+        if decided is GIVE:
+            self._give([pull.learner_id])
+        elif decided is STOP:
+            self._stop([pull.learner_id])
+        return decided
+
+    def answer_waiting(self) -> None:
+        """Answer those who wait and whose pulls the rules now allow."""
+        if self._rules.waiting and (ready := self._rules.ready()):
+            if self._rules.finished or self._rules.interrupted:
+                self._stop(ready)
+            else:
+                self._give(ready)
+
+    def _stop(self, learner_ids: list[int]) -> None:
+        ending = Ending.FINISHED if self._rules.finished else Ending.INTERRUPTED
+        for learner_id in learner_ids:
+            self._channel.stop(learner_id, self._rules.clock, ending)
+
+    def _give(self, learner_ids: list[int]) -> None:
+        channel, update, rules, now_s = self._channel, self._update, self._rules, self._channel.now_s()
+        if self.chunked:
+            channel.open_answers(learner_ids, update.served, rules.clock, rules.verdicts)
+            for chunk in update.chunks():
+                channel.add_chunk(chunk)
+            channel.close_answers()
+        else:
+            channel.start_answers(learner_ids, update.served, rules.clock, rules.verdicts)
+        self._finish(learner_ids, now_s)
+
+    def _finish(self, learner_ids: list[int], now_s: float) -> None:
+        """The newest weights are on their way to these learners, since that second."""
+        clock, compensation = self._rules.clock, self._update.compensation
+        if self._finiteness.later:
+            self._finiteness.check()
+        if not self._channel.finish_answers():
+            self._update.renew_weights()
+        for learner_id in learner_ids:
+            self.given[learner_id] = (clock, now_s)
+            if compensation is not None:
+                compensation.given(learner_id, clock)
+            self._log.answered(learner_id, now_s)
+            if self.on_given is not None:
+                self.on_given(learner_id)
+
+    def make(self) -> tuple[float, float]:
+        """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.
+
+        Returns the second at which all were made, and how many their making took.
+        """
+        channel, update, rules = self._channel, self._update, self._rules
+        start_s = made_s = channel.now_s()
+        making_s, answered = 0.0, list[int]()
+        for chunk in update.chunks():
+            made_s = channel.now_s()  # before it leaves: a learner that has it goes on at once
+            making_s += made_s - start_s
+            if len(answered) < len(rules.present) and (ready := self._ready_meanwhile()):
+                channel.open_answers(ready, update.served, rules.clock, rules.verdicts)
+                answered += ready
+            channel.add_chunk(chunk)
+            start_s = channel.now_s()
+        channel.close_answers()
+        if answered:
+            self._finish(answered, made_s)
+        return made_s, making_s
+
+    def _ready_meanwhile(self) -> list[int]:
+        """Who may be answered by now: the learner whose push has made the update, for one, asks while chunks are being made."""
+        asked, rules = list[int](), self._rules
+        if rules.finished or rules.interrupted:
+            return asked
+        while (message := self._channel.receive_pull()) is not None:
+            if isinstance(message, Pull) and rules.on_pull(message.learner_id, message.min_clock) is GIVE:
+                asked.append(message.learner_id)
+            else:
+                self.put_off.append(message)
+        return rules.ready() + asked

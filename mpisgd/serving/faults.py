@@ -1,0 +1,258 @@
+"""What a fault-tolerant shard hears of its learners: they may die, or hang, and the others go on (DESIGN 4, laws 2, 4).
+
+A learner that MPI says is dead is *lost*: to the protocol it has departed. One that owes a push or a pull, and of which nothing was
+heard for longer than is patient, is *missed*: to the protocol it has departed too, but when something comes from it, it is back.
+The last learner that is present is never missed: somebody must be waited for.
+
+Each shard finds out by itself. A gradient under way when its learner died may so have come to one shard, whole, and not to another,
+or in part (*torn*): each shard does with it what its protocol does with a gradient that came, or did not. Where one shard has gone
+on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
+that no gradient of its own clock will come (*passed*).
+
+What follows from it is decided by the rules (`protocols/rules.py`), and done by the shard.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Protocol
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.records.log.schema import Event
+from mpisgd.records.log.writer import ShardLog
+from mpisgd.rules.rules import Gone, Rules
+from mpisgd.serving.answering import Answering
+from mpisgd.serving.refusals import Refusals
+from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.succession import DEDICATED, Succession
+
+
+class Serves(Protocol):
+    """What is asked and told of the shard (`shard.Shard`)."""
+
+    rules: Rules
+    log: ShardLog
+    answering: Answering
+    desk: SnapshotDesk
+    refusals: Refusals
+    received: list[int]
+    pushed: list[int]
+    faults: Faults | None
+
+    def tear(self, push: Push) -> None:
+        """Of a gradient only a part has come."""
+
+    def go_on_without(self, learner_id: int, gone: Gone) -> None:
+        """A learner is lost, or missed."""
+
+    def end_if_deserted(self) -> None:
+        """All learners may have left."""
+
+    def refuse(self, refused: Refused) -> None:
+        """What a rank has sent cannot be."""
+
+
+class Faults:
+    """The presence of one shard's learners.
+
+    Args:
+        patience_s: how long a learner may owe something.
+        succession: on shard 0, who evaluates.
+        name: what this shard is called.
+    """
+
+    def __init__(
+        self, shard: Serves, channel: TolerantShardChannel, patience_s: float, succession: Succession | None, name: str
+    ) -> None:
+        self._shard = shard
+        self._rules = shard.rules
+        self._channel = channel
+        self._succession = succession
+        self._name = name
+        self._unheeded = set[int]()
+        """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
+        self._patience_s = patience_s
+        self._since_s = [0.0] * len(shard.received)
+        """Per learner, since when it owes a push or a pull; inf = its pull waits."""
+        self._owes_push = [False] * len(shard.received)
+        self.look_s = math.inf
+        """When to look again who is overdue."""
+        shard.faults = self
+        shard.answering.on_given = self._given
+
+    def begin(self) -> None:
+        """The run begins."""
+        self._since_s = [self._channel.now_s()] * len(self._since_s)
+        self.look_s = self._since_s[0] + self._patience_s / 4
+
+    def hear(self, message: Message) -> bool:
+        """A message has come; whether that is all that is to be done with it."""
+        if isinstance(message, Push):
+            self._unheeded.discard(message.learner_id)
+            self._owes(message.learner_id, message.arrival_ns * 1e-9)
+            return False
+        if isinstance(message, Pull):
+            self._unheeded.discard(message.learner_id)
+            self._since_s[message.learner_id] = math.inf
+            return False
+        if isinstance(message, Goodbye):
+            return self._cannot_part(message)
+        if isinstance(message, Refused):
+            if message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
+                self._owes(learner_id, self._channel.now_s())
+            return False
+        if isinstance(message, Lost):
+            self._lose(message.rank, message.learner_id)
+        elif isinstance(message, Torn):
+            self._owes(message.push.learner_id, message.push.arrival_ns * 1e-9)
+            self._shard.tear(message.push)
+        elif isinstance(message, Stuck):
+            self._unstick(message.rank, message.learner_id)
+        elif isinstance(message, SnapshotPull):
+            self._ask(message.number)
+        else:
+            return False
+        return True
+
+    def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
+        """A learner owes a pull from now on, or a push."""
+        self._since_s[learner_id], self._owes_push[learner_id] = now_s, push
+
+    def owes_push(self, learner_id: int) -> bool:
+        """Whether a learner has been given weights, and has not pushed since."""
+        return self._owes_push[learner_id]
+
+    # ------------------------------------------------------------------------------------------------- dead, or missed
+
+    def _lose(self, rank: int, learner_id: int) -> None:
+        """A rank is dead."""
+        rules = self._rules
+        if learner_id in rules.present or learner_id in rules.absent:
+            self._note_lost(learner_id, "is lost")
+            self._shard.go_on_without(learner_id, Gone.LOST)
+            if rules.deserted:
+                if not (rules.parted or rules.finished or rules.interrupted):
+                    raise PeerError(f"no learner is left at clock {rules.clock}")
+                self._shard.end_if_deserted()
+        if rank == self._channel.evaluator_rank:
+            self._shard.desk.ask(None)
+        if self._succession is not None:
+            self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
+            self._appoint()
+
+    def look(self, whose: int | None) -> None:
+        """Miss those of whom too little was heard: overdue ones are noticed a quarter of the patience late, at most.
+
+        Where one is waited for in its turn, the others may be blocked behind it.
+        """
+        now_s, present = self._channel.now_s(), self._rules.present
+        self.look_s = now_s + self._patience_s / 4
+        for learner_id in sorted(present if whose is None else {whose} & present):
+            if now_s - self._since_s[learner_id] <= self._patience_s:
+                continue
+            if len(present) > 1:
+                self._miss(learner_id)
+            elif learner_id in self._unheeded:
+                self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
+
+    def _miss(self, learner_id: int) -> None:
+        """Go on without a learner, until it asks for weights."""
+        silent_s = max(0.0, self._channel.now_s() - self._since_s[learner_id])
+        self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
+        self._shard.go_on_without(learner_id, Gone.MISSED)
+
+    def note_if_back(self, learner_id: int) -> None:
+        """A learner that was missed has pushed."""
+        if learner_id in self._rules.present:
+            self._note(Event.RETURNED, learner_id, "is back")
+
+    def _given(self, learner_id: int) -> None:
+        """A learner was given weights; where it was missed, it is back."""
+        self._owes(learner_id, self._channel.now_s(), push=True)
+        if learner_id in self._rules.absent:
+            self._rules.on_return(learner_id)
+            self._note(Event.RETURNED, learner_id, "is back")
+
+    def _unstick(self, rank: int, learner_id: int) -> None:
+        """A transfer to or from a rank was given up."""
+        if learner_id in self._rules.present:
+            self._shard.log.event(Event.STUCK, self._rules.clock, self._channel.now_s(), learner_id)
+            if len(self._rules.present) > 1:
+                self._miss(learner_id)
+        elif learner_id not in self._rules.absent:  # it has said goodbye, or is no learner: it was to be told, or to evaluate
+            self._lose_for_good(rank, learner_id)
+
+    def _lose_for_good(self, rank: int, learner_id: int) -> None:
+        """Nobody waits for a rank any more, whether it is dead or not."""
+        self._channel.give_up(rank)
+        self._lose(rank, learner_id)
+
+    def end(self) -> None:
+        """Nobody is waited for any more."""
+        for learner_id in sorted(self._rules.absent):
+            self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
+            self._channel.give_up(self._channel.rank_of(learner_id))
+
+    # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
+
+    def _cannot_part(self, goodbye: Goodbye) -> bool:
+        """Whether a goodbye is refused."""
+        learner_id, rules, why = goodbye.learner_id, self._rules, ""
+        received = self._shard.received[learner_id]
+        most = received + self._shard.refusals.pushes[learner_id]
+        if learner_id not in rules.present and learner_id not in rules.absent:
+            why = f"learner {learner_id} says goodbye, and has left already"
+        elif not received <= goodbye.pushed <= most:
+            why = f"learner {learner_id} says goodbye after {goodbye.pushed} pushes: expected {received} ... {most}"
+        if why:
+            self._unheeded.add(learner_id)
+            self._shard.refuse(Refused(self._channel.rank_of(learner_id), why, push=False))
+            return True
+        self._channel.has_parted(learner_id)
+        if learner_id in rules.absent:
+            self._note(Event.DEPARTED, learner_id, "is back, and leaves")
+        return False
+
+    def has_parted(self, learner_id: int) -> None:
+        """A learner has left in order, and asks whether it is to evaluate."""
+        if self._succession is None:
+            return
+        if self._shard.desk.is_open:
+            self._succession.free.append(learner_id)
+            self._appoint()
+        else:
+            self._channel.answer_goodbye(learner_id, evaluate=False)
+
+    def _appoint(self) -> None:
+        """See to it that somebody evaluates."""
+        if self._succession is None or not self._shard.desk.is_open:
+            return
+        learner_id = self._succession.appoint()
+        if learner_id is not None:
+            self._channel.answer_goodbye(learner_id, evaluate=True)
+        elif self._succession.evaluator is None and self._rules.deserted:
+            raise PeerError("no rank is left to evaluate and to save the weights")
+
+    def _ask(self, number: int) -> None:
+        """The evaluator asks for a snapshot, or says goodbye."""
+        was_open = self._shard.desk.is_open
+        self._shard.desk.ask(number)
+        if was_open and not self._shard.desk.is_open and self._succession is not None:
+            self._channel.pass_on_nothing_more()
+            for learner_id in self._succession.free:
+                self._channel.answer_goodbye(learner_id, evaluate=False)
+            self._succession.free.clear()
+
+    def _note_lost(self, learner_id: int, text: str) -> None:
+        """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""
+        self._shard.pushed[learner_id] = self._shard.received[learner_id]
+        clock, _ = self._shard.answering.given[learner_id]
+        self._note(Event.LOST, learner_id, text, clock)
+
+    def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
+        """Into the log, and for everybody to see at once."""
+        self._shard.log.event(event, self._rules.clock, self._channel.now_s(), learner_id, value)
+        print(f"mpisgd: {self._name}, clock {self._rules.clock}: learner {learner_id} {text}", file=sys.stderr, flush=True)

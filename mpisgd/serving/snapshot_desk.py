@@ -1,0 +1,58 @@
+"""Where a shard answers the evaluator: with a snapshot that was taken, with the last weights, or that there is none."""
+
+from __future__ import annotations
+
+from mpisgd.comm.messages import FINAL, NOTHING_MORE
+from mpisgd.exchange.channel import ShardChannel
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.rules.rules import Rules
+from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.flat import on_host
+
+
+class SnapshotDesk:
+    """Answers when what was asked for is there, or will never be.
+
+    Attributes:
+        is_open: the evaluator has not said goodbye.
+    """
+
+    def __init__(self, channel: ShardChannel, rules: Rules, update: Updates, snapshots: Snapshots) -> None:
+        self._channel = channel
+        self._rules = rules
+        self._update = update
+        self._snapshots = snapshots
+        self._asked: int | None = None
+        self.is_open = True
+
+    def ask(self, number: int | None) -> None:
+        """The evaluator wants this snapshot, FINAL or NOTHING_MORE; None = it waits no more, for it is dead."""
+        self._asked = number
+        self.answer()
+
+    def answer(self) -> None:
+        """Answer the evaluator, if it waits and can be answered."""
+        number, rules = self._asked, self._rules
+        if number is None:
+            return
+        if number == NOTHING_MORE:
+            self.is_open = False
+        elif rules.interrupted and not rules.finished:
+            if rules.present:  # what they still push may finish the run
+                return
+            self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
+        elif number == FINAL and rules.finished:
+            self._give_last()
+        elif 0 <= number < self._snapshots.count:
+            taken = self._snapshots.get(number)
+            self._channel.answer_snapshot(taken.vectors, taken.clock, taken.samples, taken.taken_s)
+        elif rules.finished:
+            self._channel.answer_snapshot(self._snapshots.nothing(), 0, 0, 0.0)
+        else:
+            return
+        self._asked = None
+
+    def _give_last(self) -> None:
+        vectors = [self._update.weights] if self._update.averaged is None else [self._update.weights, self._update.averaged]
+        now_s = self._channel.now_s()
+        self._channel.answer_snapshot([on_host(vector) for vector in vectors], self._rules.clock, self._update.samples, now_s)

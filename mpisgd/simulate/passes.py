@@ -1,0 +1,76 @@
+"""The forward and the backward pass of a virtual learner, layer by layer, in virtual time.
+
+A mini-batch takes as long as its cost model says: a third of it forward, two thirds backward, for the backward pass has two
+products of matrices where the forward pass has one; in each pass every layer takes the same. The layers are reached in the order
+of the vector, and left in the reverse.
+
+Where there are tensors, the gradient is computed at once, when the last slice's weights are there: virtual ranks are greenlets and
+share one model, so they must not wait for each other in the middle of an autograd pass. The numbers are the same: a gradient
+depends on the weights of all slices, whenever they came. So what hooks do on a real rank, a plain loop does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mypy_extensions import mypyc_attr
+
+from mpisgd.comm.virtual.cluster import VirtualRank
+from mpisgd.vectors.computing import Computes, Exchanges
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ComputesAtOnce(Protocol):
+    """Gradients of a virtual learner, and how long they take."""
+
+    samples: int
+    next_ns: Callable[[], int]
+    """Nanoseconds of the next mini-batch."""
+
+    def at_once(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq`, in no time; returns the loss."""
+
+
+class Passes(Computes):
+    """A learner's forward and backward passes, layer by layer.
+
+    Args:
+        rank: the learner's, on whose clock nanoseconds pass.
+        layers: how many each slice has.
+        exchange: told which slice is needed, and which is left.
+    """
+
+    def __init__(self, gradient: ComputesAtOnce, rank: VirtualRank, layers: Sequence[int], exchange: Exchanges) -> None:
+        self.samples = 0
+        self._gradient = gradient
+        self._rank = rank
+        self._exchange = exchange
+        self._layers = list(layers)
+        self._parts = 3 * sum(layers)
+
+    def prepare(self, seq: int) -> None:
+        """Nothing is to be gained: virtual learners wait in virtual time."""
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Do nothing: what has been pushed cannot be given up."""
+
+    def compute(self, seq: int) -> float:
+        """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
+        gradient, exchange, layers = self._gradient, self._exchange, self._layers
+        ns, done = gradient.next_ns(), 0
+        for shard, count in enumerate(layers):
+            exchange.need(shard)
+            self._work(ns, done, done + count)
+            done += count
+        loss = gradient.at_once(seq)
+        self.samples = gradient.samples
+        for shard in range(len(layers) - 1, -1, -1):
+            self._work(ns, done, done + 2 * layers[shard])
+            done += 2 * layers[shard]
+            exchange.leave(shard, seq, self.samples, loss)
+        return loss
+
+    def _work(self, ns: int, start: int, end: int) -> None:
+        """Some parts of a mini-batch of so many nanoseconds, which all parts together take."""
+        self._rank.work(ns * end // self._parts - ns * start // self._parts)

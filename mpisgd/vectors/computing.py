@@ -1,0 +1,167 @@
+"""Interfaces between the loops and what computes, with tensors (`gradient.Gradient`, `update.SliceUpdate`) or sizes alone.
+
+`Exchanges` is what a gradient tells in return, where layers are exchanged one by one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from mpisgd.base.errors import ProtocolError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Computes(ABC):
+    """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
+
+    samples: int
+    """Samples of the mini-batch computed last."""
+    rounded: float = 0.0
+    """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
+
+    @abstractmethod
+    def prepare(self, seq: int) -> None:
+        """Do what mini-batch `seq` needs before its weights are known."""
+
+    @abstractmethod
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+
+    def at_clock(self, clock: int) -> None:  # noqa: B027 - only a learner that steps by itself has a learning rate of its own
+        """The weights that `compute` will use were pulled at this clock, the least of all slices'."""
+
+    def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
+        """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
+
+    @abstractmethod
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this every now and then in `compute`; it may raise to end that."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Exchanges(Protocol):
+    """Listener to a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
+
+    def need(self, shard: int) -> None:
+        """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
+
+    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+        """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Travels(Computes):
+    """A gradient and its weights as they travel: (parameters,) float32, numpy's or, on a GPU whose memory MPI takes, torch's; the
+    gradient perhaps (parameters,) int16, the bits of bfloat16 (`rounding.py`). Where only sizes travel, what stands for them."""
+
+    wire_weights: Any
+    wire_gradients: Any
+
+    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`.
+
+        Raises ProtocolError unless a stage says how: it may keep memory of the one below, which nobody else sees then.
+        """
+        raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Updates(ABC):
+    """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
+
+    scratch: Any
+    """The gradient that was taken in last; (slice,) float32."""
+    weights: Any
+    averaged: Any
+    compensation: Any
+    """Correction of stale gradients (`compensation.Compensation`), or None."""
+    cached: bool
+    """Whether the slice is so small that each gradient is checked at once."""
+    checks_sums: bool
+    """Whether `sum_is_finite` will be asked after each update."""
+    chunks_count: int
+    """In how many chunks the weights are sent (`chunks.py`)."""
+    samples: int
+    """Applied so far."""
+    learning_rate: float
+    """Learning rate of the next update."""
+
+    @property
+    @abstractmethod
+    def inbox(self) -> Any:
+        """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
+
+    def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
+        """The gradient that is in `inbox` is to be in `scratch`."""
+
+    @property
+    @abstractmethod
+    def served(self) -> Any:
+        """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
+
+    @property
+    @abstractmethod
+    def epochs(self) -> float:
+        """Samples applied / training samples."""
+
+    @property
+    @abstractmethod
+    def room_to_park(self) -> bool:
+        """Whether one more gradient may be kept for later."""
+
+    @abstractmethod
+    def park(self, learner_id: int) -> None:
+        """Keep the gradient in `scratch` for later."""
+
+    @abstractmethod
+    def unpark(self, learner_id: int) -> None:
+        """The gradient kept for this learner is in `scratch` again."""
+
+    @abstractmethod
+    def make_room(self, gradients: int) -> Any:
+        """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
+
+    def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
+        """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
+
+    @abstractmethod
+    def turn_to(self, place: int) -> None:
+        """The gradient at this place of that memory is in `scratch`."""
+
+    @abstractmethod
+    def renew_scratch(self) -> None:
+        """Receive the next gradient elsewhere: into the old place something may yet be written."""
+
+    @abstractmethod
+    def renew_weights(self) -> None:
+        """Go on with the same weights elsewhere: from the old place something may yet be sent."""
+
+    @abstractmethod
+    def scratch_is_finite(self) -> bool:
+        """Whether the received gradient has no NaN and no infinity."""
+
+    @abstractmethod
+    def sum_is_finite(self) -> bool:
+        """Whether the sum that the last update was made from is finite."""
+
+    @abstractmethod
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+        """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
+        weights of `timestamp`; `last`: the update is made next."""
+
+    @abstractmethod
+    def step(self) -> Any:
+        """Make the update from what was summed; returns an `update.Step`."""
+
+    def begin_step(self) -> Any:
+        """Begin a `step`. Nobody may look at the weights, nor sum the next gradient, before all of `chunks` have been asked for."""
+        return self.step()
+
+    def chunks(self) -> Iterator[Any]:
+        """The weights as the channel sends them, chunk by chunk; each is made when it is asked for."""
+        yield self.served

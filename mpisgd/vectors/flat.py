@@ -1,0 +1,207 @@
+"""A model as one flat vector, and the slices of the shards (DESIGN 5).
+
+The parameters of the model become views into one float32 vector, their gradients views into another, so that a push or pull
+of a slice needs no copy. A parameter of four dimensions keeps its memory format inside the vector: with channels_last, the
+elements of a convolution's weight lie there in the order (out, height, width, in).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import operator
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base.errors import ConfigError
+
+
+def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
+    """Cut `parameters` elements evenly into `shards` contiguous slices; the first ones are one element longer.
+
+    Raises ConfigError where a shard would own nothing.
+    """
+    if parameters < shards:
+        raise ConfigError(f"shards = {shards}: expected at most the number of parameters, {parameters}")
+    base, longer = divmod(parameters, shards)
+    edges = [shard * base + min(shard, longer) for shard in range(shards + 1)]
+    return list(itertools.pairwise(edges))
+
+
+class Layer(NamedTuple):
+    """A module that owns trainable parameters, by its name in the model, and how many elements they have."""
+
+    name: str
+    size: int
+
+
+def cut_between(layers: Sequence[Layer], shards: int) -> list[list[Layer]]:
+    """Deal layers out to `shards` slices, each a run of consecutive ones, so that the squares of the slices' sizes sum to least.
+
+    Raises ConfigError where there are more shards than layers.
+    """
+    if len(layers) < shards:
+        raise ConfigError(
+            f"shards = {shards}: expected at most the number of layers with parameters, {len(layers)}, for exchange = 'layerwise'"
+        )
+    ends = np.cumsum([0, *(layer.size for layer in layers)], dtype=np.float64)
+    least = np.where(ends > 0, np.inf, 0.0)  # of the first layers in so many slices: none yet
+    cuts = []
+    for _ in range(shards):
+        sums = least[:, None] + (ends - ends[:, None]) ** 2  # [from this layer, up to that one]
+        sums[np.tril_indices(len(ends))] = np.inf
+        cuts.append(sums.argmin(axis=0))
+        least = sums.min(axis=0)
+    edges = [len(layers)]
+    for cut in reversed(cuts):
+        edges.append(int(cut[edges[-1]]))
+    return [list(layers[start:end]) for start, end in itertools.pairwise(reversed(edges))]
+
+
+def bounds_of(slices: Sequence[Sequence[Layer]]) -> list[tuple[int, int]]:
+    """The slices of layers that follow each other, as `slice_bounds` gives them."""
+    edges = itertools.accumulate((sum(layer.size for layer in layers) for layers in slices), initial=0)
+    return list(itertools.pairwise(edges))
+
+
+class FlatModel:
+    """A module whose trainable parameters and gradients are views into two flat float32 vectors.
+
+    Attributes:
+        module: the model itself, changed in place.
+        weights: (parameters,) float32, on the model's device.
+        gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
+        initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
+
+    Raises ConfigError for a model without trainable parameters or with ones that are not float32.
+    """
+
+    def __init__(
+        self, module: nn.Module, memory_format: Literal["channels_last", "contiguous"] = "contiguous", device: str = "cpu"
+    ) -> None:
+        self.module = module.to(device)
+        self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        self._channels_last = memory_format == "channels_last"
+        self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        if not parameters:
+            raise ConfigError("model: it has no trainable parameters")
+        for name, parameter in parameters:
+            if parameter.dtype != torch.float32:
+                raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
+        size = sum(parameter.numel() for _, parameter in parameters)
+        self.move_to(host_vector(size).to(device), host_vector(size).to(device))
+
+    @property
+    def fingerprint(self) -> str:
+        """Their number, and a hash of names, shapes and order in memory: what a flat vector of this model means."""
+        layout = [[name, list(parameter.shape)] for name, parameter in self._parameters]
+        digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
+        return f"{self.size:,} ({digest})"
+
+    def move_to(self, weights: Tensor, gradients: Tensor) -> None:
+        """Let the parameters, with the values that they have, be views into `weights`, their gradients views into `gradients`,
+        both (parameters,) float32 on the model's device."""
+        self.weights, self.gradients = weights, gradients
+        places = self.views(gradients)
+        for (name, parameter), into in zip(self._parameters, self.views(weights).values(), strict=True):
+            into.copy_(parameter.detach())
+            parameter.data = into
+            parameter.grad = places[name]
+
+    def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
+        if self._channels_last and len(shape) == 4:
+            out, inner, height, width = shape
+            return part.view(out, height, width, inner).permute(0, 3, 1, 2)
+        return part.view(shape)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters, by name, that a flat vector of the model's size holds: views into it."""
+        found, offset = {}, 0
+        for name, parameter in self._parameters:
+            end = offset + parameter.numel()
+            found[name] = self._view(vector[offset:end], parameter.shape)
+            offset = end
+        return found
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The modules that own trainable parameters, in the order of the flat vector; a shared parameter is its first owner's.
+
+        What a parametrisation (weight normalisation, say) keeps for a module belongs to that module's layer.
+        """
+        owned = [(owner_of(name), parameter.numel()) for name, parameter in self._parameters]
+        runs = itertools.groupby(owned, key=operator.itemgetter(0))
+        return [Layer(name, sum(size for _, size in run)) for name, run in runs]
+
+    @property
+    def size(self) -> int:
+        """Number of trainable parameters."""
+        return self.weights.numel()
+
+    def inputs(self, batch: Tensor) -> Tensor:
+        """A batch on the model's device and in its memory format."""
+        batch = batch.to(self.weights.device, non_blocking=True)
+        return batch.contiguous(memory_format=torch.channels_last) if self._channels_last and batch.dim() == 4 else batch
+
+    def zero_gradients(self) -> None:
+        self.gradients.zero_()
+
+
+def owner_of(parameter: str) -> str:
+    """The name of the module whose layer a parameter, by its name, belongs to; "" is the model itself."""
+    module, inside, _ = f".{parameter}".partition(".parametrizations.")
+    return (module if inside else module.rpartition(".")[0]).removeprefix(".")
+
+
+def host_view(vector: Tensor) -> np.ndarray:
+    """The numpy view of a vector on the CPU, without a copy: what goes over the wire."""
+    array: np.ndarray = vector.detach().numpy()
+    return array
+
+
+def view_of(vector: Tensor) -> np.ndarray | Tensor:
+    """View of a vector to look at, and to give to MPI: numpy's on the CPU; on a GPU the vector itself."""
+    return host_view(vector) if vector.device.type == "cpu" else vector
+
+
+def on_host(vector: Tensor) -> np.ndarray:
+    """A vector's elements, to be read: a copy where it lies on a GPU."""
+    return host_view(vector.cpu())
+
+
+def host_vector(size: int) -> Tensor:
+    """(size,) float32 zeros in host memory to send from or receive into.
+
+    Made by numpy, which asks the kernel for huge pages where the vector is large; torch does not, and a single-copy transfer
+    between processes then takes up to twice as long.
+    """
+    return torch.from_numpy(np.zeros(size, np.float32))
+
+
+def vector_like(vector: Tensor) -> Tensor:
+    """Float32 zeros as many as these, where these are: a `host_vector` on the CPU."""
+    return host_vector(len(vector)) if vector.device.type == "cpu" else torch.zeros_like(vector)
+
+
+def squared_norm(vector: np.ndarray | Tensor) -> float:
+    """|vector|^2, summed in float32: not finite where the vector is not, and where the sum is too large for float32.
+
+    Of a vector on a GPU: waits for that.
+    """
+    if isinstance(vector, Tensor):
+        return torch.dot(vector, vector).item()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.dot(vector, vector))
+
+
+def is_finite(vector: np.ndarray | Tensor) -> bool:
+    """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
+    if math.isfinite(squared_norm(vector)):
+        return True
+    return bool(torch.isfinite(vector).all() if isinstance(vector, Tensor) else np.isfinite(vector).all())

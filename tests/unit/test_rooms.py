@@ -1,0 +1,134 @@
+"""Each room imports only downward (DESIGN 3): what lets the protocols and the virtual cluster be tested without MPI."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mpisgd
+
+PACKAGE = Path(mpisgd.__file__).parent
+
+#: The rooms, from the bottom to the top; a module that is no package is a room of its own, "" is the package's `__init__`.
+ROOMS = [
+    *("base", "rules", "protocols", "config", "vectors", "comm", "comm.mpi", "comm.virtual", "models", "data", "update"),
+    "gradient",
+    *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
+    *("liveness", "job", "simulate"),
+    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "bench.parts", "bench", "api", ".", "cli"),
+    "__main__",
+]
+
+FORBIDDEN = {
+    "rules": {"torch", "numpy", "h5py", "time", "mpi4py"},
+    "protocols": {"torch", "h5py", "time", "mpi4py"},
+    "analysis": {"torch", "mpi4py"},
+}
+
+
+def modules(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def room_of(module: str) -> str:
+    """The longest name in the list that the module begins with; "" where there is none."""
+    parts = module.split(".") if module else ["."]
+    names = (".".join(parts[:end]) or "." for end in range(len(parts), 0, -1))
+    return next((name for name in names if name in ROOMS), "")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute name), wherever in the file they stand, also late ones and those under TYPE_CHECKING."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def violations(root: Path) -> list[str]:
+    found = []
+    for name, path in modules(root):
+        room = room_of(name)
+        if not room:
+            found.append(f"{name} is in no room: place it in the list above")
+            continue
+        for line, target in imports(path):
+            package, _, rest = target.partition(".")
+            if package == "mpi4py" and name != "comm.mpi.library":
+                found.append(f"{name}:{line} imports mpi4py, which mpisgd/comm/mpi/library.py alone may")
+            if package in FORBIDDEN.get(room, ()):
+                found.append(f"{name}:{line} imports {package}")
+            if package == "mpisgd":
+                entered = room_of(rest) or "."
+                if ROOMS.index(entered) > ROOMS.index(room):
+                    found.append(f"{name or 'mpisgd'}:{line} imports {target}, upward")
+    return found
+
+
+def test_no_arrow_runs_upward() -> None:
+    assert violations(PACKAGE) == []
+
+
+PLANTED = [
+    ("vectors/flat.py", "from mpisgd.exchange.channel import LearnerChannel", "vectors.flat:.* imports .*LearnerChannel, upward"),
+    ("update/slice_update.py", "from mpisgd import shard", "update.slice_update:.* imports mpisgd.shard, upward"),
+    ("records/log/reader.py", "def f():\n    import mpisgd.job.run", "records.log.reader:.* imports mpisgd.job.run, upward"),
+    ("exchange/roles.py", "if TYPE_CHECKING:\n    from mpisgd import train", "exchange.roles:.* imports mpisgd.train, upward"),
+    ("comm/mpi/wire.py", "import mpi4py.util", "comm.mpi.wire:.* imports mpi4py, which .* alone may"),
+    ("protocols/softsync.py", "from time import monotonic", "protocols.softsync:.* imports time"),
+    ("analysis/books.py", "import torch", "analysis.books:.* imports torch"),
+    ("master.py", "", "master is in no room.*"),
+]
+
+
+def test_the_walk_sees_planted_violations(tmp_path: Path) -> None:
+    copy = tmp_path / "mpisgd"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = violations(copy)
+    for module, line, _ in PLANTED:
+        with (copy / module).open("a") as file:
+            file.write(f"\n{line}\n")
+    found = sorted(set(violations(copy)) - set(before))
+    assert len(found) == len(PLANTED)
+    for text, complaint in zip(found, sorted(complaint for _, _, complaint in PLANTED), strict=True):
+        assert re.fullmatch(complaint, text)
+
+
+def test_each_room_says_what_lives_there() -> None:
+    """In one sentence, and holds 2 to 12 files."""
+    for folder in {path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE}:
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert text, f"{folder}: its __init__.py has no docstring"
+        files = [each for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
+        assert 2 <= len(files) - 1 <= 12, f"{folder} holds {len(files) - 1} files"
+
+
+def test_the_root_holds_the_loops_and_the_ways_in() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "api", "learner", "shard", "evaluator"}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("mpisgd", {"torch", "mpi4py", "matplotlib"}),
+        ("mpisgd.cli.options", {"torch", "mpi4py", "matplotlib"}),
+        ("mpisgd.protocols", {"torch", "mpi4py", "h5py"}),
+        ("mpisgd.report.single", {"torch", "mpi4py"}),
+    ],
+)
+def test_importing_costs_nothing_heavy(module: str, heavy: set[str]) -> None:
+    """Also not by a detour: what a misspelt option, or a report, would wait seconds for."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert heavy.isdisjoint(loaded.split())
