@@ -147,7 +147,7 @@ def configuration() -> str:
                 cls = type(getattr(Config(), name))
                 simulate = "Read by `simulate` alone; `train` ignores it.\n" if name in _virtual() else ""
                 parts += [f"## {name}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", simulate, _fields(cls, f"{name}.")]
-    return _page("Configuration", "the dataclasses of `mpisgd/config/options.py`", *parts)
+    return _page("Configuration", "the dataclasses of `mpisgd/config/`", *parts)
 
 
 def _virtual() -> set[str]:

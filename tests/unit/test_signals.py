@@ -55,7 +55,7 @@ def test_what_was_there_before_is_there_again() -> None:
 
 
 def test_late_warnings_do_not_kill_who_leaves_with_a_checkpoint() -> None:
-    left = "import os, signal\nfrom mpisgd.comm.signals import Signals\nfrom mpisgd.errors import RunInterrupted\n" + (
+    left = "import os, signal\nfrom mpisgd.comm.signals import Signals\nfrom mpisgd.base.errors import RunInterrupted\n" + (
         "try:\n    with Signals(): raise RunInterrupted('at clock 3')\n"
         "finally:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     )
