@@ -32,6 +32,7 @@ MODULES = [
     "mpisgd/protocols/downpour.py",
     "mpisgd/protocols/hardsync.py",
     "mpisgd/rules/modulation.py",
+    "mpisgd/rules/options.py",
     "mpisgd/rules/rules.py",
     "mpisgd/protocols/softsync.py",
     "mpisgd/protocols/ssp.py",

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 from mpisgd.base.checks import at_least
 from mpisgd.rules.admission import Admission
 from mpisgd.rules.modulation import Modulation
@@ -19,6 +21,7 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_STALE, Verdict
 
 
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class AsyncOptions(ProtocolOptions):
     """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""

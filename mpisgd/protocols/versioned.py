@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mypy_extensions import mypyc_attr
+
 from mpisgd.base.checks import at_least
 from mpisgd.rules.modulation import Modulation
 from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
@@ -26,6 +28,7 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import REJECT, Verdict
 
 
+@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class VersionedOptions(ProtocolOptions):
     """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""
