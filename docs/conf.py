@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 project = "mpisgd"
 author = "the authors of mpisgd"
 copyright = "the authors of mpisgd, Apache-2.0"
-release = re.search(r'__version__ = "(.*)"', (Path(__file__).parents[1] / "mpisgd" / "__init__.py").read_text())[1]
+release = re.search(r'__version__ = "(.*)"', (Path(__file__).parents[1] / "mpisgd" / "base" / "version.py").read_text())[1]
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 3
