@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least
 from mpisgd.rules.admission import Admission
 from mpisgd.rules.modulation import Modulation
@@ -21,7 +19,6 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_STALE, Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class AsyncOptions(ProtocolOptions):
     """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""

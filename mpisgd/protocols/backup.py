@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least, require
 from mpisgd.base.errors import ConfigError
 from mpisgd.rules.modulation import Modulation
@@ -30,7 +28,6 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import APPLY, DROP_STALE, Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class BackupOptions(ProtocolOptions):
     """backup: N of N + b learners' gradients make one update, late ones are dropped [Chen16 Alg. 3, 4]."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.rules.admission import Admission
@@ -22,7 +20,6 @@ from mpisgd.rules.modulation import Modulation
 from mpisgd.rules.options import ProtocolOptions, check_modulation
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class DownpourOptions(ProtocolOptions):
     """downpour: as async, but learners step by themselves between pushes and between pulls [Dean12 4.1]."""

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.errors import ProtocolError
 from mpisgd.rules.options import ProtocolOptions
 from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import APPLY, Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class HardsyncOptions(ProtocolOptions):
     """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
@@ -36,7 +33,6 @@ class HardsyncOptions(ProtocolOptions):
         return Hardsync(lambda_)
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class AllreduceOptions(HardsyncOptions):
     """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least
 from mpisgd.base.errors import ConfigError
 from mpisgd.rules.modulation import Modulation
@@ -22,7 +20,6 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class SoftsyncOptions(ProtocolOptions):
     """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""

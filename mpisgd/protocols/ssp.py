@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least
 from mpisgd.protocols.async_opt import AsyncOpt
 from mpisgd.rules.modulation import Modulation
@@ -28,7 +26,6 @@ from mpisgd.rules.options import ProtocolOptions, check_modulation
 from mpisgd.rules.verdict import Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class SspOptions(ProtocolOptions):
     """ssp: as async, but no learner is more than `slack` mini-batches ahead of the slowest [Ho13; ElasticDL]."""

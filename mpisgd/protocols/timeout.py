@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least, require
 from mpisgd.protocols.backup import Backup
 from mpisgd.rules.options import ProtocolOptions, check_at_most
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class TimeoutOptions(ProtocolOptions):
     """timeout: N gradients make one update, or after a time-out those that are there, at least N_min [Chen16 6]."""

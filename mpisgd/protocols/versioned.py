@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import at_least
 from mpisgd.rules.modulation import Modulation
 from mpisgd.rules.options import ProtocolOptions, check_at_most, check_modulation
@@ -28,7 +26,6 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import REJECT, Verdict
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class VersionedOptions(ProtocolOptions):
     """versioned: a gradient of another clock is rejected, its learner computes the same mini-batch again [ElasticDL]."""

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.rules.protocol import Protocol
@@ -17,7 +15,6 @@ from mpisgd.rules.protocol import Protocol
 MODULATIONS = ("none", "inverse", "inverse_plus_one", "exponential:0.1")
 
 
-@mypyc_attr(native_class=False)
 @dataclass(frozen=True)
 class ProtocolOptions(ABC):
     """What a user may choose of a protocol: a frozen dataclass beside its rules, which says in these words what else holds.
