@@ -1,6 +1,6 @@
 """A shard's loop: receive, ask the rules, sum, update, answer (DESIGN 3, "How a gradient flows").
 
-It reads beside [Zhang16 2.2] and [Chen16 Alg. 2, 4]. What is decided, the rules decide (`protocols/rules.py`); here it is done, and
+It reads beside [Zhang16 2.2] and [Chen16 Alg. 2, 4]. What is decided, the rules decide (`rules/rules.py`); here it is done, and
 the log is told. The shard never waits for another shard (law 2) and sends only to receives that are posted (law 1).
 
 Where a signal interrupts the run, a shard answers every pull with that, and goes on taking what is pushed, by the rules of the

@@ -9,7 +9,7 @@ or in part (*torn*): each shard does with it what its protocol does with a gradi
 on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
 that no gradient of its own clock will come (*passed*).
 
-What follows from it is decided by the rules (`protocols/rules.py`), and done by the shard.
+What follows from it is decided by the rules (`rules/rules.py`), and done by the shard.
 """
 
 from __future__ import annotations

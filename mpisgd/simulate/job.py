@@ -1,4 +1,4 @@
-"""One virtual job: the ranks that `run.py` would build on real nodes, on virtual ones."""
+"""One virtual job: the ranks that `job/run.py` would build on real nodes, on virtual ones."""
 
 from __future__ import annotations
 

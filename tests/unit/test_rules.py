@@ -1,4 +1,4 @@
-"""What a shard decides whatever its protocol (`protocols/rules.py`), by hand: turns, repeats, the end, signals, who is there."""
+"""What a shard decides whatever its protocol (`rules/rules.py`), by hand: turns, repeats, the end, signals, who is there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Costs of messages and of a shard's work, from the log of a run.
 
 The virtual cluster's own account of one push and the pull after it, on a wire and at a shard that are free, is (o: overhead,
-L: latency, D: a transfer of all slices, g: a gradient's service, u: an update's; `virtual/wire.py`, `virtual/network.py`)
+L: latency, D: a transfer of all slices, g: a gradient's service, u: an update's; `comm/virtual/wire.py`, `comm/virtual/network.py`)
 
     push_s                     2 o + L + D          header sent and taken, slices sent
     arrival to start of update D / shards + g       of the gradient that completes the update
