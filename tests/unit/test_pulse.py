@@ -186,8 +186,11 @@ def test_a_shard_that_lives_may_be_waited_for_for_ever(awaited: str | None, pati
     assert job.ended == []
 
 
-def test_a_shard_that_hangs_is_told_of_when_its_silence_has_lasted() -> None:
+@pytest.mark.parametrize(("awaited", "patient"), [("the answer", False), (None, True)])
+def test_a_shard_that_hangs_is_told_of_when_its_silence_has_lasted(awaited: str | None, patient: bool) -> None:
+    """By a learner that waits for it, and by the evaluator, which waits with patience."""
     job = Job(20.0, tolerant=True)
+    job.waits.awaited, job.waits.patient = awaited, patient
     job.go_on(50)
     job.go_on(20, without=[1])
     assert job.ended == []
