@@ -10,6 +10,7 @@ from mpisgd.base.without_gc import importing
 from mpisgd.cli.options import TRUST, parse
 from mpisgd.comm.signals import ignore_from_now_on
 from mpisgd.config import compatibility, config_file, trust
+from mpisgd.liveness import leaving
 from mpisgd.liveness.guard import launched_rank
 
 
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> int:
 
     train(config=config, resume=run)
     ignore_from_now_on()
+    leaving.leave()
     return EXIT_OK
 
 

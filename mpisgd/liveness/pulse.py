@@ -50,6 +50,7 @@ END_S = 5.0
 """Seconds for MPI to end the job, before this rank goes by itself: over a link that is down it may wait for ever."""
 LAUNCHER_S = 15.0
 """Seconds for the launcher to end all ranks, and itself."""
+_DRAIN_LOOK_S = 0.002
 _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 
@@ -146,22 +147,23 @@ class Pulse:
             self.beat()
 
     def _drain(self) -> None:
-        """Nothing may be under way on a communicator that is given back: another one may come to have its number."""
-        from mpisgd.comm.mpi.library import MPI
+        """Nothing may be under way on a communicator that is given back: another one may come to have its number.
 
+        Where a link went down just now, its far side is waited for as long as ever, and the communicator is kept.
+        """
         others = range(1, self._comm.Get_size()) if self._rank == HUB else (HUB,)
         if self._rank != HUB:
-            self._comm.Send(bytearray(1), HUB, _LAST)
-        status = MPI.Status()
-        for rank in others:
-            while rank not in self._parted:
-                self._comm.Recv(bytearray(1), rank, MPI.ANY_TAG, status)
-                self._note(status)
+            self._send(HUB, _LAST)
+        until_s = self._now_s() + self._patience_s
+        while not self._parted.issuperset(others) and self._now_s() < until_s:
+            self._hear()
+            time.sleep(_DRAIN_LOOK_S)
         for rank in others if self._rank == HUB else ():
-            self._comm.Send(bytearray(1), rank, _LAST)
-        for request, _ in self._under_way:
-            request.Wait()
-        self._comm.Free()
+            self._send(rank, _LAST)
+        if self._parted.issuperset(others):
+            for request, _ in self._under_way:
+                request.Wait()
+            self._comm.Free()
 
     # ----------------------------------------------------------------------------------------------------------- the rules
 

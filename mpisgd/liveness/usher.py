@@ -10,6 +10,8 @@ usher of its node. Where mpirun hears no more of another node, since a link is d
 TCP is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed,
 the usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
 leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed.
+A link that goes down just as all ranks leave in order strands a launcher, too, in any job on several nodes: where nothing but the
+job was to be done, rank 0 has it seen out, `LEAVE_S` after itself.
 
 Limits: the directory lies on a file system that all nodes see. Where a node's network is down and the file system with it, its
 usher waits until that is back. Where rank 0's node loses its power, nobody removes the file.
@@ -33,10 +35,13 @@ GRACE_S = 5.0
 """Seconds to leave in, when the job is over; ranks that do not hang mostly need less than one."""
 LAUNCHER_S = 8.0
 """More than the other nodes' ushers take."""
+LEAVE_S = 20.0
+"""Seconds for mpirun to hear of ranks that have left in order, on all nodes."""
 FORCE_S = 5.0
 """Seconds for mpirun to leave, before it is killed."""
 LOOK_S = 0.5
 
+_SEE_OUT = "see-out"
 _PIDFD_GETFD = 438
 """The number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
@@ -81,17 +86,26 @@ def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
         door.bind(_address(job))
-        words = [str(door.fileno()), str(running), job, str(first), str(launcher), *map(str, pids)]
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # the launcher waits until nobody has its pipes any more
-            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)},
-            cwd="/",
-            pass_fds=[door.fileno()],
-            start_new_session=True,  # the launcher kills the groups of its ranks
-        )
+        _start([str(door.fileno()), str(running), job, str(first), str(launcher), *map(str, pids)], [door.fileno()])
+
+
+def see_out(launcher: int) -> None:
+    """Have mpirun end `LEAVE_S` after this process, if it has not left by then; by rank 0, when all ranks leave in order."""
+    _start([_SEE_OUT, str(os.getpid()), str(launcher)])
+
+
+def _start(words: Sequence[str], doors: Sequence[int] = ()) -> None:
+    """Start this file as a process that holds nothing of a rank's."""
+    subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # the launcher waits until nobody has its pipes any more
+        env={name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)},
+        cwd="/",
+        pass_fds=doors,
+        start_new_session=True,  # the launcher kills the groups of its ranks
+    )
 
 
 def leave(job: str, *, given_up: bool = False) -> None:
@@ -179,7 +193,7 @@ class Usher:
             rank.send(signal.SIGKILL)
             self._stranded = True
         if self._launcher is not None and self._stranded:
-            self._end(self._launcher)
+            end(self._launcher, self._ranks, LAUNCHER_S)
 
     def _rank_0_is_gone(self) -> bool:
         """Whether it was on this node, and has left without order."""
@@ -194,14 +208,15 @@ class Usher:
             self._inside.pop(int(pid), None)
         return any(rank.lives for rank in self._inside.values())
 
-    def _end(self, launcher: Process) -> None:
-        """`LAUNCHER_S` after the last rank here is gone."""
-        while any(rank.lives for rank in self._ranks):
-            time.sleep(LOOK_S)
-        if launcher.lives_on(LAUNCHER_S):
-            hang_up(launcher.pid)
-            if launcher.lives_on(FORCE_S):
-                launcher.send(signal.SIGKILL)
+
+def end(launcher: Process, ranks: Sequence[Process], within_s: float) -> None:
+    """End a launcher that does not leave so many seconds after the last of these ranks."""
+    while any(rank.lives for rank in ranks):
+        time.sleep(LOOK_S)
+    if launcher.lives_on(within_s):
+        hang_up(launcher.pid)
+        if launcher.lives_on(FORCE_S):
+            launcher.send(signal.SIGKILL)
 
 
 def hang_up(pid: int) -> None:
@@ -224,6 +239,14 @@ def _end_connection(end: socket.socket) -> None:
 
 
 def main(words: Sequence[str]) -> None:
+    if words[0] == _SEE_OUT:
+        rank, launcher = map(int, words[1:])
+        end(Process(launcher), [Process(rank)], LEAVE_S)
+    else:
+        attend(words)
+
+
+def attend(words: Sequence[str]) -> None:
     door, running, job, first, launcher, *pids = words
     ranks = [Process(int(pid)) for pid in pids]
     named = {rank.pid: rank for rank in ranks}

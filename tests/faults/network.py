@@ -6,7 +6,8 @@ a time that is shorter or longer than is patient; has a tenth of its rate; loses
 
 A link that is slow, bad or cut for a moment must not end a job. One that is cut for longer may, and must end a fail-fast one where
 the run would last; a fault-tolerant one goes on without learners that are cut off for good. No job hangs, no DONE is untrue, and
-the launcher's status is 0 where there is a DONE, and only there.
+the launcher's status is 0 where there is a DONE, and only there; but for a link that is cut when there is a DONE already, and MPI
+only ends. Open MPI's daemons behind a link that is cut are counted apart: they wait as long as TCP does, and nobody for them.
 """
 
 from __future__ import annotations
@@ -74,6 +75,11 @@ class Draw:
     def lasts(self) -> bool:
         """Whether it is trained for longer than anybody waits."""
         return self.point in ("start", "training", "checkpoint") and not self.goes_on and self.fault == "cut for good"
+
+    @property
+    def cut_at_the_end(self) -> bool:
+        """Whether the link may be cut when all is said, and MPI only ends: that fails then, without harm."""
+        return self.point in ("evaluation", "end") and self.fault in ("cut for good", "cut for long")
 
     def settings(self, out: Path) -> dict[str, Any]:
         return WAYS[self.way] | {
@@ -178,7 +184,11 @@ def _look(job: Job, out: Path, status: int | None, drawn: Draw, found: Found) ->
     found.totals["DONE"] += done
     found.expect(status is not None, f"it hangs: no end after {LIMIT_S:g} s; DONE: {done}; {told}")
     found.expect(job.left_s is not None, f"somebody is left: {job.stayed}; {told}")
-    if status is not None:
+    found.totals["daemons left behind the link"] += job.daemons_left
+    found.expect(drawn.fault.startswith("cut for") or not job.daemons_left, f"daemons are left: {job.stayed}; {told}")
+    if done and status and drawn.cut_at_the_end:
+        found.totals["DONE, then status 1"] += 1
+    elif status is not None:
         found.expect((status == 0) == done, f"status {status}, DONE: {done}; {told}")
     if drawn.goes_on:
         found.expect(done, f"it was to go on; {told}")

@@ -17,6 +17,8 @@ ENVIRONMENT = {"MPISGD_WAIT": "polite", "MPISGD_START_S": "20"}
 GONE_S = 20.0
 """On both sides of a link that is down: who ends a job leaves word to kill its launcher after 15 s."""
 _LAUNCHERS = ("mpirun", "prted", "prterun")
+_DAEMONS = ("prted", "sh", "nsenter")
+"""Open MPI's, and what has started them; none of them is a rank, nor waited for by anybody."""
 
 
 class Job(job.Job):
@@ -32,8 +34,7 @@ class Job(job.Job):
 
     def _is_rank(self, pid: int) -> bool:
         """A child of the launcher, or of its daemon on another node; a rank's own children have other parents."""
-        comm = (Path("/proc") / str(job.parent(pid)) / "comm").read_text().strip()
-        return comm in _LAUNCHERS and any(pid in self.cluster.processes(node) for node in self.cluster.nodes)
+        return _comm(job.parent(pid)) in _LAUNCHERS and any(pid in self.cluster.processes(node) for node in self.cluster.nodes)
 
     def node_of(self, rank: int) -> int:
         """On which node a rank is."""
@@ -45,20 +46,30 @@ class Job(job.Job):
 
     stayed: str = ""
     """What had to be killed at the end."""
+    daemons_left: bool = False
+    """Whether Open MPI's daemons were: behind a link that is down they wait as long as TCP does."""
 
     def end(self, timeout_s: float) -> int | None:
-        """The same; nothing is left on any node afterwards, and `left_s` is None where something had to be killed."""
+        """The same; nothing is left on any node afterwards, and `left_s` is None where more than daemons had to be killed."""
         status = super().end(timeout_s)
         until_s = time.monotonic() + (GONE_S if status is not None else 0.0)
         while (left := self.left()) and time.monotonic() < until_s:
             time.sleep(0.1)
-        if left:
+        self.stayed = "; ".join(f"node {node}: {', '.join(map(_words, pids))}" for node, pids in left.items())
+        stayed = [pid for pids in left.values() for pid in pids]
+        if not all(_comm(pid) in _DAEMONS for pid in stayed):
             self.left_s = None
-            self.stayed = "; ".join(f"node {node}: {', '.join(map(_words, pids))}" for node, pids in left.items())
-        for pid in (pid for pids in left.values() for pid in pids):
+        self.daemons_left = bool(stayed) and self.left_s is not None
+        for pid in stayed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return status
+
+
+def _comm(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / str(pid) / "comm").read_text().strip()
+    return "sh"  # it has gone meanwhile
 
 
 def _words(pid: int) -> str:

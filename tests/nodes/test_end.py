@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,3 +81,17 @@ def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(clust
     assert job.end(LIMIT_S) not in (0, None), job.text
     assert job.left_s is not None, "nothing is left on any node"
     assert not (tmp_path / "run" / "DONE").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.4])
+def test_a_link_that_is_cut_as_all_leave_does_not_hold_up_the_end(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
+    """In a fail-fast job: some ranks are in MPI_Finalize, some wait for the pulse's last word, or only mpirun is there."""
+    out = tmp_path / "run"
+    job = begin(cluster, out, epochs="1", faults__patience_s="5")
+    job.wait_for("finished")
+    time.sleep(seconds)
+    cluster.cut(FAR)
+    assert job.end(LIMIT_S) is not None, job.text
+    assert job.left_s is not None, f"no rank is left: {job.stayed}"
+    assert (out / "DONE").exists()

@@ -244,6 +244,30 @@ def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) 
     assert job.network.sent == []
 
 
+def test_a_last_word_that_never_comes_is_waited_for_no_longer_than_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse.ulfm, "enabled", lambda: False)
+    monkeypatch.setattr(pulse, "LOOK_S", 0.001)
+    job = Job(20.0, ranks=3)
+    comms: list[Any] = []
+    for each in job.ranks:
+        each.__enter__()
+        comms.append(each._comm)
+    parting = [threading.Thread(target=each.stop, daemon=True) for each in job.ranks[:2]]  # rank 2's link is down
+    for thread in parting:
+        thread.start()
+    until_s = time.monotonic() + 30.0
+    while 1 not in job.ranks[0]._parted:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    assert all(thread.is_alive() for thread in parting)
+    job.now_s += 21.0
+    for thread in parting:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    assert not comms[0].freed, "messages may still come"
+    job.ranks[2]._over.set()
+
+
 # -------------------------------------------------------------------------------------------------------------- the words
 
 

@@ -115,6 +115,25 @@ def test_the_launcher_is_ended_only_where_another_node_may_hang(
     assert goes(launcher) if given_up else lives(launcher)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_launcher_that_waits_when_all_have_left_in_order_is_ended(
+    sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(usher, "LEAVE_S", 0.5)
+    monkeypatch.setattr(usher, "FORCE_S", 0.1)
+    first, launcher = sleeper(), sleeper()
+    thread = threading.Thread(target=usher.main, args=([usher._SEE_OUT, str(first), str(launcher)],), daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert lives(launcher), "rank 0 is still there"
+    if not waits:
+        os.kill(launcher, signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    thread.join(END_S)
+    assert not thread.is_alive()
+    assert goes(launcher)
+
+
 def test_a_file_of_another_job_is_left(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
     running, _ = job
     first, other = sleeper(), sleeper()

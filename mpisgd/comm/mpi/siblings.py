@@ -140,6 +140,12 @@ def start_s(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def on_several_nodes(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether Open MPI's launcher has started ranks elsewhere, too."""
+    local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
+    return local != world
+
+
 @contextmanager
 def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     """This rank leaves, with a traceback, if this is still open after so many seconds; 0 = never.
@@ -151,8 +157,7 @@ def within(seconds: float, environ: Mapping[str, str] = os.environ) -> Iterator[
     if not seconds:
         yield
         return
-    local, world = (environ.get(f"OMPI_COMM_WORLD_{what}SIZE", "") for what in ("LOCAL_", ""))
-    leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and local != world
+    leads = environ.get("OMPI_COMM_WORLD_LOCAL_RANK") == "0" and on_several_nodes(environ)
     last = Siblings(environ).end_launcher_within(seconds + _LAUNCHER_S) if leads else None
     faulthandler.dump_traceback_later(seconds, file=2, exit=True)
     try:
