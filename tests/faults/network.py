@@ -7,9 +7,8 @@ a time that is shorter or longer than is patient; has a tenth of its rate; loses
 A link that is slow, bad or cut for a moment must not end a job. One that is cut for longer may, and must end a fail-fast one where
 the run would last; a fault-tolerant one goes on without learners that are cut off for good. No job hangs, no DONE is untrue, and
 the launcher's status is 0 where there is a DONE, and only there; but for a link that is cut when there is a DONE already, and MPI
-only ends. Counted apart are Open MPI's daemons behind
-a link that is cut: they wait as long as TCP does, and nobody for them; and an mpirun that has lost its own daemons before it started a
-rank: nothing of ours is there yet.
+only ends. Counted apart are Open MPI's daemons behind a link that is cut: they wait as long as TCP does, and nobody for them; and
+an mpirun that has lost its own daemons before it started a rank: nothing of ours is there yet.
 """
 
 from __future__ import annotations
