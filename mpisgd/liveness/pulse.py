@@ -19,6 +19,7 @@ daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only wh
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
 from mpisgd.comm.mpi import ulfm
-from mpisgd.comm.mpi.siblings import Siblings
+from mpisgd.comm.mpi.siblings import Siblings, start_s, within
 from mpisgd.liveness.guard import abort, leave_within
 
 if TYPE_CHECKING:
@@ -111,7 +112,9 @@ class Pulse:
         from mpisgd.comm.mpi.library import MPI
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-            self._comm = self._job.Dup()
+            # All wait for all here, as in MPI_Init, and no pulse beats yet. (A dump of stacks has the same clock.)
+            with within(0.0 if "MPISGD_HANG_S" in os.environ else start_s()):
+                self._comm = self._job.Dup()
             self._thread.start()
         return self
 

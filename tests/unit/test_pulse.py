@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -216,6 +217,26 @@ def test_one_that_was_stopped_itself_blames_nobody() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- the end
+
+
+def test_until_it_beats_there_is_the_deadline_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To copy a communicator all wait for all: a link that is down then would hang the job."""
+    done: list[str] = []
+
+    @contextmanager
+    def within(seconds: float) -> Iterator[None]:
+        done.append(f"within {seconds:g} s")
+        yield
+        done.append("in time")
+
+    monkeypatch.setattr(pulse, "within", within)
+    monkeypatch.setenv("MPISGD_START_S", "7")
+    monkeypatch.delenv("MPISGD_HANG_S", raising=False)
+    monkeypatch.setattr(Comm, "Dup", lambda comm: done.append("copied") or comm)
+    each = Job(20.0, ranks=2).ranks[1]
+    each.__enter__()
+    each._over.set()
+    assert done == ["within 7 s", "copied", "in time"]
 
 
 def test_at_the_end_nothing_is_left_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
