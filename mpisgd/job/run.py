@@ -126,6 +126,8 @@ class Rank:
         self.world: World = look_around(comm)
         config = naming.as_brought(config, brought)
         self.roles, self.protocol = agree(comm, lambda: self._placed(config))
+        self.ushered = self.tolerant or len(set(self.world.hosts)) > 1
+        """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
         self.config = config = replace(config, shards=len(self.roles.shard_ranks))
         self.rank = self.world.rank
         self.role = self.roles.of(self.rank)
@@ -161,7 +163,7 @@ class Rank:
         try:
             agree(comm, lambda: self._claim(resumed))
             self.tensors = agree(comm, self._load)
-            if self.tolerant:
+            if self.ushered:
                 agree(comm, self._call_usher)
         except AgreedError:
             self.unlock()
@@ -220,7 +222,7 @@ class Rank:
                     self.resumption = self._open_again()
                 else:
                     self._open_new()
-                if self.tolerant:
+                if self.ushered:
                     usher.announce(self._running, self._job)
             except MpisgdError as error:
                 problem = error
@@ -269,7 +271,7 @@ class Rank:
 
     def _leave(self, away: Iterable[int] = ()) -> None:
         """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""
-        if self.tolerant:
+        if self.ushered:
             if self.rank == 0:
                 usher.retract(self._running, self._job)
             usher.leave(self._job, given_up=any(self.world.hosts[rank] != self.world.hosts[0] for rank in away))

@@ -1,4 +1,4 @@
-"""Sees to it that the end of a fault-tolerant job comes to every node: a rank that hangs cannot leave by itself.
+"""Sees to it that the end of a fault-tolerant job, or of one on several nodes, comes to every node: who hangs cannot leave.
 
 A learner that was given up is still a process: stopped, or waiting for a network that carries nothing. Where it is on the node of
 the others they kill it at the end; on another node its launcher waits for it for ever, and the job with it. So one small process of

@@ -95,3 +95,14 @@ def test_a_link_that_is_cut_as_all_leave_does_not_hold_up_the_end(cluster: Clust
     assert job.end(LIMIT_S) is not None, job.text
     assert job.left_s is not None, f"no rank is left: {job.stayed}"
     assert (out / "DONE").exists()
+
+
+@pytest.mark.long
+def test_a_launcher_that_cannot_tell_its_daemons_is_ended_where_no_rank_is_left_to_do_it(cluster: Cluster, tmp_path: Path) -> None:
+    """In a fail-fast job, whose launcher kills the ranks of its own node at the first failure that it hears of."""
+    job = begin(cluster, tmp_path / "run", epochs="10000", faults__patience_s="60")
+    cluster.cut(0, "from")
+    job.send(0, signal.SIGKILL)
+    assert job.end(LIMIT_S) not in (0, None), job.text
+    assert job.left_s is not None, f"no rank is left: {job.stayed}"
+    assert not (tmp_path / "run" / "DONE").exists()

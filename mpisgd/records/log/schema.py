@@ -174,7 +174,7 @@ DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
 LOCK = "LOCK"
 RUNNING = "RUNNING"
-"""There while a fault-tolerant job runs (`usher.py`)."""
+"""There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
 
