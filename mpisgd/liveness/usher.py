@@ -9,7 +9,8 @@ The job is over when the file RUNNING is gone from the run's directory: rank 0 r
 usher of its node. Where mpirun hears no more of another node, since a link is down, it waits for that one's ranks for as long as
 TCP is patient, a quarter of an hour or more; so does its daemon there. So where a rank was given up, is lost or had to be killed,
 the usher ends the launcher's connections to other nodes, `LAUNCHER_S` after the last rank here: to it those are lost then, and it
-leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed.
+leaves with the status that its ranks gave it. That is allowed to who may debug it; where it is refused, or no help, it is killed;
+so it is, at once, where rank 0 has left without order: a launcher that has lost daemons may say 0.
 A link that goes down just as all ranks leave in order strands a launcher, too, in any job on several nodes: where nothing but the
 job was to be done, rank 0 has it seen out, `LEAVE_S` after itself.
 
@@ -178,13 +179,14 @@ class Usher:
         self._launcher = launcher
         self._stranded = False
         """Whether a launcher may wait for ranks that it cannot hear of."""
+        self._failed = False
 
     def attend(self) -> None:
         """Until all ranks of this node have left, or have been made to."""
         while self._hear(LOOK_S) and _is_of(self._running, self._job) and not self._rank_0_is_gone():
             pass
         if self._rank_0_is_gone():
-            self._stranded = True
+            self._stranded = self._failed = True
             retract(self._running, self._job)
         until_s = time.monotonic() + GRACE_S
         while self._hear(0.05) and time.monotonic() < until_s:
@@ -193,7 +195,7 @@ class Usher:
             rank.send(signal.SIGKILL)
             self._stranded = True
         if self._launcher is not None and self._stranded:
-            end(self._launcher, self._ranks, LAUNCHER_S)
+            end(self._launcher, self._ranks, LAUNCHER_S, in_order=not self._failed)
 
     def _rank_0_is_gone(self) -> bool:
         """Whether it was on this node, and has left without order."""
@@ -209,13 +211,15 @@ class Usher:
         return any(rank.lives for rank in self._inside.values())
 
 
-def end(launcher: Process, ranks: Sequence[Process], within_s: float) -> None:
-    """End a launcher that does not leave so many seconds after the last of these ranks."""
+def end(launcher: Process, ranks: Sequence[Process], within_s: float, *, in_order: bool = True) -> None:
+    """End a launcher that does not leave so many seconds after the last of these ranks; that of a job that failed with a status
+    that says so: one that has lost its daemons leaves with 0."""
     while any(rank.lives for rank in ranks):
         time.sleep(LOOK_S)
     if launcher.lives_on(within_s):
-        hang_up(launcher.pid)
-        if launcher.lives_on(FORCE_S):
+        if in_order:
+            hang_up(launcher.pid)
+        if not in_order or launcher.lives_on(FORCE_S):
             launcher.send(signal.SIGKILL)
 
 

@@ -91,7 +91,10 @@ def test_one_that_is_stopped_is_made_to_leave_and_one_that_left_in_order_is_not(
     assert lives(in_order), "it may do what it wants, after the run"
 
 
-def test_when_rank_0_is_gone_without_order_the_job_is_over_on_all_nodes(job: tuple[Path, str], sleeper: Callable[[], int]) -> None:
+def test_when_rank_0_is_gone_without_order_the_job_is_over_on_all_nodes(
+    job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usher, "hang_up", lambda pid: pytest.fail("a launcher that has lost its daemons may say 0"))
     first, other, launcher = sleeper(), sleeper(), sleeper()
     with attending(job, [first, other], first, launcher):
         os.kill(first, signal.SIGKILL)

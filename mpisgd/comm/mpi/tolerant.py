@@ -36,6 +36,8 @@ _NO_RANK = -1
 
 MEET_S = 60.0
 """Seconds that the others wait for a rank that hangs where all meet: at the start and at the end, not in training."""
+LEAST_MEET_S = 10.0
+"""At the end a learner has nothing left to do: it is waited for as long as anywhere (`patience_s`), and at least for so long."""
 
 HUB = 0
 """The first shard is there: a vital rank."""
@@ -300,9 +302,9 @@ class TolerantWire(Wire):
         table[HUB] = said
         heard = self._hear(table)
         answers = {rank: self._comm.Issend(table, rank, Tag.MET) for rank in heard}
-        until_s = time.perf_counter() + MEET_S
+        start_s = time.perf_counter()
         for rank, answer in answers.items():
-            if not self._until(answer, rank, until_s):
+            if not self._until(answer, rank, start_s + self._meets_s(rank)):
                 self._kept.append((answer, table))
                 self.give_up(rank)
         return table
@@ -319,14 +321,14 @@ class TolerantWire(Wire):
             table[rank] = said
             heard.append(rank)
         self._said.clear()
-        until_s = time.perf_counter() + MEET_S
+        start_s = time.perf_counter()
         sleep_s = _SLEEP_S
         while coming:
             self._see_whether_all_is_over()
             for rank in sorted(coming):
                 if self._has_come(rank, table):
                     heard.append(rank)
-                elif rank not in self._lost and time.perf_counter() < until_s:
+                elif rank not in self._lost and time.perf_counter() < start_s + self._meets_s(rank):
                     continue
                 else:
                     self.give_up(rank)
@@ -334,6 +336,11 @@ class TolerantWire(Wire):
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
         return heard
+
+    def _meets_s(self, rank: int) -> float:
+        """Seconds that a rank is waited for in this meeting, of which the first is the start."""
+        late = self._meetings == 1 or rank in self._vital
+        return MEET_S if late else min(MEET_S, max(self._patience_s, LEAST_MEET_S))
 
     def _has_come(self, rank: int, table: np.ndarray) -> bool:
         """Whether a rank is here; what it says goes into its row. What it cannot say here is thrown away, and told."""
