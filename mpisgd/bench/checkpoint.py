@@ -1,4 +1,4 @@
-"""Hardsync with something on against the same without it, in turn: `bench checkpoint` here, in one job, and `bench faults`.
+"""`bench checkpoint`: hardsync with checkpoints against the same without, in turn, in one job.
 
 The order changes from one repetition to the next; a ratio is that of two runs beside each other.
 """
@@ -59,7 +59,7 @@ class Tally:
         }
 
 
-def measure_checkpoints(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
+def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
     """Images/s with a checkpoint at every multiple of this clock, over without; the rows are the same on every rank."""
     from mpisgd.bench.train import run_of, scratch
 
