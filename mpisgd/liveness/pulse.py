@@ -19,7 +19,6 @@ daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only wh
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.siblings import Siblings
 from mpisgd.liveness.guard import abort, leave_within
@@ -241,10 +241,10 @@ class Pulse:
         patient = f"longer than faults.patience_s = {self._patience_s:g}"
         why = "it is stopped, no network leads there, or its code lets no other thread run"
         text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
-        print(f"{text}; the job is ended", file=sys.stderr, flush=True)
+        last_words(f"{text}; the job is ended")
         way_on = self._way_on()  # it reads files, which may be on the other side of the same link
         if way_on:
-            print(way_on, file=sys.stderr, flush=True)
+            last_words(way_on)
         time.sleep(FORWARD_S)
         siblings = Siblings()
         siblings.end_launcher_within(LAUNCHER_S)

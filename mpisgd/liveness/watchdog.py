@@ -7,11 +7,11 @@ Whoever seems stuck may just be computing for long: nothing is ended here. (`MPI
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mpisgd.base.speech import warn
 from mpisgd.exchange.roles import Roles
 from mpisgd.shard import Shard
 
@@ -72,7 +72,7 @@ class Watchdog:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    warn(text)
 
 
 def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:

@@ -48,7 +48,8 @@ from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
 from mpisgd.records.log import schema
-from mpisgd.records.log.reader import Run, read_table
+from mpisgd.records.log.rank_file import read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
 from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate

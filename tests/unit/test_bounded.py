@@ -19,7 +19,7 @@ from mpisgd.records.log import counts as counting
 from mpisgd.records.log import reader, schema
 from mpisgd.records.log.bounded import BoundedFile, open_tables, room_of
 from mpisgd.records.log.counts import Counts
-from mpisgd.records.log.reader import read_table
+from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import Thinning
 from mpisgd.records.log.writer import TableFile

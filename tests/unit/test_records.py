@@ -21,7 +21,8 @@ from mpisgd.job import resume
 from mpisgd.records import directory
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import reader, schema
-from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
 

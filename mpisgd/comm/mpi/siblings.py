@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpisgd.base.errors import EXIT_FAILED, ConfigError
+from mpisgd.base.speech import last_words
 
 LOOK_S = 0.2
 STARTED_S = 2.0
@@ -196,7 +196,7 @@ def _end(siblings: Siblings, lost: str) -> NoReturn:
             time.sleep(FORWARD_S)
         else:
             text = f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun"
-            print(text, file=sys.stderr, flush=True)
+            last_words(text)
             time.sleep(FORWARD_S)
             siblings.end_job()
         time.sleep(END_S)
