@@ -1,4 +1,4 @@
-"""What learners did, mini-batch by mini-batch, placed on the common clock of a timeline (`timeline` says how)."""
+"""Activities of learners, mini-batch by mini-batch, placed on the common clock of a timeline (`timeline` says how)."""
 
 from __future__ import annotations
 

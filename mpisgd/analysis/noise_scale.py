@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import books
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 
 _BLOCKS = 20
@@ -173,14 +173,9 @@ def table(run: Run) -> Table:
         found = _noise_scale(rows, run.shards, start, end)
         values = (found.samples, found.error, found.variance, found.gradient_sq, found.updates_ratio(batch))
         lines.append((part, found.updates, *(value if math.isfinite(value) else None for value in values)))
-    columns = (
-        Column("part of the run"),
-        Column("updates measured"),
-        Column("noise scale", "samples"),
-        Column("standard error", "samples"),
-        Column("tr Σ"),
-        Column("|G|²"),
-        Column("updates / fewest possible"),
+    columns = columns_of(
+        "part of the run | updates measured | noise scale [samples] | standard error [samples] | tr Σ | |G|²"
+        " | updates / fewest possible"
     )
     note = _note(run, batch) if lines else "No estimate: it needs updates of two gradients and more."
     if any(line[2] is None for line in lines):

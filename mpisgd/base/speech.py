@@ -1,4 +1,4 @@
-"""What a rank says while it works, by the logger `mpisgd`: on standard error, unless the embedding program has given it a handler.
+"""Lines that a rank says while it works, by the logger `mpisgd`: on standard error, unless a program has given it a handler.
 
     logging.getLogger("mpisgd").setLevel(logging.WARNING)            # no progress, but warnings and last words
     logging.getLogger("mpisgd").addHandler(logging.FileHandler(...)) # elsewhere

@@ -86,7 +86,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Format one row."""
     lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
     lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:

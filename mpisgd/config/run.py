@@ -1,4 +1,4 @@
-"""What may be chosen of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
+"""Choices of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
 
 from __future__ import annotations
 

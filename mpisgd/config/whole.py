@@ -34,7 +34,7 @@ from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, Pro
 
 @dataclass(frozen=True)
 class Config:
-    """One run: `mpirun -n <shards + learners [+ 1]> mpisgd train [job.toml] [--field value ...]`."""
+    """Configuration of a run: `mpirun -n <shards + learners [+ 1]> mpisgd train [job.toml] [--field value ...]`."""
 
     protocol: ProtocolOptions = field(default_factory=HardsyncOptions)
     """Synchronisation protocol."""

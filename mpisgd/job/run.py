@@ -52,7 +52,7 @@ from mpisgd.liveness.world import World, look_around, refuse_singletons
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.checkpoint import Account, way_on
-from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
@@ -431,10 +431,8 @@ class Rank:
         config, resumption = self.config, self.resumption
         attempt = 0 if resumption is None else resumption.attempt
         log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
-        return Checkpoints(
+        share = Share(
             self.path,
-            config.checkpoint,
-            update,
             shard,
             bounds=self.bounds[shard],
             shards=config.shards,
@@ -443,9 +441,8 @@ class Rank:
             attempt=attempt,
             continues=rows,
             pinned=() if resumption is None else resumption.pinned,
-            beside=[*log, self._spool(shard)],
-            complain=self._warn,
         )
+        return Checkpoints(share, config.checkpoint, update, beside=[*log, self._spool(shard)], complain=self._warn)
 
     def _spool(self, shard: int) -> Path:
         return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)

@@ -42,7 +42,7 @@ TICK_S = 2.0
 """At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
 LOOK_S = 1.0
 TURN_S = 1.0
-"""One rank after the other, so that not all say it."""
+"""Seconds between one rank and the next, so that not all say it."""
 TURNS_S = 3.0
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
@@ -62,7 +62,7 @@ class Waits(Protocol):
 
 
 class Pulse:
-    """One rank's: while this context is open, or until `stop`, its thread beats.
+    """Pulse of a rank: while this context is open, or until `stop`, its thread beats.
 
     Args:
         comm: all ranks of the job, alike; a copy of it is used, by nobody else.

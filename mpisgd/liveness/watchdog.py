@@ -17,10 +17,10 @@ from mpisgd.shard import Shard
 
 
 class Waits(Protocol):
-    """What is looked at."""
+    """A rank's end of the wire, as far as it is looked at."""
 
     awaited: object
-    """What this rank waits for now; None = it does not wait."""
+    """Object of this rank's wait; None = it does not wait."""
     waits: int
     """Waits that are over."""
 

@@ -22,7 +22,7 @@ from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.job import resume
 from mpisgd.records.checkpoint import checkpoint as disk
-from mpisgd.records.checkpoint.checkpoints import Checkpoints, remove
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share, remove
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
@@ -66,8 +66,9 @@ def go_on(update: SliceUpdate, first: int, updates: int) -> None:
 
 def checkpoints(run: Path, update: SliceUpdate, shard: int = 0, shards: int = 1, **special: Any) -> Checkpoints:
     size = len(update.weights)
-    given = {"bounds": (size * shard, size * (shard + 1)), "shards": shards, "learners": 2, "model": "3 (abc)", **special}
-    return Checkpoints(run, CheckpointOptions(every_updates=10, keep=2), update, shard, **given)
+    beside = {name: special.pop(name) for name in ("beside", "complain") if name in special}
+    share = Share(run, shard, bounds=(size * shard, size * (shard + 1)), shards=shards, learners=2, model="3 (abc)", **special)
+    return Checkpoints(share, CheckpointOptions(every_updates=10, keep=2), update, **beside)
 
 
 def take(writer: Checkpoints, clock: int, **special: Any) -> None:

@@ -39,7 +39,7 @@ _LONGEST_S = 1e6
 _LAUNCHER_S = 5.0
 """Seconds for a launcher to end by itself, after its ranks have left."""
 _PARENT, _BEGAN = 1, 19
-"""Where in a process's `stat` its parent and its beginning are, after its name."""
+"""Places of its parent and its beginning in a process's `stat`, after its name."""
 
 
 class Siblings:
@@ -68,7 +68,7 @@ class Siblings:
         return pid if pid > 0 and self._children(pid) else 0
 
     def _stat(self, pid: int) -> list[str]:
-        """What the system says of a process, from its third word on."""
+        """Read what the system says of a process, from its third word on."""
         return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
     def _rank(self, pid: int) -> str | None:

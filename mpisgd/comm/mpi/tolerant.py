@@ -193,7 +193,7 @@ class TolerantWire(Wire):
         return self._tell()
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """The same."""
+        """Take by a deadline, as `take` does."""
         while not self._news:
             try:
                 return super().take_until(patterns, until_ns)

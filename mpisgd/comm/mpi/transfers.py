@@ -57,7 +57,7 @@ class Receiving:
 
 
 def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
-    """What to raise for what MPI has raised: PeerError where a message was longer than the memory that was posted for it."""
+    """Choose what to raise for an error of MPI: PeerError where a message was longer than the memory posted for it."""
     if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
         return error
     tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)

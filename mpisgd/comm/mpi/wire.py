@@ -352,7 +352,7 @@ class Wire:
         return []
 
     def away(self) -> list[int]:
-        """Those, and the dead: as far as is known before ranks part."""
+        """Ranks that are given up or dead, as far as is known before ranks part."""
         return []
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:

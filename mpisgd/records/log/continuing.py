@@ -1,4 +1,4 @@
-"""What is in the log already of a run that goes on from a checkpoint."""
+"""The log as far as it is written when a run goes on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
 
 
 def counted(run: Path, shard: int, rows: list[list[int]]) -> list[int]:
-    """What these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
+    """Count what these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
     found = Counts()
     for attempt, *firsts in rows:
         if any(firsts):

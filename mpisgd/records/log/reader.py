@@ -186,7 +186,7 @@ class Run:
 
     @cached_property
     def left_out_before(self) -> str:
-        """The same of earlier layouts."""
+        """Rows that are left out of earlier layouts, as `left_out`."""
         return _left_out([part for layout in self.earlier for part in layout.parts()])
 
     def parts_of(self, shard: int) -> list[Rows]:
