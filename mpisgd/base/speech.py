@@ -1,8 +1,6 @@
 """Lines that a rank says while it works, by the logger `mpisgd`: on standard error, unless a program has given it a handler.
 
-    logging.getLogger("mpisgd").setLevel(logging.WARNING)            # no progress, but warnings and last words
-    logging.getLogger("mpisgd").addHandler(logging.FileHandler(...)) # elsewhere
-
+Set its level to WARNING for no progress; give it a handler, and a level, to have all elsewhere.
 Nothing is configured at import, and never the root logger.
 """
 
