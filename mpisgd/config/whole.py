@@ -63,7 +63,7 @@ class Config:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     """simulate: latency, bandwidth and contention."""
     service: ServiceOptions = field(default_factory=ServiceOptions)
-    """simulate: what a shard's own work costs."""
+    """simulate: costs of a shard's own work."""
     failures: FailureOptions = field(default_factory=FailureOptions)
     """simulate: learners that fail."""
 
@@ -76,8 +76,8 @@ class Config:
     backward pass leaves it [Chen16 2, A.3]."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
-    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
-    train --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
+    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. It pays on slow networks:
+    `mpisgd bench train --ways hardsync hardsync-bfloat16` measures it. Neither for allreduce nor for exchange = 'layerwise'."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"
@@ -85,7 +85,7 @@ class Config:
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
-    """Most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
+    """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
     placement: Literal["packed", "spread"] = "packed"
     """Make the first ranks shards, or spread them over nodes."""
     out: str = "results/run"
