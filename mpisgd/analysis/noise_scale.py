@@ -78,10 +78,6 @@ class NoiseScale:
         """
         return 1.0 + self.samples / batch
 
-    def samples_ratio(self, batch: float) -> float:
-        """E/E_min = 1 + B/B_noise: samples to a given loss with so many in each update, relative to the fewest possible."""
-        return 1.0 + batch / self.samples if self.samples else math.inf
-
 
 @dataclass(frozen=True)
 class Measured:

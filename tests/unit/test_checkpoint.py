@@ -169,10 +169,9 @@ def test_parts_of_two_attempts_make_no_checkpoint(tmp_path: Path) -> None:
         disk.newest(tmp_path)
 
 
-def test_an_extra_one_may_be_asked_for(tmp_path: Path) -> None:
+def test_they_are_due_at_multiples(tmp_path: Path) -> None:
     writer = checkpoints(tmp_path, make_update())
-    writer.also_at(7)
-    assert [clock for clock in range(1, 25) if writer.due(clock)] == [7, 10, 20]
+    assert [clock for clock in range(1, 25) if writer.due(clock)] == [10, 20]
 
 
 DAMAGE = {

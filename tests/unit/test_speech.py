@@ -79,12 +79,12 @@ def test_last_words_come_out_as_the_interpreter_dies(leave: str) -> None:
     """Also from what runs after logging has shut down, and over a pipe."""
     code = "import atexit, logging, os, sys\nfrom mpisgd.base.speech import last_words\n"
     code += f"atexit.register(lambda: (logging.shutdown(), last_words('at exit')))\nlast_words('before')\n{leave}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "before\n" + ("" if "_exit" in leave else "at exit\n")
 
 
 def test_an_import_configures_nothing() -> None:
     code = "import logging, mpisgd, mpisgd.job.run; print(logging.getLogger('mpisgd').handlers, logging.getLogger().handlers)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "[] []\n"

@@ -80,7 +80,6 @@ class Checkpoints:
         self._complain = complain
         told = {"attempt": share.attempt, "learners": share.learners, "model": share.model}
         self._told = {"schema_version": schema.SCHEMA_VERSION, **told}
-        self._also: set[int] = set()
         self._copies: dict[str, np.ndarray] = {}
         self._idle = threading.Event()
         self._idle.set()
@@ -92,15 +91,11 @@ class Checkpoints:
 
     def due(self, clock: int) -> bool:
         """Whether all shards write a checkpoint at this clock. To be asked after every update."""
-        if self._every == 0 and not self._also:
+        if self._every == 0:
             return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
             self._begin(self._make_room)
-        return (self._every > 0 and clock % self._every == 0) or clock in self._also
-
-    def also_at(self, clock: int) -> None:
-        """Write one at this clock, too. To be complete, every shard must be told so before it comes there."""
-        self._also.add(clock)
+        return clock % self._every == 0
 
     def busy(self) -> bool:
         """Whether the last one is still being written."""
