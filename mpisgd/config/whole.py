@@ -76,8 +76,8 @@ class Config:
     backward pass leaves it [Chen16 2, A.3]."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
-    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. It pays on slow networks:
-    `mpisgd bench train --ways hardsync hardsync-bfloat16` measures it. Neither for allreduce nor for exchange = 'layerwise'."""
+    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
+    train --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"
