@@ -42,14 +42,14 @@ class Watchdog:
         describe: Callable[[], str],
         *,
         now_s: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = warn,
     ) -> None:
         self._waits = waits
         self._quiet_s = quiet_s
         self._who = who
         self._describe = describe
         self._now_s = now_s
-        self._say = say or _print
+        self._say = say
         self._seen = -1
         self._since_s = 0.0
         self._next_s = quiet_s
@@ -69,10 +69,6 @@ class Watchdog:
         text = self._describe()
         if self._waits.waits == seen:  # else it has just gone on
             self._say(f"mpisgd: nothing has moved for {waited_s:.0f} s: {self._who} {text}")
-
-
-def _print(text: str) -> None:
-    warn(text)
 
 
 def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
