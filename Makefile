@@ -88,13 +88,13 @@ test-compiled: $(READY)  ## tests of the compiled form, in a copy
 bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
 	$(IN_VENV) mpirun --oversubscribe -n 4 mpisgd bench wire $(ARGS)
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench train $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 31 mpisgd bench oversubscribed $(ARGS)
-	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench log $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 31 python -m tests.bench oversubscribed $(ARGS)
+	$(IN_VENV) mpirun --oversubscribe -n 3 python -m tests.bench log $(ARGS)
 	$(IN_VENV) mpirun --oversubscribe -n 3 mpisgd bench checkpoint $(ARGS)
-	$(IN_VENV) mpisgd bench faults $(ARGS)
-	$(IN_VENV) mpisgd bench settings $(ARGS)
+	$(IN_VENV) python -m tests.bench faults $(ARGS)
+	$(IN_VENV) python -m tests.bench settings $(ARGS)
 	$(IN_VENV) mpisgd bench scale $(ARGS)
-	$(IN_VENV) mpisgd bench start $(ARGS)
+	$(IN_VENV) python -m tests.bench start $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it

@@ -35,8 +35,8 @@ from matplotlib.patches import Patch
 from virtual_runs import Job, given_up, logged, main
 
 from mpisgd.analysis import books, timeline, training
+from mpisgd.analysis.cycles import COMPUTE, PUSH
 from mpisgd.analysis.tables import Cell, Column, Table
-from mpisgd.analysis.timeline import COMPUTE, PUSH
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.report import style

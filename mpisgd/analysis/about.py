@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.analysis.tables import Column, Table
+from mpisgd.analysis.tables import Table, columns_of
 from mpisgd.config import footprint
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.log import schema
@@ -129,7 +129,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("git commit", _commits(environment)),
         ("final test error", final_error),
     ]
-    return Table("run", f"Run {run.name}", (Column("what"), Column("value")), tuple(lines))
+    return Table("run", f"Run {run.name}", columns_of("what | value"), tuple(lines))
 
 
 def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
@@ -158,7 +158,7 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
 
 
 def _left_out(run: Run) -> list[tuple[str, str]]:
-    """That the log was bounded, and what that means here."""
+    """Say that the log was bounded, and what that means here."""
     if not run.left_out:
         return []
     return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]

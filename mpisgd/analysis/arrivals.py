@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import about
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 
 SYNCHRONOUS = ("hardsync", "backup", "timeout", "allreduce")
@@ -80,12 +80,8 @@ def arrival_table(run: Run) -> Table:
     if len(arrived):
         percentiles = (float(value) for value in np.percentile(arrived, PERCENTILES))
         rows.append((len(arrived), float(arrived.mean()), *percentiles, float(arrived[-1])))
-    columns = (
-        Column("gradients"),
-        Column("mean", "s"),
-        *(Column("median" if percent == 50 else f"{percent} % within", "s") for percent in PERCENTILES),
-        Column("longest", "s"),
-    )
+    within = " | ".join(f"{'median' if percent == 50 else f'{percent} % within'} [s]" for percent in PERCENTILES)
+    columns = columns_of(f"gradients | mean [s] | {within} | longest [s]")
     note = "From the update that made the weights (clock 0: from the start barrier) to the gradient's arrival on shard 0."
     if not synchronous(run):
         note = "Turnaround: from the answer to the learner's pull to its gradient's arrival on shard 0; no first pushes."
@@ -96,7 +92,7 @@ def collect_table(run: Run) -> Table:
     """Mean and median time to collect k of λ gradients."""
     found = collected(run)
     rows: list[tuple[Cell, ...]] = list(zip(*(column.tolist() for column in vars(found).values()), strict=True))
-    columns = (Column("k"), Column("clock values"), Column("mean", "s"), Column("median", "s"), Column("longest", "s"))
+    columns = columns_of("k | clock values | mean [s] | median [s] | longest [s]")
     note = "Over the clock values of which at least k gradients came, dropped ones included."
     if not synchronous(run):
         note = f"Not defined for {about.protocol_name(run)}: its gradients have no common start."

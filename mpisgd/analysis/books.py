@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.analysis.tables import Column, Table
+from mpisgd.analysis.tables import Table, columns_of
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Event, Verdict
 
@@ -69,44 +69,25 @@ def learners_of(run: Run) -> int:
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
-    """The account of every learner on every shard, learner by learner."""
+    """The account of every learner on every shard, learner by learner.
+
+    Where rows are not all there, a learner pushed what came to the shard that had most of it.
+    """
+    learners, shards = learners_of(run), run.shards
     if run.left_out:
-        return _counted_books(run)
-    rows, learners, shards = run.pushes, learners_of(run), run.shards
-    cell = rows["learner_id"].astype(np.int64) * shards + rows["shard"]
-
-    def count(which: np.ndarray) -> np.ndarray:
-        return np.bincount(cell[which], minlength=learners * shards).reshape(learners, shards)
-
-    applied = applied_rows(run)
-    applied_counts = count(applied)
-    dropped = count(rows["verdict"] == Verdict.DROP)
-    rejected = count(rows["verdict"] == Verdict.REJECT)
-    in_flight = count(((rows["verdict"] == Verdict.APPLY) & ~applied) | (rows["verdict"] == Verdict.LATE))
-    pushed = _computed(run, learners)
+        counted = counted_learners(run)
+        pushed, became = counted[:, :, 0].max(axis=0), counted[:, :, 1:]
+    else:
+        rows, applied, pushed = run.pushes, applied_rows(run), _computed(run, learners)
+        verdict, cell = rows["verdict"], rows["shard"] * np.int64(learners) + rows["learner_id"]
+        in_flight = ((verdict == Verdict.APPLY) & ~applied) | (verdict == Verdict.LATE)
+        kinds = (applied, verdict == Verdict.DROP, verdict == Verdict.REJECT, in_flight)
+        counts = [np.bincount(cell[which], minlength=shards * learners) for which in kinds]
+        became = np.stack(counts, axis=-1).reshape(shards, learners, len(kinds))
     return [
-        LearnerBooks(
-            learner_id=learner_id,
-            shard=shard,
-            pushed=int(pushed[learner_id]),
-            applied=int(applied_counts[learner_id, shard]),
-            dropped=int(dropped[learner_id, shard]),
-            rejected=int(rejected[learner_id, shard]),
-            in_flight=int(in_flight[learner_id, shard]),
-        )
+        LearnerBooks(shard, *map(int, (pushed[learner_id], *became[shard, learner_id], learner_id)))
         for learner_id in range(learners)
         for shard in range(shards)
-    ]
-
-
-def _counted_books(run: Run) -> list[LearnerBooks]:
-    """The same, of a run whose rows are not all there. What a learner pushed is what came to the shard that had most of it."""
-    counted = counted_learners(run)
-    pushed = counted[:, :, 0].max(axis=0)
-    return [
-        LearnerBooks(shard, *map(int, (pushed[learner_id], *counted[shard, learner_id, 1:], learner_id)))
-        for learner_id in range(counted.shape[1])
-        for shard in range(run.shards)
     ]
 
 
@@ -197,7 +178,7 @@ def shard_table(run: Run) -> Table:
     rows = [
         (book.shard, book.pushed, book.applied, book.dropped, book.rejected, book.in_flight, book.balanced) for book in run.books()
     ]
-    return Table("books_shards", "Books of the shards", (Column("shard"), *_ACCOUNT), tuple(rows), _EQUATION)
+    return Table("books_shards", "Books of the shards", columns_of(f"shard | {_ACCOUNT}"), tuple(rows), _EQUATION)
 
 
 def learner_table(run: Run) -> Table:
@@ -206,26 +187,12 @@ def learner_table(run: Run) -> Table:
     shards, books = run.shards, learner_books(run)
     for covered in coverage(run):
         mine = books[covered.learner_id * shards : (covered.learner_id + 1) * shards]
-        account = (
-            sum(book.pushed for book in mine),
-            sum(book.applied for book in mine),
-            sum(book.dropped for book in mine),
-            sum(book.rejected for book in mine),
-            sum(book.in_flight for book in mine),
-            all(book.balanced for book in mine),
-        )
+        sums = [sum(getattr(book, name) for book in mine) for name in ("pushed", "applied", "dropped", "rejected", "in_flight")]
+        account = (*sums, all(book.balanced for book in mine))
         share = None if covered.share is None else 100 * covered.share
         followed = (covered.sampled, covered.given_up, covered.computed, covered.applied)
         rows.append((covered.learner_id, *account, *followed, share))
-    columns = (
-        Column("learner"),
-        *_ACCOUNT,
-        Column("mini-batches"),
-        Column("given up"),
-        Column("computed"),
-        Column("applied everywhere"),
-        Column("coverage", "%", ".1f"),
-    )
+    columns = columns_of(f"learner | {_ACCOUNT} | mini-batches | given up | computed | applied everywhere | coverage [%] :.1f")
     note = "Computed: gradients of its mini-batches, repeated ones too. Coverage: share of its mini-batches applied on every shard."
     total = [sum(getattr(covered, name) or 0 for covered in coverage(run)) for name in ("applied", "sampled")]
     if any(covered.applied is None for covered in coverage(run)):
@@ -239,14 +206,7 @@ def learner_table(run: Run) -> Table:
     return Table("books_learners", "Books of the learners", columns, tuple(rows), note)
 
 
-_ACCOUNT = (
-    Column("pushed"),
-    Column("applied"),
-    Column("dropped"),
-    Column("rejected"),
-    Column("in flight"),
-    Column("balanced"),
-)
+_ACCOUNT = "pushed | applied | dropped | rejected | in flight | balanced"
 _EQUATION = "Balanced: pushed = applied + dropped + rejected + in flight."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpisgd.analysis.tables import Column, Table
+from mpisgd.analysis.tables import Table, columns_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason
 
@@ -17,7 +17,7 @@ def happened(run: Run) -> bool:
 
 
 def table(run: Run) -> Table:
-    """One row per shard and learner that was lost or missed there."""
+    """List the learners that were lost or missed, a row per shard."""
     events, pushes = run.events, run.pushes
     concerned = np.unique(events["learner_id"][np.isin(events["kind"], _KINDS)]).tolist()
     rows = []
@@ -41,17 +41,9 @@ def table(run: Run) -> Table:
                     reached,
                 )
             )
-    columns = (
-        Column("learner"),
-        Column("shard"),
-        Column("missed", "times"),
-        Column("longest silence", "s", ".2f"),
-        Column("back", "times"),
-        Column("lost at clock"),
-        Column("lost at", "s", ".2f"),
-        Column("torn", "gradients"),
-        Column("mini-batches here"),
-        Column("on all shards"),
+    columns = columns_of(
+        "learner | shard | missed [times] | longest silence [s] :.2f | back [times] | lost at clock | lost at [s] :.2f"
+        " | torn [gradients] | mini-batches here | on all shards"
     )
     note = (
         "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Torn: came in part, and was dropped."

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import books
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 
 _BLOCKS = 20
@@ -77,10 +77,6 @@ class NoiseScale:
         From (S/S_min - 1) (E/E_min - 1) = 1 [McCandlish18 eq. 2.11, 5.1], with S/S_min = 2 at B = B_noise.
         """
         return 1.0 + self.samples / batch
-
-    def samples_ratio(self, batch: float) -> float:
-        """E/E_min = 1 + B/B_noise: samples to a given loss with so many in each update, relative to the fewest possible."""
-        return 1.0 + batch / self.samples if self.samples else math.inf
 
 
 @dataclass(frozen=True)
@@ -173,14 +169,9 @@ def table(run: Run) -> Table:
         found = _noise_scale(rows, run.shards, start, end)
         values = (found.samples, found.error, found.variance, found.gradient_sq, found.updates_ratio(batch))
         lines.append((part, found.updates, *(value if math.isfinite(value) else None for value in values)))
-    columns = (
-        Column("part of the run"),
-        Column("updates measured"),
-        Column("noise scale", "samples"),
-        Column("standard error", "samples"),
-        Column("tr Σ"),
-        Column("|G|²"),
-        Column("updates / fewest possible"),
+    columns = columns_of(
+        "part of the run | updates measured | noise scale [samples] | standard error [samples] | tr Σ | |G|²"
+        " | updates / fewest possible"
     )
     note = _note(run, batch) if lines else "No estimate: it needs updates of two gradients and more."
     if any(line[2] is None for line in lines):

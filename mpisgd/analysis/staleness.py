@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import about, books
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.counts import Tally
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
@@ -33,18 +33,7 @@ class Staleness:
 
 def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
     """Summarise `tau`, int64 (gradients,); the deviation is that of the population (divisor = gradients)."""
-    if len(tau) == 0:
-        return Staleness(0, dropped)
-    return Staleness(
-        gradients=len(tau),
-        dropped=dropped,
-        minimum=int(tau.min()),
-        mean=float(tau.mean()),
-        median=float(np.median(tau)),
-        maximum=int(tau.max()),
-        deviation=float(tau.std()),
-        beyond=None if n is None else float(np.mean(tau > 2 * n)),
-    )
+    return of_histogram(np.bincount(tau), dropped, n)
 
 
 def overall(run: Run) -> Staleness:
@@ -63,7 +52,7 @@ def by_shard(run: Run) -> list[Staleness]:
 
 
 def by_learner(run: Run) -> list[Staleness]:
-    """Where not all rows are there, gradients and their mean alone."""
+    """Gradients and mean staleness of each learner; more where all rows are there."""
     if run.left_out:
         applied = np.zeros((books.learners_of(run), 2), np.int64)
         for tally in _tallies(run):
@@ -84,7 +73,7 @@ def histogram(run: Run) -> np.ndarray:
 
 
 def _tallies(run: Run) -> list[Tally]:
-    """What each shard has applied, by its counts."""
+    """Count what each shard has applied."""
     return [counts.pushes.applied(run.final_clock(shard)) for shard, counts in enumerate(run.counts)]
 
 
@@ -147,16 +136,7 @@ def layer_table(run: Run) -> Table:
     for shard, name in reversed(layers):
         s = found[shard]
         rows.append((name, shard, s.gradients, s.minimum, s.mean, s.median, s.maximum, s.deviation))
-    columns = (
-        Column("layer"),
-        Column("shard"),
-        Column("gradients"),
-        Column("min τ"),
-        Column("mean τ", spec=".3f"),
-        Column("median τ", spec="g"),
-        Column("max τ"),
-        Column("deviation", spec=".3f"),
-    )
+    columns = columns_of("layer | shard | gradients | min τ | mean τ :.3f | median τ :g | max τ | deviation :.3f")
     note = "The top layer, next to the loss, comes first. Layers of one shard are pulled and pushed together."
     return Table("staleness_layers", "Staleness by layer [Chen16 Table 1]", columns, tuple(rows), note)
 
@@ -175,7 +155,7 @@ def histogram_table(run: Run) -> Table:
         (tau, int(count), 100 * count / total, 100 * running / total)
         for tau, (count, running) in enumerate(zip(counts.tolist(), np.cumsum(counts).tolist(), strict=True))
     ]
-    columns = (Column("τ"), Column("gradients"), Column("share", "%", ".2f"), Column("cumulative", "%", ".2f"))
+    columns = columns_of("τ | gradients | share [%] :.2f | cumulative [%] :.2f")
     return Table("staleness_histogram", "Distribution of staleness [Zhang16 Fig. 1]", columns, tuple(rows))
 
 
@@ -191,22 +171,13 @@ def _grouped(run: Run, key: np.ndarray, groups: int) -> list[Staleness]:
 
 def _table(run: Run, key: str, title: str, group: str, groups: list[tuple[Cell, Staleness]]) -> Table:
     n = about.splitting(run)
-    columns = [
-        Column(group),
-        Column("gradients"),
-        Column("dropped"),
-        Column("min τ"),
-        Column("mean τ", spec=".3f"),
-        Column("median τ", spec="g"),
-        Column("max τ"),
-        Column("deviation", spec=".3f"),
-    ]
+    columns = f"{group} | gradients | dropped | min τ | mean τ :.3f | median τ :g | max τ | deviation :.3f"
     rows: list[list[Cell]] = [
         [name, s.gradients, s.dropped, s.minimum, s.mean, s.median, s.maximum, s.deviation] for name, s in groups
     ]
     note = ""
     if n is not None:
-        columns.append(Column("P(τ > 2n)", "%", ".4g"))
+        columns += " | P(τ > 2n) [%] :.4g"
         rows = [[*row, None if s.beyond is None else 100 * s.beyond] for row, (_, s) in zip(rows, groups, strict=True)]
         note = f"n = {n}: [Zhang16 2.4] finds a mean staleness near n, and τ > 2n hardly ever."
-    return Table(key, title, tuple(columns), tuple(tuple(row) for row in rows), note)
+    return Table(key, title, columns_of(columns), tuple(tuple(row) for row in rows), note)

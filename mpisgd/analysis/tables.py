@@ -34,6 +34,16 @@ class Column:
         return f"{self.name} [{self.unit}]" if self.unit else self.name
 
 
+def columns_of(headings: str) -> tuple[Column, ...]:
+    """Columns from their headings: `"clock | error [%] | rate [1/s] :.2f"`, each with its unit and number format, if it has one."""
+    columns = []
+    for text in headings.split(" | "):
+        heading, _, spec = text.partition(" :")
+        name, _, unit = heading.partition(" [")
+        columns.append(Column(name, unit.removesuffix("]"), spec))
+    return tuple(columns)
+
+
 @dataclass(frozen=True)
 class Table:
     """`key` is the name of its CSV file; `rows` hold one cell per column. Raises ValueError where a row does not."""

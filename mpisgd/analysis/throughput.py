@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import books
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.reader import Run
 
@@ -109,18 +109,9 @@ def learner_time(run: Run) -> LearnerTime:
 
 def rate_table(run: Run) -> Table:
     """Rates of each shard, and the share of its time in updates."""
-    columns = (
-        Column("shard"),
-        Column("updates"),
-        Column("gradients"),
-        Column("samples"),
-        Column("training", "s"),
-        Column("updates/s"),
-        Column("gradients/s"),
-        Column("images/s"),
-        Column("in updates", "s"),
-        Column("in updates", "%", ".2f"),
-        Column("per update", "ms"),
+    columns = columns_of(
+        "shard | updates | gradients | samples | training [s] | updates/s | gradients/s | images/s | in updates [s]"
+        " | in updates [%] :.2f | per update [ms]"
     )
     rows: list[tuple[Cell, ...]] = []
     for rate in rates(run):
@@ -143,7 +134,8 @@ def time_table(run: Run) -> Table:
         rows.append(("mean", float(spent.mini_batches[pushing].mean()), *(float(part[pushing].mean()) for part in parts)))
     for learner_id, pushes in enumerate(spent.mini_batches.tolist()):
         rows.append((learner_id, pushes, *(float(part[learner_id]) for part in parts)))
-    names = ("compute", "injected delay", "push", "wait", "pull", "other", "elapsed")
-    columns = (Column("learner"), Column("pushes"), *(Column(name, "s") for name in names))
+    columns = columns_of(
+        "learner | pushes | compute [s] | injected delay [s] | push [s] | wait [s] | pull [s] | other [s] | elapsed [s]"
+    )
     note = "Up to the arrival of each learner's last push on shard 0. Mean: over learners that pushed at all."
     return Table("learner_time", "Where the learners' time went", columns, tuple(rows), note)

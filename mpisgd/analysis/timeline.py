@@ -33,25 +33,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from mpisgd.analysis import about, books
+from mpisgd.analysis.cycles import (
+    NO_ANSWER,
+    Cycles,
+    chains_of,
+    cycles_of,
+    nanoseconds,
+    number_cycles,
+    offsets_of,
+)
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
-#: What a learner does for one mini-batch, in this order.
-ACTIVITIES = ("wait", "pull", "compute", "delay", "push")
-WAIT, PULL, COMPUTE, DELAY, PUSH = range(5)
-
 #: Unless asked for more, so many learners and pushes are shown: viewers of traces grow slow.
 MOST_LEARNERS = 256
 MOST_PUSHES = 50_000
-
-_NEVER = 1 << 62
-NO_ANSWER = -_NEVER
 
 
 @dataclass(frozen=True)
@@ -81,23 +82,6 @@ class Window:
     def of(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Indices of the spans, or moments, that the window touches."""
         return np.flatnonzero((end >= self.start) & (start <= self.end))
-
-
-@dataclass(frozen=True)
-class Cycles:
-    """Activities of learners for each push, learner by learner, in order.
-
-    edges: (cycles, 6) int64; activity a of cycle i lasts from edges[i, a] to edges[i, a + 1].
-    slack: (cycles,) int64; all of the cycle may have been so much later.
-    known: (cycles,) bool; the length of the push is known.
-    row: (cycles,) int64; the row in `Timeline.pushes` of the lowest shard that logged it.
-    """
-
-    learner_id: np.ndarray
-    edges: np.ndarray
-    slack: np.ndarray
-    known: np.ndarray
-    row: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -201,12 +185,12 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     if len(pushes) == 0:
         raise DataError(f"{run.path}: there is no timeline, no gradient was pushed by learners 0 to {shown - 1:,}")
     pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: the order in time stays within each
-    cycle = _number(pushes, run.path)
-    chains = _chains(pushes, cycle)
-    offset = _offsets(pushes, cycle, chains, run.shards)
+    cycle = number_cycles(pushes, run.path)
+    chains = chains_of(pushes, cycle)
+    offset = offsets_of(pushes, cycle, chains, run.shards)
     arrival = nanoseconds(pushes["arrival_s"]) + offset[pushes["shard"]]
     answer = np.where(np.isnan(pushes["answer_s"]), NO_ANSWER, nanoseconds(pushes["answer_s"]) + offset[pushes["shard"]])
-    cycles = _cycles(pushes, cycle, chains, arrival, answer)
+    cycles = cycles_of(pushes, cycle, chains, arrival, answer)
     updates, update = _updates(run, pushes, offset)
     ranks = ranks_of(run)
     after = 0 if ranks.dedicated_evaluator else int(cycles.edges[cycles.learner_id == 0, -1].max(initial=0))
@@ -232,11 +216,6 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     )
 
 
-def nanoseconds(seconds: np.ndarray) -> np.ndarray:
-    """Seconds as int64 nanoseconds, which is what they were when they were measured; NaN becomes 0."""
-    return np.asarray(np.rint(1e9 * np.nan_to_num(seconds)), np.int64)
-
-
 def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | None) -> tuple[Window, list[str]]:
     """The window, and a line where it was cut; `end` is that of the log."""
     if from_s is not None and not 1e9 * from_s <= end:
@@ -259,113 +238,6 @@ def _apart(offset: np.ndarray) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ learners
-
-
-@dataclass(frozen=True)
-class _Chains:
-    """Cycles as rows of `pushes` tell them, learner by learner; nanoseconds.
-
-    first: index of each learner's first cycle. durations: (cycles, 5), of ACTIVITIES, but for the push, which is that of the
-    cycle before. push: of this cycle, 0 where it is not known.
-    """
-
-    row: np.ndarray
-    first: np.ndarray
-    durations: np.ndarray
-    push: np.ndarray
-    known: np.ndarray
-
-
-def _chains(pushes: np.ndarray, cycle: np.ndarray) -> _Chains:
-    row = np.empty(int(cycle.max()) + 1, np.int64)
-    row[cycle[::-1]] = np.arange(len(pushes))[::-1]
-    first = np.flatnonzero(np.diff(pushes["learner_id"][row], prepend=-1))
-    durations = np.stack([nanoseconds(pushes[f"{name}_s"][row]) for name in ACTIVITIES], axis=1)
-    known = np.ones(len(row), bool)
-    known[np.append(first[1:], len(row)) - 1] = False
-    return _Chains(row, first, durations, np.where(known, np.roll(durations[:, PUSH], -1), 0), known)
-
-
-def _offsets(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, shards: int) -> np.ndarray:
-    """Nanoseconds to add to the seconds of each shard, int64 (shards,): none to shard 0's; the least that makes a log possible.
-
-    A push arrives on all shards between its begin and its end.
-    """
-    arrival, shard = nanoseconds(pushes["arrival_s"]), pushes["shard"]
-    on_0 = np.full(len(chains.row), _NEVER)
-    on_0[cycle[shard == 0]] = arrival[shard == 0]
-    usable = chains.known[cycle] & (on_0[cycle] < _NEVER)
-    behind, push = (on_0[cycle] - arrival)[usable], chains.push[cycle][usable]
-    least, most = np.full(shards, -_NEVER), np.full(shards, _NEVER)
-    np.maximum.at(least, shard[usable], behind - push)
-    np.minimum.at(most, shard[usable], behind + push)
-    return np.asarray(np.where(least > most, (least + most) // 2, np.clip(0, least, most)))
-
-
-def _cycles(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray) -> Cycles:
-    """Place what learners did on the common clock."""
-    durations, push = chains.durations, chains.push
-    before = durations.sum(axis=1)
-    last_arrival = _largest(arrival, cycle)
-    low, high = _bounds(pushes, cycle, chains, arrival, answer)
-    begin, slack = np.empty_like(push), np.empty_like(push)
-    for own in (slice(*ends) for ends in itertools.pairwise([*chains.first.tolist(), len(push)])):
-        accounted = np.cumsum(before[own])
-        least = np.maximum.accumulate(np.maximum(low[own] - accounted, 0))
-        most = np.minimum.accumulate((high[own] - accounted)[::-1])[::-1]
-        unaccounted = np.minimum(least, most)  # in no row, up to each push: grows, as both of them do
-        begin[own], slack[own] = accounted + unaccounted, most - unaccounted
-
-    edges = np.empty((len(push), len(ACTIVITIES) + 1), np.int64)
-    edges[:, PUSH] = begin
-    for activity in (DELAY, COMPUTE, PULL, WAIT):
-        edges[:, activity] = edges[:, activity + 1] - durations[:, activity]
-    edges[:, -1] = np.where(chains.known, begin + push, np.maximum(begin, last_arrival))
-    return Cycles(pushes["learner_id"][chains.row], np.maximum(edges, 0), slack, chains.known, chains.row)
-
-
-def _bounds(
-    pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Between which moments each push began, by the module's text, but for what other pushes tell: int64 (cycles,) each."""
-    durations, push, known = chains.durations, chains.push, chains.known
-    answer_0, on_0 = np.full(len(push), NO_ANSWER), pushes["shard"] == 0
-    answer_0[cycle[on_0]] = answer[on_0]
-    pull_ended = np.maximum(np.roll(answer_0, 1) + durations[:, PULL], np.roll(_largest(answer, cycle), 1))
-    pull_ended[chains.first] = -_NEVER  # the first pull is in no row
-    taken = np.where(known, _largest(arrival, cycle) - push, -_NEVER)
-    low = np.maximum(pull_ended + durations[:, COMPUTE] + durations[:, DELAY], taken)
-    first_answer = -_largest(-np.where(answer == NO_ANSWER, _NEVER, answer), cycle)
-    return low, np.minimum(-_largest(-arrival, cycle), first_answer - push)
-
-
-def _number(pushes: np.ndarray, path: Path) -> np.ndarray:
-    """Number the cycle that each push is part of: int64 (pushes,), running on from learner to learner.
-
-    Every push goes to all shards, and overtakes none: a learner's k-th on one shard is its k-th on every other.
-    """
-    learner, shard, arrival_s = pushes["learner_id"].astype(np.int64), pushes["shard"], pushes["arrival_s"]
-    follows = np.zeros(len(pushes), bool)
-    follows[1:] = (learner[1:] == learner[:-1]) & (shard[1:] == shard[:-1])
-    backwards = np.flatnonzero(follows[1:] & (arrival_s[1:] < arrival_s[:-1])) + 1
-    if len(backwards):
-        at = pushes[backwards[0]]
-        raise DataError(
-            f"{path}: mini-batch {at['seq']} of learner {at['learner_id']} arrived on shard {at['shard']} before the one before"
-            " it; does the log hold several attempts, whose seconds count from different starts?"
-        )
-    here = np.arange(len(pushes))
-    number = here - np.maximum.accumulate(np.where(follows, 0, here))
-    counts = np.zeros(int(learner.max()) + 1, np.int64)
-    np.maximum.at(counts, learner, number + 1)
-    return np.asarray((np.cumsum(counts) - counts)[learner] + number)
-
-
-def _largest(values: np.ndarray, cycle: np.ndarray) -> np.ndarray:
-    """The largest over the shards, for each cycle."""
-    largest = np.full(int(cycle.max()) + 1, np.iinfo(np.int64).min)
-    np.maximum.at(largest, cycle, values)
-    return largest
 
 
 # -------------------------------------------------------------------------------------------------- shards and evaluator

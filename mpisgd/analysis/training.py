@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 
 
@@ -77,15 +77,9 @@ def summary_table(run: Run) -> Table:
         least = (None, None) if best is None else (100 * float(curve.error[best]), float(curve.epochs[best]))
         last = (100 * curve.final, float(curve.loss[-1]), float(curve.epochs[-1]), float(curve.seconds[-1]))
         rows.append((curve.name, len(curve.error), *last, *least))
-    columns = (
-        Column("weights, data"),
-        Column("evaluations"),
-        Column("final error", "%", ".2f"),
-        Column("final loss"),
-        Column("at epoch", spec=".2f"),
-        Column("at", "s"),
-        Column("best error", "%", ".2f"),
-        Column("at its epoch", spec=".2f"),
+    columns = columns_of(
+        "weights, data | evaluations | final error [%] :.2f | final loss | at epoch :.2f | at [s] | best error [%] :.2f"
+        " | at its epoch :.2f"
     )
     return Table("training", "Training", columns, tuple(rows), "" if rows else "Nothing was evaluated.")
 
@@ -107,15 +101,5 @@ def evaluation_table(run: Run) -> Table:
         )
         for row in found
     ]
-    columns = (
-        Column("snapshot"),
-        Column("epochs", spec=".2f"),
-        Column("taken", "s"),
-        Column("clock min"),
-        Column("clock max"),
-        Column("weights"),
-        Column("data"),
-        Column("loss"),
-        Column("error", "%", ".2f"),
-    )
+    columns = columns_of("snapshot | epochs :.2f | taken [s] | clock min | clock max | weights | data | loss | error [%] :.2f")
     return Table("evaluations", "Evaluations", columns, tuple(rows))

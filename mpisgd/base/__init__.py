@@ -1,1 +1,1 @@
-"""What everything may use: errors and checks, named randomness, files that last, the objects that a user names."""
+"""Tools of every room: errors and checks, named randomness, files that last, the user's objects by name, a rank's words."""

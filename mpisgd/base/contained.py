@@ -81,7 +81,7 @@ def data_set(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def rows(data: h5py.Dataset, count: int) -> int:
-    """The same count. Raises ValueError where a file is too small to hold so many rows: they were never written, or are packed."""
+    """Return `count`. Raises ValueError where the file is too small for so many rows: they were never written, or are packed."""
     nbytes = count * data.dtype.itemsize * int(np.prod(data.shape[1:], dtype=object))
     if nbytes > data.file.id.get_filesize():
         raise ValueError(f"{count:,} rows are {nbytes:,} bytes, and the file has fewer: it is damaged")

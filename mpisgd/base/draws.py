@@ -26,7 +26,7 @@ class Seeds(NamedTuple):
 
 
 def seeds_of(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> Seeds:
-    """The seeds of one name, as `streams.stream` has them. With Domain.DROPOUT, torch's is `streams.dropout_seed`."""
+    """The seeds of one name, as `streams.stream` has them."""
     for_torch, for_numpy, for_python = stream(domain, seed, learner_id, seq).integers(2**63, size=3).tolist()
     return Seeds(for_torch, for_numpy % 2**32, for_python)
 

@@ -25,7 +25,7 @@ def is_spec(spec: str) -> bool:
 
 
 def file_of(module: str) -> str:
-    """Where a module would be imported from, whether it is or not; "" where there is none, or it is no file.
+    """Find the file that a module would be imported from, without importing it; "" where there is none.
 
     Nothing is imported to find out, not even the packages that it is in, which `importlib.util.find_spec` does.
     """

@@ -61,13 +61,3 @@ def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> np.r
     key: Any = _Key(np.array([seed, domain], dtype=np.uint64))  # Any: numpy's own types know of SeedSequence alone
     counter = np.array([0, 0, learner_id, seq], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key, counter=counter))
-
-
-def dropout_seed(seed: int, learner_id: int, seq: int) -> int:
-    """63-bit seed for torch's generator before learner_id's seq-th mini-batch (dropout and the like)."""
-    return int(stream(Domain.DROPOUT, seed, learner_id, seq).integers(2**63))
-
-
-def delay_generator(seed: int, learner_id: int, seq: int) -> np.random.Generator:
-    """Generator from which the straggler injection draws what learner_id suffers at its seq-th mini-batch."""
-    return stream(Domain.DELAY, seed, learner_id, seq)

@@ -86,7 +86,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Format one row."""
     rates = ", ".join(f"{name} {value['median']:.0f}" for name, value in row["images_per_s"].items())
     lines = [f"{row['case']}: images/s {rates}"]
     lines += [f"  {name:<34} {told(ratio)}" for name, ratio in row["ratios"].items()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -50,16 +51,7 @@ def main(argv: list[str]) -> int:
     from mpisgd.plan import Wishes, plan
 
     network = {name: getattr(options, name) for name in ("bandwidth", "node_bandwidth", "latency_s")}
-    wishes = Wishes(
-        target_error=options.target_error,
-        target_loss=options.target_loss,
-        noise_samples=options.noise_samples,
-        learners=options.learners,
-        ranks_per_node=options.ranks_per_node,
-        network={name: value for name, value in network.items() if value is not None},
-        pushes=options.pushes,
-        from_log=options.from_log,
-        trust=options.trust,
-    )
-    plan(options.runs, options.out, wishes)
+    wishes: dict[str, Any] = {each.name: getattr(options, each.name) for each in fields(Wishes) if each.name != "network"}
+    wishes["network"] = {name: value for name, value in network.items() if value is not None}
+    plan(options.runs, options.out, Wishes(**wishes))
     return EXIT_OK

@@ -74,6 +74,10 @@ class Options:
     """Go on without learners that die or hang; needs Open MPI 5."""
 
 
+#: Options that a script has under the same names.
+_ALIKE = ("name", "gpus_per_node", "threads", "cores_per_node", "time", "queue", "account", "modules", "mpi", "fault_tolerant")
+
+
 def main(argv: list[str]) -> int:
     """Returns the exit status. Raises ConfigError: counts that cannot be, or a batch system that refuses; SystemExit from tyro."""
     found = hints.foreign(argv, {*(item.name for item in fields(Options)), "partition", "project"}, hints.SUBMIT)
@@ -100,17 +104,8 @@ def make(options: Options, argv: list[str]) -> Script:
         layout=_layout(options),
         config=str(options.config),
         command=shlex.join(["mpisgd", "submit", *(word for word in argv if word != "--dry-run")]),
-        name=options.name,
-        gpus_per_node=options.gpus_per_node,
-        threads=options.threads,
-        cores_per_node=options.cores_per_node,
-        time=options.time,
-        queue=options.queue,
-        account=options.account,
-        modules=options.modules,
+        **{name: getattr(options, name) for name in _ALIKE},
         venv=_venv() if options.venv is None else options.venv,
-        mpi=options.mpi,
-        fault_tolerant=options.fault_tolerant,
         protocols=options.array,
         links=options.links if options.chain else 0,
     )

@@ -14,7 +14,6 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from mpisgd.base.errors import RunInterrupted
+from mpisgd.base.speech import last_words
 
 #: TERM is what everybody sends; USR1 and USR2 are what SLURM and LSF can be told to warn with, and what mpirun passes on; INT is
 #: Ctrl-C, as MPICH's launcher passes it on.
@@ -128,7 +128,7 @@ class Signals:
                 listener(number)
         elif now_s - self._received_s >= AGAIN_S:
             text = f"mpisgd: {name_of(number)} after {name_of(self.received)}: process {os.getpid()} ends at once, nothing is saved"
-            print(text, file=sys.stderr, flush=True)
+            last_words(text)
             os._exit(128 + number)
 
 

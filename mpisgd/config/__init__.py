@@ -1,4 +1,4 @@
-"""What may be chosen, read and written: one frozen dataclass per component, and the table of what does not go together."""
+"""Choices of a user, read and written: one frozen dataclass per component, and the table of what does not go together."""
 
 from mpisgd.config.config_virtual import ConstantComputeOptions, VirtualOptions
 from mpisgd.config.data import (

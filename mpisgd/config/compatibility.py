@@ -149,7 +149,7 @@ def table() -> str:
 
 
 def _way_out(config: Config, feature: Feature) -> str:
-    """What other protocol, or what option of this one, does not ask for it; "" where it is not the protocol's."""
+    """Name another protocol, or an option of this one, that does not ask for it; "" where it is not the protocol's."""
     if "{}" not in feature.words:
         return ""
     protocol = config.protocol

@@ -39,7 +39,7 @@ def read(path: str | Path) -> Config:
 
 
 def of_run(run: Path) -> Config:
-    """That of a run which is to be continued, in the directory where it is now. Raises ConfigError where there is none."""
+    """The configuration of a run that is to go on, with the directory where it is now. Raises ConfigError where there is none."""
     path = run / "config.toml"
     if not path.is_file():
         above = next((each for each in [*run.parents][:2] if each != Path() and (each / path.name).is_file()), None)

@@ -31,7 +31,7 @@ class VirtualOptions:
     slow_nodes: dict[int, float] = field(default_factory=dict)
     """Slow nodes down: node factor node factor ... Mini-batches of its learners take factor times as long."""
     pause_mean_s: float = 0.0
-    """Mean length of random pauses of a learner, exponential; 0 = none. Of the operating system, garbage collection, neighbours."""
+    """Mean length of random pauses of a learner, exponential; 0 = none. They stand for the operating system and neighbours."""
     pause_every_s: float = 60.0
     """Mean compute seconds from one pause to the next, exponential."""
 
@@ -149,7 +149,7 @@ class NetworkOptions:
     latency_s: float = 2e-6
     """Seconds from sender to receiver of a message without bytes."""
     overhead_s: float = 1e-6
-    """Seconds that a rank is busy for each message. Of those that it sends, or takes without having posted a receive for it."""
+    """Seconds that a rank is busy for each message. Messages that it has posted a receive for cost it none."""
     bandwidth: float = 5e9
     """Bytes per second into, and out of, one rank."""
     node_bandwidth: float = 10e9

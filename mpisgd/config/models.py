@@ -1,4 +1,4 @@
-"""What may be chosen of the network: one frozen dataclass per kind."""
+"""Choices of the network: one frozen dataclass per kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be chosen of the optimiser on the shards and of the learning-rate schedule: one frozen dataclass per kind."""
+"""Choices of the optimiser on the shards and of the learning-rate schedule: one frozen dataclass per kind."""
 
 from __future__ import annotations
 

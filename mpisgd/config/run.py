@@ -1,4 +1,4 @@
-"""What may be chosen of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
+"""Choices of how a run goes: stragglers, evaluation, log, checkpoints, faults."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpisgd.base.checks import at_least, require
 
 @dataclass(frozen=True)
 class StragglerOptions:
-    """Stragglers put in on purpose. What learner l suffers at mini-batch seq depends on (seed, l, seq) alone."""
+    """Stragglers put in on purpose. The delay of learner l at mini-batch seq depends on (seed, l, seq) alone."""
 
     slowdown: dict[int, float] = field(default_factory=dict)
     """Slow learners down: learner_id factor learner_id factor ... A mini-batch takes factor (>= 1) times as long."""
     delay: Literal["none", "constant", "normal", "exponential", "lognormal", "pareto"] = "none"
-    """Delay every mini-batch. pareto has the heavy tail."""
+    """Delay every mini-batch. The tail of pareto is heavy."""
     delay_mean_s: float = 0.01
     """Mean of that delay, in seconds."""
     delay_spread: float = 1.0
@@ -91,9 +91,9 @@ class LogOptions:
     flush_s: float = 2.0
     """Flush a shard's file after this many seconds."""
     max_bytes: int = 0
-    """Most bytes of a shard's file; 0 = without bound. Of each attempt's. When half of the room is filled, every 4th push and
-    update is kept, when half of the rest is, every 16th, and so on. Counts stay exact, and all events are kept: they come on top.
-    What needs every row (replay, plan, timeline) refuses such a log. At least 1 MiB."""
+    """Most bytes of a shard's file; 0 = without bound. Each attempt has a file. Once half of the room is filled, every 4th push
+    and update is kept; once half of the rest is, every 16th, and so on. Counts stay exact. All events are kept, and come on top.
+    Commands that need every row (replay, plan, timeline) refuse such a log. At least 1 MiB."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     """Show progress: a live bar, plain lines, or none. auto: a bar on a terminal, lines elsewhere."""
     progress_s: float = 10.0
@@ -129,9 +129,9 @@ class FaultOptions:
     """Go on without learners that die, or end the job. auto: go on where that can be. tolerant needs an MPI that tells of
     failures (Open MPI 5: `mpirun --with-ft ulfm`), and learners that are neither shards nor in teams."""
     patience_s: float = 60.0
-    """Seconds of silence after which a rank is given up. Silent is a rank that is stopped, or behind a link that
-    is down; not one that computes for long. fail-fast, and tolerant for a shard: the job ends. tolerant: the others go on without
-    a learner that owes a shard a push or a pull for longer, until it asks for weights again; more than a mini-batch ever takes."""
+    """Seconds of silence after which a rank is given up. A rank is silent when it is stopped or its link is down, not while it
+    computes. fail-fast: the job ends, as it does for a silent shard in any mode. tolerant: a learner that owes a push or a pull for
+    longer is excluded, until it asks for weights again; give more than a mini-batch ever takes."""
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.patience_s) and self.patience_s > 0, "faults.patience_s", self.patience_s, "seconds > 0")

@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, str] = {
 
 
 def names_of(config: Config) -> dict[str, str]:
-    """What would be imported for a configuration: field -> package.module:attribute."""
+    """Names that would be imported for a configuration: field -> package.module:attribute."""
     found = {
         "model.factory": config.model.factory if isinstance(config.model, CustomModelOptions) else "",
         "data.factory": config.data.factory if isinstance(config.data, CustomDataOptions) else "",
@@ -80,13 +80,13 @@ def read(path: str | Path, trusting: bool = False) -> Config:
 
 
 def resume_line(run: Path, config: Config) -> str:
-    """What goes on with a run of one's own, and brings what it names."""
+    """The command that resumes a run and consents to what it names."""
     words = "".join(f" {OPTIONS[field]} {shlex.quote(spec)}" for field, spec in names_of(config).items())
     return f"mpisgd train --resume {shlex.quote(str(run))}{words}"
 
 
 def _said(words: Sequence[str]) -> dict[str, str]:
-    """What a command line names: `--model mine:make` or `--model=mine:make`."""
+    """Names on a command line: `--model mine:make` or `--model=mine:make`."""
     said: dict[str, str] = {}
     for at, word in enumerate(words):
         option, equals, value = word.partition("=")

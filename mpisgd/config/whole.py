@@ -34,7 +34,7 @@ from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, Pro
 
 @dataclass(frozen=True)
 class Config:
-    """One run: `mpirun -n <shards + learners [+ 1]> mpisgd train [job.toml] [--field value ...]`."""
+    """Configuration of a run: `mpirun -n <shards + learners [+ 1]> mpisgd train [job.toml] [--field value ...]`."""
 
     protocol: ProtocolOptions = field(default_factory=HardsyncOptions)
     """Synchronisation protocol."""
@@ -63,7 +63,7 @@ class Config:
     network: NetworkOptions = field(default_factory=NetworkOptions)
     """simulate: latency, bandwidth and contention."""
     service: ServiceOptions = field(default_factory=ServiceOptions)
-    """simulate: what a shard's own work costs."""
+    """simulate: costs of a shard's own work."""
     failures: FailureOptions = field(default_factory=FailureOptions)
     """simulate: learners that fail."""
 
@@ -85,7 +85,7 @@ class Config:
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
-    """Most ranks in one team; 0 = all that compute on a node. Smaller: the sockets of a large node, say."""
+    """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
     placement: Literal["packed", "spread"] = "packed"
     """Make the first ranks shards, or spread them over nodes."""
     out: str = "results/run"

@@ -120,7 +120,6 @@ class DataSet:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
         return self.train.input_shape
 
     @property

@@ -9,18 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpisgd.base.errors import ConfigError, ProtocolError, nearest
-from mpisgd.base.streams import Domain, delay_generator, dropout_seed, stream
-
-__all__ = [
-    "EpochSampling",
-    "ReplacementSampling",
-    "Sampling",
-    "dealt_on",
-    "delay_generator",
-    "dropout_seed",
-    "make",
-    "recalibration_batches",
-]
+from mpisgd.base.streams import Domain, stream
 
 Indices = npt.NDArray[np.int64]
 
@@ -33,17 +22,23 @@ class Sampling(Protocol):
     def indices(self, learner_id: int, seq: int) -> Indices: ...
 
 
-def _check(learner_id: int, seq: int, lambda_: int) -> None:
-    if not 0 <= learner_id < lambda_ or seq < 0:
-        raise ProtocolError(f"no mini-batch for learner_id = {learner_id}, seq = {seq}; there are {lambda_} learners")
+class _Dealing:
+    """Sizes of what is dealt. Raises ConfigError where one is below 1."""
+
+    def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
+        if size < 1 or mu < 1 or lambda_ < 1:
+            raise ConfigError(f"{size} training samples, mu = {mu}, lambda = {lambda_}: expected each to be at least 1")
+        self.size = size
+        self.mu = mu
+        self.lambda_ = lambda_
+        self.seed = seed
+
+    def _check(self, learner_id: int, seq: int) -> None:
+        if not 0 <= learner_id < self.lambda_ or seq < 0:
+            raise ProtocolError(f"no mini-batch for learner_id = {learner_id}, seq = {seq}; there are {self.lambda_} learners")
 
 
-def _check_sizes(size: int, mu: int, lambda_: int) -> None:
-    if size < 1 or mu < 1 or lambda_ < 1:
-        raise ConfigError(f"{size} training samples, mu = {mu}, lambda = {lambda_}: expected each to be at least 1")
-
-
-class EpochSampling:
+class EpochSampling(_Dealing):
     """Endless sequence of permutations of the training set, dealt to the learners mini-batch by mini-batch.
 
     Learner l's seq-th mini-batch takes positions [(seq * lambda_ + l) * mu, + mu) of the sequence; position q lies in epoch
@@ -52,16 +47,12 @@ class EpochSampling:
     """
 
     def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
-        _check_sizes(size, mu, lambda_)
-        self.size = size
-        self.mu = mu
-        self.lambda_ = lambda_
-        self.seed = seed
+        super().__init__(size, mu, lambda_, seed)
         self._permutations: dict[int, Indices] = {}
 
     def indices(self, learner_id: int, seq: int) -> Indices:
         """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
-        _check(learner_id, seq, self.lambda_)
+        self._check(learner_id, seq)
         position = (seq * self.lambda_ + learner_id) * self.mu
         taken = np.empty(self.mu, dtype=np.int64)
         filled = 0
@@ -83,19 +74,12 @@ class EpochSampling:
         return permutation
 
 
-class ReplacementSampling:
+class ReplacementSampling(_Dealing):
     """Every mini-batch is drawn anew and uniformly, with replacement: getMinibatch of [Zhang16 2.1]."""
-
-    def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
-        _check_sizes(size, mu, lambda_)
-        self.size = size
-        self.mu = mu
-        self.lambda_ = lambda_
-        self.seed = seed
 
     def indices(self, learner_id: int, seq: int) -> Indices:
         """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
-        _check(learner_id, seq, self.lambda_)
+        self._check(learner_id, seq)
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
 
 

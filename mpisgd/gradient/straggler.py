@@ -8,7 +8,6 @@ import numpy as np
 
 from mpisgd.base.streams import Domain, stream
 from mpisgd.config import StragglerOptions
-from mpisgd.data.sampling import delay_generator
 
 
 class Delays:
@@ -51,7 +50,7 @@ class Delays:
         options = self._options
         if options.delay == "none":
             return 0.0
-        generator = delay_generator(self._seed, self._learner_id, number)
+        generator = stream(Domain.DELAY, self._seed, self._learner_id, number)
         if generator.random() >= options.delay_probability:
             return 0.0
         return max(0.0, options.delay_mean_s * _unit(generator, options))

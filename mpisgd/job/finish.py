@@ -22,7 +22,8 @@ from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.reader import Books, Rows, Run
+from mpisgd.records.log.rank_file import Rows
+from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
 from mpisgd.shard import Shard

@@ -25,7 +25,8 @@ from mpisgd.records.checkpoint.checkpoint import Checkpoint
 from mpisgd.records.checkpoint.checkpoints import remove
 from mpisgd.records.checkpoint.recut import Recut, recut, recut_snapshots
 from mpisgd.records.log import schema
-from mpisgd.records.log.reader import Run, check_rows
+from mpisgd.records.log.continuing import check_rows
+from mpisgd.records.log.reader import Run
 
 #: What may be another than in the run's config.toml.
 CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, ConfigError, MpisgdError, RunInterrupted
+from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
 from mpisgd.comm.mpi import launch
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
@@ -52,13 +52,13 @@ from mpisgd.liveness.world import World, look_around, refuse_singletons
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.checkpoint import Account, way_on
-from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
+from mpisgd.records.log.continuing import counted, evaluated
 from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.reader import counted, evaluated
 from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
@@ -433,10 +433,8 @@ class Rank:
         config, resumption = self.config, self.resumption
         attempt = 0 if resumption is None else resumption.attempt
         log = [self.path / schema.shard_file(shard, attempt)] if config.log.enabled else []
-        return Checkpoints(
+        share = Share(
             self.path,
-            config.checkpoint,
-            update,
             shard,
             bounds=self.bounds[shard],
             shards=config.shards,
@@ -445,9 +443,8 @@ class Rank:
             attempt=attempt,
             continues=rows,
             pinned=() if resumption is None else resumption.pinned,
-            beside=[*log, self._spool(shard)],
-            complain=self._warn,
         )
+        return Checkpoints(share, config.checkpoint, update, beside=[*log, self._spool(shard)], complain=self._warn)
 
     def _spool(self, shard: int) -> Path:
         return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)
@@ -602,7 +599,7 @@ class Rank:
         if self.rank == 0:
             try:
                 text = interruption.farewell(self.path, signal, outcome.clocks, self._resuming)
-                print(text, file=sys.stderr, flush=True)
+                say(text)
                 if self.signals.hurried:
                     interruption.tell_terminal(text)
             except CheckpointError as error:
@@ -643,11 +640,11 @@ class Rank:
     def _warn(self, text: str) -> None:
         """Said by any rank, and even where progress is off."""
         who = f"rank {self.rank} ({self.roles.describe(self.rank)}) on {self.world.hosts[self.rank]}"
-        print(f"mpisgd: {who}: {text}", file=sys.stderr, flush=True)
+        warn(f"mpisgd: {who}: {text}")
 
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
 
 def _account(server: Shard) -> np.ndarray:

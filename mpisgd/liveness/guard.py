@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from mpisgd.base.errors import EXIT_FAILED, MpisgdError, PeerError, RunInterrupted
+from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def failing_fast(
             text = f"mpisgd: rank {comm.Get_rank()} ({who()}) on {socket.gethostname()} failed, {what}"
             lines = [where, text, _cause(comm, error), "" if alone else way_on()]
             sys.stdout.flush()
-            print("\n".join(lines).rstrip("\n"), file=sys.stderr, flush=True)  # in one write
+            last_words("\n".join(lines).rstrip("\n"))  # in one write
             time.sleep(FORWARD_S)
         if alone:
             ulfm.die_alone()

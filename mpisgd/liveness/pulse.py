@@ -20,7 +20,6 @@ daemons (`oob_tcp_keepalive_time`, 300 s), which no rank can set, probes only wh
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.siblings import Siblings, start_s, within
 from mpisgd.liveness.guard import abort, leave_within
@@ -43,7 +43,7 @@ TICK_S = 2.0
 """At most so many seconds count from one look to the next: this rank itself may have been stopped, or the whole job."""
 LOOK_S = 1.0
 TURN_S = 1.0
-"""One rank after the other, so that not all say it."""
+"""Seconds between one rank and the next, so that not all say it."""
 TURNS_S = 3.0
 FORWARD_S = 0.5
 """Seconds for the launcher to pass on the last words."""
@@ -64,7 +64,7 @@ class Waits(Protocol):
 
 
 class Pulse:
-    """One rank's: while this context is open, or until `stop`, its thread beats.
+    """Pulse of a rank: while this context is open, or until `stop`, its thread beats.
 
     Args:
         comm: all ranks of the job, alike; a copy of it is used, by nobody else.
@@ -246,10 +246,10 @@ class Pulse:
         patient = f"longer than faults.patience_s = {self._patience_s:g}"
         why = "it is stopped, no network leads there, or its code lets no other thread run"
         text = f"mpisgd: {self._name(self._rank)} has heard nothing of {who} for {silent_s[ranks[0]]:.0f} s, {patient}: {why}"
-        print(f"{text}; the job is ended", file=sys.stderr, flush=True)
+        last_words(f"{text}; the job is ended")
         way_on = self._way_on()  # it reads files, which may be on the other side of the same link
         if way_on:
-            print(way_on, file=sys.stderr, flush=True)
+            last_words(way_on)
         time.sleep(FORWARD_S)
         siblings = Siblings()
         siblings.end_launcher_within(LAUNCHER_S)

@@ -46,11 +46,11 @@ _SEE_OUT = "see-out"
 _PIDFD_GETFD = 438
 """The number of the system call, on all machines."""
 _OF_RANKS = ("OMPI_", "PMIX_", "PRTE_")
-"""What tells a process that it is a rank."""
+"""Variables that tell a process that it is a rank."""
 
 
 def name(host: str, pid: int, out: str) -> str:
-    """What only this job is called, by the process of its rank 0, and where it writes."""
+    """Name of this job alone, by the process of its rank 0, and where it writes."""
     return hashlib.sha256(f"{host} {pid} {out}".encode()).hexdigest()[:24]
 
 

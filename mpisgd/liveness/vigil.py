@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import EXIT_FAILED
+from mpisgd.base.speech import last_words
 from mpisgd.comm.mpi import ulfm
 
 if TYPE_CHECKING:
@@ -78,6 +78,6 @@ class Vigil:
             return
         said = f"mpisgd: rank {rank} ({self._who()}) on {socket.gethostname()} sees that rank {', '.join(map(str, lost))} is lost"
         text = f"{said}, and here a run goes on only with all ranks: the job is ended\n{self._way_on()}"
-        print(text.rstrip(), file=sys.stderr, flush=True)
+        last_words(text.rstrip())
         time.sleep(FORWARD_S)
         ulfm.end_job(comm, EXIT_FAILED)

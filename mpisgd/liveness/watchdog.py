@@ -7,20 +7,20 @@ Whoever seems stuck may just be computing for long: nothing is ended here. (`MPI
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from mpisgd.base.speech import warn
 from mpisgd.exchange.roles import Roles
 from mpisgd.shard import Shard
 
 
 class Waits(Protocol):
-    """What is looked at."""
+    """A rank's end of the wire, as far as it is looked at."""
 
     awaited: object
-    """What this rank waits for now; None = it does not wait."""
+    """Object of this rank's wait; None = it does not wait."""
     waits: int
     """Waits that are over."""
 
@@ -42,14 +42,14 @@ class Watchdog:
         describe: Callable[[], str],
         *,
         now_s: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = warn,
     ) -> None:
         self._waits = waits
         self._quiet_s = quiet_s
         self._who = who
         self._describe = describe
         self._now_s = now_s
-        self._say = say or _print
+        self._say = say
         self._seen = -1
         self._since_s = 0.0
         self._next_s = quiet_s
@@ -69,10 +69,6 @@ class Watchdog:
         text = self._describe()
         if self._waits.waits == seen:  # else it has just gone on
             self._say(f"mpisgd: nothing has moved for {waited_s:.0f} s: {self._who} {text}")
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:

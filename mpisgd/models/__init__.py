@@ -22,7 +22,7 @@ from mpisgd.config import (
 )
 from mpisgd.models import alexnet, cifar10_full, custom, mlp, mnist_cnn, small_cnn, softmax
 
-__all__ = ["from_factory", "make", "parameter_count"]
+__all__ = ["from_factory", "make"]
 
 
 def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
@@ -56,11 +56,6 @@ def from_factory(factory: Callable[..., nn.Module], *, input_shape: tuple[int, .
     """`make`, of the factory that a user of the Python API hands over."""
     with _seeded(seed):
         return custom.build(factory, {}, input_shape=input_shape, classes=classes, seed=seed, field="model")
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Number of trainable parameters; the length of the flat vector."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 @contextmanager

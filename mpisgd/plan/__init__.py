@@ -6,7 +6,7 @@ simulate(fit(Run("results/run")))
 It runs whole jobs, and so needs the loops.
 """
 
-from mpisgd.plan.costs.fit import Fit, fit, fitted
-from mpisgd.plan.planner import Plan, Wishes, plan
+from mpisgd.plan.costs.fit import fit
+from mpisgd.plan.planner import Wishes, plan
 
-__all__ = ["Fit", "Plan", "Wishes", "fit", "fitted", "plan"]
+__all__ = ["Wishes", "fit", "plan"]

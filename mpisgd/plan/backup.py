@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.target import Convergence
 
@@ -58,14 +58,7 @@ def table(found: Choices) -> Table:
         (one.wanted, one.b, one.seconds_per_update, one.updates, one.time, one.time / best.time, "best" if one == best else None)
         for one in found.choices
     ]
-    columns = (
-        Column("N"),
-        Column("b"),
-        Column("per update", "s"),
-        Column("updates to target" if absolute else "updates / those of b = 0"),
-        Column("time to target", "s") if absolute else Column("time / that of b = 0"),
-        Column("time / the best", spec=".3f"),
-        Column("choice"),
-    )
+    target = "updates to target | time to target [s]" if absolute else "updates / those of b = 0 | time / that of b = 0"
+    columns = columns_of(f"N | b | per update [s] | {target} | time / the best :.3f | choice")
     note = f"Updates: {found.convergence.source}."
     return Table("backup", "Time to the target with b backup learners [Chen16 Fig. 6]", columns, tuple(rows), note)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.analysis import arrivals
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.config import Config, replace
 from mpisgd.plan.costs.predict import predict
 from mpisgd.protocols import BackupOptions, HardsyncOptions
@@ -76,16 +76,9 @@ def table(run: Run, found: Collecting) -> Table:
         predicted = (float(found.mean[at]), float(found.median[at]), float(found.most[at]))
         how = "simulated" if found.simulated[at] else "interpolated"
         rows.append((wanted, len(found.wanted) - wanted, *predicted, how, *logged))
-    columns = (
-        Column("N"),
-        Column("b"),
-        Column("predicted mean", "s"),
-        Column("median", "s"),
-        Column("90 % within", "s"),
-        Column("how"),
-        Column("log: mean to N-th", "s"),
-        Column("log: median to N-th", "s"),
-        Column("clock values"),
+    columns = columns_of(
+        "N | b | predicted mean [s] | median [s] | 90 % within [s] | how | log: mean to N-th [s] | log: median to N-th [s]"
+        " | clock values"
     )
     note = f"The log's: from an update to the arrival of the N-th gradient of its weights, dropped ones included [{_KEY}]."
     if seen is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mpisgd.analysis import about, arrivals
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
@@ -117,7 +117,7 @@ def plan(
         backup.table(choices),
         softsync.table(asynchrony, first.lambda_),
         shards.table(points, config.mu),
-        Table("assumptions", "Assumptions", (Column("what is assumed"),), tuple((one,) for one in assumptions)),
+        Table("assumptions", "Assumptions", columns_of("what is assumed"), tuple((one,) for one in assumptions)),
     )
     drawings = _draw(first, collecting, choices, asynchrony, points)
     for table in tables:
@@ -207,7 +207,7 @@ def _costs_table(fit: Fit) -> Table:
         for name, share in fit.differences.items():
             rows.append((f"virtual run beside the log: {_SAID[name]}", 100 * share, "%", "how well the fit repeats the log"))
         rows.append(("distance of the two staleness distributions", fit.staleness_distance, "", "Kolmogorov-Smirnov, 0 to 1"))
-    columns = (Column("what"), Column("value"), Column("unit"), Column("from"))
+    columns = columns_of("what | value | unit | from")
     note = _misfit(fit) or ("" if fit.differences else "The log is too short to be compared with a virtual run.")
     return Table("costs", "Costs of the log, and a virtual run with them beside it", columns, tuple(rows), note)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
 from mpisgd.plan.costs.bounds import Bounds, bounds
@@ -127,16 +127,9 @@ def table(found: list[Point], mu: int) -> Table:
         )
         for point in found
     ]
-    columns = (
-        Column("λ"),
-        Column("shards"),
-        Column("placement"),
-        Column("predicted gradients/s"),
-        Column("images/s"),
-        Column("bound gradients/s"),
-        Column("of free learners", "%", ".1f"),
-        Column("bottleneck"),
-        Column("choice"),
+    columns = columns_of(
+        "λ | shards | placement | predicted gradients/s | images/s | bound gradients/s | of free learners [%] :.1f | bottleneck"
+        " | choice"
     )
     note = (
         "Bound: what the bottleneck alone lets through, in closed form. Images: of the prediction, or where none is affordable, of"

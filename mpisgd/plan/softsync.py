@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.config import Config, replace
 from mpisgd.plan.costs.observe import Observed
 from mpisgd.plan.costs.predict import predict
@@ -62,15 +62,6 @@ def table(found: Asynchrony, lambda_: int) -> Table:
         )
         for name, c, one in labelled
     ]
-    columns = (
-        Column("protocol"),
-        Column("c"),
-        Column("updates/s"),
-        Column("gradients/s"),
-        Column("times hardsync's", spec=".3f"),
-        Column("mean τ", spec=".3f"),
-        Column("max τ"),
-        Column("τ > 2n", "%", ".3f"),
-    )
+    columns = columns_of("protocol | c | updates/s | gradients/s | times hardsync's :.3f | mean τ :.3f | max τ | τ > 2n [%] :.3f")
     note = "c gradients make one update. The same c is the same run, but for the weights and the bound 2n."
     return Table("softsync", "Predicted staleness and throughput of n-softsync [Zhang16 2.2]", columns, tuple(rows), note)

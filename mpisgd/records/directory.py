@@ -15,7 +15,8 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.reader import Layout, Rows, Run, continued
+from mpisgd.records.log.rank_file import Rows, continued
+from mpisgd.records.log.reader import Layout, Run
 
 _CHUNK_ROWS = 1024
 

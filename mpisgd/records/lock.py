@@ -164,7 +164,7 @@ def _make_in_place(place: Path, text: str) -> bool:
 
 
 def _held_by(text: str) -> str:
-    """Who holds a lock that says this, or may, in words; "" where nobody does. What is damaged may be of a process that lives."""
+    """Say who holds, or may hold, a lock with this text; "" where nobody does. What is damaged may be of a process that lives."""
     try:
         holder = sums.checked(schema.LOCK, json.loads(text), _mine())
         host, pid, job, since = str(holder["host"]), int(holder["pid"]), str(holder["job"]), str(holder["since"])

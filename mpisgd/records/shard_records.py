@@ -66,7 +66,7 @@ class ShardRecords:
     def save(self, now: Callable[[], float], last: bool = False) -> None:
         """Begin to write a checkpoint of the last update; `last`: there will be no other.
 
-        It is complete when all shards have done so at this clock (`Checkpoints.also_at`).
+        It is complete when all shards have done so at this clock.
         """
         checkpoints, mark, start_s = self.checkpoints, self._mark, now()
         assert checkpoints is not None

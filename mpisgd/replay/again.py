@@ -18,7 +18,8 @@ from mpisgd.config import Config
 from mpisgd.config.config_virtual import EmpiricalComputeOptions
 from mpisgd.job.parts import Brought
 from mpisgd.records.log import schema
-from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.record import Record

@@ -22,7 +22,7 @@ from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.finding import Finding, refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import Recompute, Told
+from mpisgd.replay.recompute import Reach, Recompute
 from mpisgd.replay.serial import Serial
 from mpisgd.replay.snapshots import Kept
 
@@ -42,16 +42,14 @@ def through_attempts(
     data: DataSet,
     meta: Meta,
     proof: Proof,
-    told: Told,
     kept: Kept,
-    *,
-    until: int | None,
-    at_first: bool,
+    reach: Reach,
 ) -> Last:
     """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`.
 
     Returns what there is at the end, of the last attempt that was come to.
     """
+    until, at_first, told = reach
     diverged = [False]
     begun: Sequence[Tensors] = []
     attempts: list[Record] = [*record.earlier, record]

@@ -29,7 +29,7 @@ from mpisgd.replay.checks.seconds import check_seconds
 from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.proof import Proof
-from mpisgd.replay.recompute import Told
+from mpisgd.replay.recompute import Reach, Told
 from mpisgd.replay.serial import as_in_the_run, load_data
 from mpisgd.replay.snapshots import Kept, Plan, Which, check_rows, evaluate_again, has_lasting_buffers, plan_of
 
@@ -37,7 +37,7 @@ FOREIGN_TOLERANCE = 0.05
 """Share of the way of weights, and of a loss, by which a CPU may differ from the GPU, or the batch, that a run computed on."""
 
 
-def replay(
+def replay(  # noqa: PLR0913 - each an option by name
     path: str | Path,
     brought: Brought = NOTHING_BROUGHT,
     *,
@@ -98,7 +98,7 @@ def replay(
     with saying_how(record, brought), as_in_the_run(proof.threads):
         evaluated = False
         if loaded is not None:
-            evaluated = _compute(record, brought, *loaded, plan, proof, told, until=until, at_first=at_first)
+            evaluated = _compute(record, brought, *loaded, plan, proof, Reach(until, at_first, told))
         else:
             proof.clocks = tuple(log.final_clock for log in record.shards)
             proof.computed = False
@@ -116,15 +116,12 @@ def _compute(
     meta: Meta,
     plan: Plan,
     proof: Proof,
-    told: Told,
-    *,
-    until: int | None,
-    at_first: bool,
+    reach: Reach,
 ) -> bool:
     """Compute again, evaluate again, and compare all that follows from it; whether it could be evaluated here."""
     kept = Kept(record, plan)
-    last = through_attempts(record, brought, data, meta, proof, told, kept, until=until, at_first=at_first)
-    if until is not None or (at_first and not proof.holds):
+    last = through_attempts(record, brought, data, meta, proof, kept, reach)
+    if reach.until is not None or (reach.at_first and not proof.holds):
         return True
     lasting = has_lasting_buffers(last.serial.model.module)
     lost = bool((record.run.events["kind"] == Event.LOST).any())

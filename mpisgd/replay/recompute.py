@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,14 @@ _FROM_THE_START = (
 
 Told = Callable[[int, Row, float], None]
 """Told of each gradient that a shard takes: the number of its row, the row, the recomputed loss."""
+
+
+class Reach(NamedTuple):
+    """How far to compute, as `prove.replay` says, and who is told of each gradient."""
+
+    until: int | None
+    at_first: bool
+    told: Told
 
 
 class Recompute:

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.analysis.timeline import ACTIVITIES, COMPUTE, PUSH, Timeline
+from mpisgd.analysis.cycles import ACTIVITIES, COMPUTE, PUSH
+from mpisgd.analysis.timeline import Timeline
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.schema import Event, Reason, Verdict
 

@@ -10,27 +10,14 @@ import numpy as np
 from rich.console import Console
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
-from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 from mpisgd.report.writing import Drawing, tell, terminal, write
 
-COLUMNS = (
-    Column("run"),
-    Column("protocol"),
-    Column("λ"),
-    Column("shards"),
-    Column("μ"),
-    Column("epochs", spec=".2f"),
-    Column("error theta", "%", ".2f"),
-    Column("error thetabar", "%", ".2f"),
-    Column("mean τ", spec=".3f"),
-    Column("max τ"),
-    Column("dropped", "%", ".2f"),
-    Column("images/s"),
-    Column("training", "s"),
-    Column("per update", "s"),
-    Column("status"),
+COLUMNS = columns_of(
+    "run | protocol | λ | shards | μ | epochs :.2f | error theta [%] :.2f | error thetabar [%] :.2f | mean τ :.3f | max τ"
+    " | dropped [%] :.2f | images/s | training [s] | per update [s] | status"
 )
 
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from mpisgd.analysis import about
-from mpisgd.analysis.timeline import ACTIVITIES, COMPUTE, PUSH, Timeline, look
+from mpisgd.analysis.cycles import ACTIVITIES, COMPUTE, PUSH
+from mpisgd.analysis.timeline import Timeline, look
 from mpisgd.base.errors import DataError
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict

@@ -15,10 +15,10 @@ What follows from it is decided by the rules (`rules/rules.py`), and done by the
 from __future__ import annotations
 
 import math
-import sys
 from typing import Protocol
 
 from mpisgd.base.errors import PeerError
+from mpisgd.base.speech import warn
 from mpisgd.comm.messages import Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
@@ -255,4 +255,4 @@ class Faults:
     def _note(self, event: Event, learner_id: int, text: str, value: float = 0.0) -> None:
         """Into the log, and for everybody to see at once."""
         self._shard.log.event(event, self._rules.clock, self._channel.now_s(), learner_id, value)
-        print(f"mpisgd: {self._name}, clock {self._rules.clock}: learner {learner_id} {text}", file=sys.stderr, flush=True)
+        warn(f"mpisgd: {self._name}, clock {self._rules.clock}: learner {learner_id} {text}")

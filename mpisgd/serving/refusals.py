@@ -7,9 +7,8 @@ would ever go on: that ends the job at once (law 9).
 
 from __future__ import annotations
 
-import sys
-
 from mpisgd.base.errors import PeerError
+from mpisgd.base.speech import warn
 from mpisgd.comm.messages import Push, Refused
 
 TOLD_PER_RANK = 5
@@ -42,7 +41,7 @@ class Refusals:
             self._waits[learner_id] = refused.why
         if count <= TOLD_PER_RANK:
             more = f"; more of rank {refused.rank} are counted, but not told" if count == TOLD_PER_RANK else ""
-            print(f"mpisgd: a message was refused: {refused.why}{more}", file=sys.stderr, flush=True)
+            warn(f"mpisgd: a message was refused: {refused.why}{more}")
 
     def why_not(self, push: Push, clock: int, fresh_only: bool) -> str:
         """Say why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all

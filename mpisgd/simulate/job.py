@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import PeerError
+from mpisgd.base.speech import say
 from mpisgd.base.version import __version__
 from mpisgd.base.without_gc import without_gc
 from mpisgd.comm.messages import Ending
@@ -276,7 +276,7 @@ class Job:
 
     def _say(self, text: str) -> None:
         if self.config.log.progress != "off":
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
 
 def _fail_fast(failure: LearnerFailed) -> PeerError:

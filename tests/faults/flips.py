@@ -45,10 +45,11 @@ from mpisgd.config import CheckpointOptions, config_file
 from mpisgd.config.config_file import from_mapping
 from mpisgd.records import lock
 from mpisgd.records.checkpoint import checkpoint as disk
-from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
 from mpisgd.records.log import schema
-from mpisgd.records.log.reader import Run, read_table
+from mpisgd.records.log.rank_file import read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import TableFile
 from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate
@@ -143,15 +144,11 @@ def rewrite_and_die(path: Path, aside: Path) -> None:
 def checkpoint(run: Path, shard: int, clock: int, shards: int = 2) -> None:
     options = from_mapping({}).optimizer
     update = SliceUpdate(torch.arange(300.0) + clock, options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
+    share = Share(run, shard, bounds=(300 * shard, 300 * (shard + 1)), shards=shards, learners=3, model=f"{300 * shards} (abc)")
     writer = Checkpoints(
-        run,
+        share,
         CheckpointOptions(every_updates=8, keep=3),
         update,
-        shard,
-        bounds=(300 * shard, 300 * (shard + 1)),
-        shards=shards,
-        learners=3,
-        model=f"{300 * shards} (abc)",
         beside=[path for path in [run / schema.shard_file(shard)] if path.is_file()],
     )
     update.accumulate(1.0, 4)

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from mpisgd.bench import peers
 from mpisgd.bench.parts.cases import CASES
 from mpisgd.comm.mpi.launch import environment, mpirun
+from tests.bench import peers
+from tests.bench.__main__ import BENCHES
 
 
 def bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [*mpirun(ranks), sys.executable, "-m", "mpisgd", "bench", *words]
+    module = ["tests.bench"] if words[0] in BENCHES else ["mpisgd", "bench"]
+    command = [*mpirun(ranks), sys.executable, "-m", *module, *words]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, check=False)
 
 

@@ -17,12 +17,11 @@ import torch
 from mpisgd import models
 from mpisgd.__main__ import main
 from mpisgd.base.errors import ConfigError
-from mpisgd.bench import faults, log, peers, scale, settings, train, wire
-from mpisgd.bench.on_off import lines_of
+from mpisgd.bench import scale, train, wire
+from mpisgd.bench.checkpoint import lines_of
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, config_of
 from mpisgd.bench.parts.spread import over, spread, told
-from mpisgd.bench.peers import torch_networks
 from mpisgd.cli.bench import BENCHES, Options
 from mpisgd.comm.mpi.launch import version
 from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, replace
@@ -31,6 +30,8 @@ from mpisgd.protocols import AllreduceOptions
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
+from tests.bench import faults, log, peers, settings
+from tests.bench.peers import torch_networks
 
 from .fabricate import Log, row, rows, write_run
 
@@ -265,8 +266,8 @@ def test_a_bench_that_starts_its_own_ranks_is_started_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    assert main(["bench", "start"]) == 2
-    assert "bench start: found 3 processes, expected 1: start it without mpirun" in capsys.readouterr().err
+    assert main(["bench", "scale"]) == 2
+    assert "bench scale: found 3 processes, expected 1: start it without mpirun" in capsys.readouterr().err
 
 
 def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:

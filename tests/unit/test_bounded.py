@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import LEAST_LOG_BYTES, LogOptions
+from mpisgd.records.log import continuing, schema
 from mpisgd.records.log import counts as counting
-from mpisgd.records.log import reader, schema
 from mpisgd.records.log.bounded import BoundedFile, open_tables, room_of
 from mpisgd.records.log.counts import Counts
-from mpisgd.records.log.reader import read_table
+from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import Thinning
 from mpisgd.records.log.writer import TableFile
@@ -181,7 +181,7 @@ def test_rows_before_a_bound_was_asked_for_are_counted(tmp_path: Path) -> None:
         append(file, rows, start, stop)
         file.close()
     before = {"pushes": rows["pushes"][:2500], "updates": rows["updates"][:1250]}
-    assert reader.counted(tmp_path, 0, [[0, 2000, 1000, 0, 0], [1, 500, 250, 0, 0]]) == direct(before).numbers().tolist()
+    assert continuing.counted(tmp_path, 0, [[0, 2000, 1000, 0, 0], [1, 500, 250, 0, 0]]) == direct(before).numbers().tolist()
 
 
 def test_a_killed_writer_leaves_the_counts_of_its_last_flush(tmp_path: Path) -> None:

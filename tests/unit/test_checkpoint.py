@@ -22,7 +22,7 @@ from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.config import AdagradOptions, AdamOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.job import resume
 from mpisgd.records.checkpoint import checkpoint as disk
-from mpisgd.records.checkpoint.checkpoints import Checkpoints, remove
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share, remove
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
@@ -66,8 +66,9 @@ def go_on(update: SliceUpdate, first: int, updates: int) -> None:
 
 def checkpoints(run: Path, update: SliceUpdate, shard: int = 0, shards: int = 1, **special: Any) -> Checkpoints:
     size = len(update.weights)
-    given = {"bounds": (size * shard, size * (shard + 1)), "shards": shards, "learners": 2, "model": "3 (abc)", **special}
-    return Checkpoints(run, CheckpointOptions(every_updates=10, keep=2), update, shard, **given)
+    beside = {name: special.pop(name) for name in ("beside", "complain") if name in special}
+    share = Share(run, shard, bounds=(size * shard, size * (shard + 1)), shards=shards, learners=2, model="3 (abc)", **special)
+    return Checkpoints(share, CheckpointOptions(every_updates=10, keep=2), update, **beside)
 
 
 def take(writer: Checkpoints, clock: int, **special: Any) -> None:
@@ -168,10 +169,9 @@ def test_parts_of_two_attempts_make_no_checkpoint(tmp_path: Path) -> None:
         disk.newest(tmp_path)
 
 
-def test_an_extra_one_may_be_asked_for(tmp_path: Path) -> None:
+def test_they_are_due_at_multiples(tmp_path: Path) -> None:
     writer = checkpoints(tmp_path, make_update())
-    writer.also_at(7)
-    assert [clock for clock in range(1, 25) if writer.due(clock)] == [7, 10, 20]
+    assert [clock for clock in range(1, 25) if writer.due(clock)] == [10, 20]
 
 
 DAMAGE = {

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mpisgd.cli import doctor as cli
 from mpisgd.site import doctor, survey
-from mpisgd.site.survey import HostFacts, MpiFacts, RankFacts, Ring, Survey
+from mpisgd.site.facts import HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 VERSIONS = {"torch": "2.13.0", "numpy": "2.4.6", "h5py": "3.16.0", "mpi4py": "4.1.2", "mpisgd": "0.1.0", "python": "3.11.7"}
 VERSIONS["MPI"] = "Open MPI v5.0.11"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpisgd import models
 from mpisgd.base.draws import Seeds, kept, seed_all, seeded, seeds_of
-from mpisgd.base.streams import Domain, dropout_seed
+from mpisgd.base.streams import Domain
 from mpisgd.config import Config, make_options
 from mpisgd.data import DataSet, as_dataset, fetch, fetch_each
 from mpisgd.data.sampling import EpochSampling
@@ -123,11 +123,6 @@ def test_generators_are_as_before_also_after_an_exception(manager: Callable[[], 
         Noisy()[0]
         raise KeyError
     assert states() == before
-
-
-def test_torchs_seed_before_a_forward_pass_is_that_of_dropout() -> None:
-    for name in ((1, 0, 0), (2**63, 7, 5)):
-        assert seeds_of(Domain.DROPOUT, *name).torch == dropout_seed(*name)
 
 
 class Layers(nn.Module):

@@ -15,7 +15,7 @@ from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.channel import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
 from mpisgd.records.log.progress import Evaluations
-from mpisgd.records.log.reader import read_table
+from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
 from mpisgd.vectors.flat import FlatModel, host_vector
 

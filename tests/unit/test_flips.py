@@ -12,7 +12,8 @@ import pytest
 
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
-from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import TableFile
 from tests.faults import flips

@@ -59,7 +59,7 @@ def test_what_is_printed_can_be_copied(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(demo.subprocess, "run", lambda *words, **options: Ended())
     assert demo.main(["--out", str(tmp_path)]) != 0
     assert "$ mpirun --oversubscribe -n 9 mpisgd train --protocol hardsync" in capsys.readouterr().out
-    assert "mpirun --oversubscribe -n 31 mpisgd bench oversubscribed" in bench.usage()
+    assert "mpirun --oversubscribe -n 4 mpisgd bench wire" in bench.usage("mpisgd bench", bench.BENCHES)
     with pytest.raises(ConfigError, match="start with: mpirun --oversubscribe -n 4"):
         of_job(Config(shards=3), "aa")
 

@@ -61,7 +61,7 @@ def test_the_costs_of_a_virtual_run_are_found_in_its_log(tmp_path: Path, protoco
 def test_a_run_and_its_fit_agree(tmp_path: Path) -> None:
     run = virtual_run(tmp_path / "run", SoftsyncOptions(n=2), straggler=StragglerOptions(delay="exponential", delay_mean_s=0.03))
     found = fitted(run, from_log=True)
-    assert found.throughput_ratio == pytest.approx(1, abs=0.02)
+    assert found.differences["seconds_per_update"] == pytest.approx(0, abs=0.02)
     assert found.staleness_distance is not None
     assert found.staleness_distance < 0.05
     assert found.config.straggler.delay == "exponential", "the learner's loop injects the stragglers again"
@@ -104,7 +104,7 @@ def test_a_virtual_run_is_believed_what_it_says_of_itself(tmp_path: Path) -> Non
     found = fitted(run)
     assert found.config.compute == COMPUTE
     assert found.costs == ()
-    assert found.throughput_ratio == pytest.approx(1, abs=1e-9)
+    assert found.differences["seconds_per_update"] == pytest.approx(0, abs=1e-9)
     assert found.staleness_distance == 0
 
 
@@ -125,7 +125,7 @@ def test_a_short_log_is_fitted_as_far_as_it_goes(tmp_path: Path) -> None:
     path = fabricate.write_run(tmp_path / "run", logs_by_hand.backup(), {"name": "backup", "N": 2}, learners=3)
     found = fitted(Run(path))
     assert found.real is None
-    assert found.throughput_ratio is None
+    assert found.differences == {}
     assert found.staleness_distance is None
     assert found.differences == {}
     assert any("too short" in line for line in found.assumptions)
@@ -214,7 +214,7 @@ def test_what_a_log_has_more_than_the_columns_is_found(tmp_path: Path) -> None:
     found = fitted(run, from_log=True)
     rest = next(cost.value for cost in found.costs if cost.name == "rest of a cycle")
     assert rest == pytest.approx(0.005, rel=0.1)
-    assert found.throughput_ratio == pytest.approx(1, abs=0.02)
+    assert found.differences["seconds_per_update"] == pytest.approx(0, abs=0.02)
 
 
 # ------------------------------------------------------------------------------------------------------------ observation

@@ -20,8 +20,9 @@ from mpisgd.config import config_file
 from mpisgd.job import resume
 from mpisgd.records import directory
 from mpisgd.records.lock import Lock
-from mpisgd.records.log import reader, schema
-from mpisgd.records.log.reader import Run, read_summary, read_table
+from mpisgd.records.log import continuing, rank_file, schema
+from mpisgd.records.log.rank_file import read_summary, read_table
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
 
@@ -205,7 +206,7 @@ def test_a_log_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
             raise DataError(f"{path} is truncated")
         return was_left_open(path)
 
-    monkeypatch.setattr(reader, "was_left_open", short_at_first)
+    monkeypatch.setattr(rank_file, "was_left_open", short_at_first)
     assert len(read_table(tmp_path / schema.shard_file(0), "pushes")) == 1
 
 
@@ -313,11 +314,11 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
                 file.append("evaluations", tuple(each.tolist()))
         file.close()
     said: list[str] = []
-    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (4, [[0, 0, 0, 4, 0], [1, 0, 0, 4, 0]])
+    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (4, [[0, 0, 0, 4, 0], [1, 0, 0, 4, 0]])
     path.write_bytes(bytes(path.stat().st_size))
-    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (2, [[0, 0, 0, 4, 0]])
+    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (2, [[0, 0, 0, 4, 0]])
     (tmp_path / schema.evaluator_file(0)).write_bytes(b"")
-    assert reader.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
+    assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
     assert len(said) == 3
     assert all("evaluator.attempt-" in each and each.endswith("what was evaluated then is evaluated again") for each in said)
 

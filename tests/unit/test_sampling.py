@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpisgd.base.draws import seeds_of
 from mpisgd.base.errors import ConfigError, ProtocolError
 from mpisgd.base.streams import Domain, stream
 from mpisgd.data import sampling
-from mpisgd.data.sampling import EpochSampling, ReplacementSampling, delay_generator, dropout_seed
+from mpisgd.data.sampling import EpochSampling, ReplacementSampling
 
 sizes = st.integers(1, 60)
 learners = st.integers(1, 7)
@@ -82,13 +83,17 @@ def test_replacement_draws_uniformly_and_anew() -> None:
     assert (np.bincount(ReplacementSampling(4, 100, 1, 0).indices(0, 0)) > 1).any()  # a sample may come twice
 
 
+def _dropout_seed(*name: int) -> int:
+    return seeds_of(Domain.DROPOUT, *name).torch
+
+
 def test_names_that_sum_or_cross_alike_share_no_stream() -> None:
     """What seed + l, or seq mixed with learner_id, would confuse."""
     names = [(seed, learner_id, seq) for seed in range(4) for learner_id in range(4) for seq in range(4)]
     drawn = {tuple(ReplacementSampling(2**40, 4, 4, seed).indices(learner_id, seq)) for seed, learner_id, seq in names}
     assert len(drawn) == len(names)
-    assert len({dropout_seed(*name) for name in names}) == len(names)
-    assert len({delay_generator(*name).random() for name in names}) == len(names)
+    assert len({_dropout_seed(*name) for name in names}) == len(names)
+    assert len({stream(Domain.DELAY, *name).random() for name in names}) == len(names)
 
 
 def test_domains_are_independent_streams() -> None:
@@ -104,17 +109,17 @@ def test_a_stream_does_not_run_into_the_next_learners() -> None:
 
 
 def test_dropout_seed_is_a_63_bit_function_of_its_names() -> None:
-    seeds = [dropout_seed(1, learner_id, seq) for learner_id in range(20) for seq in range(20)]
+    seeds = [_dropout_seed(1, learner_id, seq) for learner_id in range(20) for seq in range(20)]
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert max(seeds) > 2**62
-    assert dropout_seed(1, 2, 3) == dropout_seed(1, 2, 3)
+    assert _dropout_seed(1, 2, 3) == _dropout_seed(1, 2, 3)
 
 
 def test_the_draws_of_a_seed_stay_what_they_are() -> None:
     """Golden: a change here changes every seeded run."""
     assert EpochSampling(10, 5, 2, seed=1).indices(1, 3).tolist() == GOLDEN_EPOCH
     assert ReplacementSampling(10, 5, 2, seed=1).indices(1, 3).tolist() == GOLDEN_REPLACEMENT
-    assert dropout_seed(1, 1, 3) == GOLDEN_DROPOUT
+    assert _dropout_seed(1, 1, 3) == GOLDEN_DROPOUT
 
 
 GOLDEN_EPOCH = [0, 6, 2, 3, 1]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mpisgd.analysis import timeline
-from mpisgd.analysis.timeline import COMPUTE, PUSH, Timeline, look
+from mpisgd.analysis.cycles import COMPUTE, PUSH
+from mpisgd.analysis.timeline import Timeline, look
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import timeline as command
 from mpisgd.records.log.reader import Run

@@ -27,7 +27,7 @@ from mpisgd.protocols import (
 )
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.reader import read_summary, read_table
+from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords

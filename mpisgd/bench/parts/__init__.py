@@ -1,1 +1,1 @@
-"""What the benches share: cases, loops, launches, the shape of their files."""
+"""Shared by the benches: cases, loops, launches, the shape of their files."""

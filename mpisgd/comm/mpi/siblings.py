@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpisgd.base.errors import EXIT_FAILED, ConfigError
+from mpisgd.base.speech import last_words
 
 LOOK_S = 0.2
 STARTED_S = 2.0
@@ -39,7 +39,7 @@ _LONGEST_S = 1e6
 _LAUNCHER_S = 5.0
 """Seconds for a launcher to end by itself, after its ranks have left."""
 _PARENT, _BEGAN = 1, 19
-"""Where in a process's `stat` its parent and its beginning are, after its name."""
+"""Places of its parent and its beginning in a process's `stat`, after its name."""
 
 
 class Siblings:
@@ -68,7 +68,7 @@ class Siblings:
         return pid if pid > 0 and self._children(pid) else 0
 
     def _stat(self, pid: int) -> list[str]:
-        """What the system says of a process, from its third word on."""
+        """Read what the system says of a process, from its third word on."""
         return (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
     def _rank(self, pid: int) -> str | None:
@@ -201,7 +201,7 @@ def _end(siblings: Siblings, lost: str) -> NoReturn:
             time.sleep(FORWARD_S)
         else:
             text = f"mpisgd: lost on {socket.gethostname()}, while MPI was starting: {lost}; the job is ended, nothing was begun"
-            print(text, file=sys.stderr, flush=True)
+            last_words(text)
             time.sleep(FORWARD_S)
             siblings.end_job()
         time.sleep(END_S)

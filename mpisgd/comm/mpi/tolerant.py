@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
@@ -20,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
+from mpisgd.base.speech import warn
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
-from mpisgd.comm.mpi.wire import Receiving, Sending, Wire, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Receiving, Sending, nowhere, of_size
+from mpisgd.comm.mpi.wire import Wire
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
@@ -143,11 +144,11 @@ class TolerantWire(Wire):
                 raise of_size(error, transfer, "body") from None
             if not done:
                 self._kept.append(transfer)
-                self._goes_on()
+                self.goes_on()
                 return peer in self._lost
             if isinstance(transfer, Receiving) and at < len(transfer.rooms):
                 transfer.check(at, self._status.Get_elements(MPI.BYTE))
-        self._goes_on()
+        self.goes_on()
         return True
 
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
@@ -194,7 +195,7 @@ class TolerantWire(Wire):
         return self._tell()
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """The same."""
+        """Take by a deadline, as `take` does."""
         while not self._news:
             try:
                 return super().take_until(patterns, until_ns)
@@ -237,7 +238,7 @@ class TolerantWire(Wire):
             self._see_whether_all_is_over()
             time.sleep(SLEEP_MOST_S)
         self.patient = False
-        self._goes_on()
+        self.goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
@@ -260,8 +261,8 @@ class TolerantWire(Wire):
         """Take a body out of MPI's queue; None where it does not come. Raises PeerError where another message has come."""
         while source not in self._lost:
             try:
-                if self._expect_body(source, tag, until_s):
-                    return self._probe(((source, tag),))
+                if self._arrivals.expect_body(source, tag, until_s):
+                    return self._arrivals.probe(((source, tag),))
             except MPI.Exception as error:
                 self._learn(error)
                 continue
@@ -297,7 +298,7 @@ class TolerantWire(Wire):
             answer = self._comm.Irecv(table, HUB, Tag.MET)
             self.wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
             self.wait(answer)
-            self._goes_on()
+            self.goes_on()
             return table
         table[HUB] = said
         heard = self._hear(table)
@@ -352,7 +353,7 @@ class TolerantWire(Wire):
             self._learn(error)
             return False
         except PeerError as error:
-            print(f"mpisgd: a message was refused: {error}", file=sys.stderr, flush=True)
+            warn(f"mpisgd: a message was refused: {error}")
             return False
         return message is not None
 

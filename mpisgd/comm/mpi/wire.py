@@ -17,80 +17,30 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
+from mpisgd.base.speech import say
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
+from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
+from mpisgd.comm.mpi.together import Node, Team
+from mpisgd.comm.mpi.transfers import Receiving, Sending, name_of_tag, nowhere, of_size
 
 _BODY_SLEEP_S = 100e-6
 """The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
-_TAGS = frozenset(Tag)
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
-_PAGE = 4096
-_SINK = 2**20
-"""Bytes of memory for messages that nobody wants."""
 BODY_S = 30.0
 """Seconds after which a slice does not come any more whose header is there: its sender began both at once."""
-
-
-def _name(tag: int) -> str:
-    return Tag(tag).name if tag in _TAGS else f"tag {tag}"
-
-
-class Sending:
-    """A message that is being sent."""
-
-    __slots__ = ("announced", "dest", "outbox", "requests", "tag")
-
-    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request], outbox: Outbox | None = None) -> None:
-        self.dest = dest
-        self.tag = tag
-        self.announced = announced
-        self.requests = requests
-        self.outbox = outbox
-        """Whose newest copy it leaves from; None = from memory of the caller's."""
-
-
-class Receiving:
-    """A message whose receives are posted: the header's, then the bodies'.
-
-    `rooms`: bytes that each body has room for; `nbytes`: of the slice, as the header says; 0 = the bodies are empty.
-    """
-
-    __slots__ = ("buffer", "layout", "nbytes", "requests", "rooms", "source")
-
-    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request], rooms: list[int]) -> None:
-        self.source = source
-        self.layout = layout
-        self.buffer = buffer
-        self.requests = requests
-        self.rooms = rooms
-        self.nbytes = 0
-
-    def check(self, at: int, nbytes: int) -> None:
-        """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""
-        expected = self.rooms[at] if self.nbytes else 0
-        if nbytes != expected:
-            raise PeerError(f"{_name(self.layout.body)} from rank {self.source}: {nbytes} bytes, expected {expected}")
-
-
-def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
-    """What to raise for what MPI has raised: PeerError where a message was longer than the memory that was posted for it."""
-    if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
-        return error
-    tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)
-    return PeerError(f"{tag} from rank {transfer.source}: its {part} is longer than expected")
 
 
 class Wire:
@@ -104,16 +54,17 @@ class Wire:
 
     def __init__(self, comm: MPI.Intracomm, *, polite: bool, ranks_per_core: float = 1.0) -> None:
         self._comm = comm
-        self._politely = Politeness(ranks_per_core).until
+        politeness = Politeness(ranks_per_core)
+        self._politely = politeness.until
         self.rank: int = comm.Get_rank()
         wait = os.environ.get("MPISGD_WAIT", "polite" if polite else "blocking")
         self.polite = wait == "polite"
+        self._arrivals = Arrivals(comm, politeness, polite=self.polite)
         synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
         self._start = comm.Issend if synchronous else comm.Isend
         self._outbox = Outbox() if self.polite and not synchronous else None
         self._print = os.environ.get("MPISGD_MESSAGES", "0") == "1"
         self._status = MPI.Status()
-        self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
         self._check: Callable[[], None] | None = None
@@ -193,7 +144,7 @@ class Wire:
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""
         if self._print:
-            print(f"r{self.rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB", file=sys.stderr, flush=True)
+            say(f"r{self.rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB")
 
     # -------------------------------------------------------------------------------------------------------- receive
 
@@ -220,7 +171,7 @@ class Wire:
             self.wait(posted.requests.pop(0))
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
-        self._goes_on()
+        self.goes_on()
         fields = posted.layout.unpack(posted.buffer, posted.source)
         if posted.rooms:
             posted.nbytes = fields[-1]
@@ -251,18 +202,18 @@ class Wire:
         """
         self.awaited = patterns
         if patterns[-1] not in _HEARING:
-            probed: tuple[int, int, int, MPI.Message] | None = self._probe(patterns)
+            probed: tuple[int, int, int, MPI.Message] | None = self._arrivals.probe(patterns)
         else:
-            probed = None if self._hears() else self._probe_until(patterns, self._hears)
-        self._goes_on()
+            probed = None if self._hears() else self._arrivals.until(patterns, self._hears)
+        self.goes_on()
         return self._interrupt() if probed is None else self._header(*probed)
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
         """Take a message as `take` does; None where none has come by that nanosecond."""
         self.awaited = patterns
-        hears = self._hears if patterns[-1] in _HEARING else _never
-        probed = None if hears() else self._probe_until(patterns, lambda: hears() or self.now_ns() >= until_ns)
-        self._goes_on()
+        hears = self._hears if patterns[-1] in _HEARING else never
+        probed = None if hears() else self._arrivals.until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        self.goes_on()
         if probed is None:
             return self._interrupt() if hears() else None
         return self._header(*probed)
@@ -285,7 +236,7 @@ class Wire:
         if layout is None:
             self._throw_away(source, nbytes, message)
             known = ", ".join(Tag(each).name for each in LAYOUTS)
-            raise PeerError(f"rank {source} sent {_name(tag)}, {nbytes} bytes: expected one of {known}", source)
+            raise PeerError(f"rank {source} sent {name_of_tag(tag)}, {nbytes} bytes: expected one of {known}", source)
         buffer = self._headers[tag]
         self._receive(source, tag, nbytes, message, buffer, len(buffer))
         self._taken = (source, layout)
@@ -295,55 +246,12 @@ class Wire:
         """Receive the bodies of the message taken last."""
         source, layout = self._taken
         for body in bodies:
-            if not self._expect_body(source, layout.body, time.perf_counter() + BODY_S):
-                name = _name(layout.body)
+            if not self._arrivals.expect_body(source, layout.body, time.perf_counter() + BODY_S):
+                name = name_of_tag(layout.body)
                 raise PeerError(f"rank {source} sent a header, but no {name} after it: nothing came for {BODY_S:g} s", source)
-            _, tag, nbytes, message = self._probe(((source, layout.body),))
+            _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True
-
-    def _probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
-        """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
-        wanted = self._wanted_of(patterns)
-        if len(wanted) == 1 and not self.polite:
-            status = self._status
-            message = self._comm.Mprobe(*wanted[0], status)
-            return status.source, status.tag, status.Get_elements(MPI.BYTE), message  # Get_count knows no more than 2 GiB
-        probed = self._probe_until(patterns, _never)
-        assert probed is not None
-        return probed
-
-    def _probe_until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe as `_probe` does; None where it is `over` before any message is there.
-
-        It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
-        that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
-        """
-        wanted, status, improbe = self._wanted_of(patterns), self._status, self._comm.Improbe
-
-        def look() -> MPI.Message | None:
-            for source, tag in wanted:
-                if (message := improbe(source, tag, status)) is not None:
-                    return message
-            return None
-
-        def ready() -> MPI.Message | Literal[False] | None:
-            message = look()
-            return False if message is None and over() else message
-
-        message: MPI.Message | Literal[False] | None = look()
-        if message is None and self.polite:
-            message = self._politely(ready)
-        while message is None:
-            message = ready()
-        return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
-
-    def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
-        wanted = self._wanted.get(patterns)
-        if wanted is None:
-            wanted = [(MPI.ANY_SOURCE if s is None else s, MPI.ANY_TAG if t is None else t) for s, t in patterns]
-            self._wanted[patterns] = wanted
-        return wanted
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message."""
@@ -354,30 +262,11 @@ class Wire:
         """Raises PeerError for another size, and throws the message away: a longer one would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
             self._throw_away(source, nbytes, message)
-            raise PeerError(f"{_name(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
+            raise PeerError(f"{name_of_tag(tag)} from rank {source}: {nbytes} bytes, expected {expected}", source)
 
     def _throw_away(self, source: int, nbytes: int, message: MPI.Message) -> None:
         """Receive a probed message that nobody wants: left alone, it would hold up its sender."""
         message.Recv(nowhere(nbytes))
-
-    def _expect_body(self, source: int, tag: int, until_s: float) -> bool:
-        """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
-
-        What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
-        """
-        status, iprobe = self._status, self._comm.Iprobe
-
-        def ready() -> bool | None:
-            if iprobe(source, MPI.ANY_TAG, status):
-                return True
-            return False if time.perf_counter() > until_s else None
-
-        if not self._politely(ready):
-            return False
-        found = status.Get_tag()
-        if found != tag:
-            raise PeerError(f"rank {source} sent a header, but no {_name(tag)} after it: {_name(found)} came", source)
-        return True
 
     # ----------------------------------------------------------------------------------------------------------- wait
 
@@ -392,7 +281,7 @@ class Wire:
             self._wait_for_all(transfer, requests)
         except MPI.Exception as error:
             raise of_size(error, transfer, "body") from None
-        self._goes_on()
+        self.goes_on()
         return True
 
     def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
@@ -411,7 +300,7 @@ class Wire:
         elif requests:
             MPI.Request.Waitall(requests)
 
-    def _goes_on(self) -> None:
+    def goes_on(self) -> None:
         """A wait is over."""
         self.awaited = None
         self.waits += 1
@@ -463,7 +352,7 @@ class Wire:
         return []
 
     def away(self) -> list[int]:
-        """Those, and the dead: as far as is known before ranks part."""
+        """Ranks that are given up or dead, as far as is known before ranks part."""
         return []
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
@@ -484,120 +373,3 @@ class Wire:
     def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:
         """With sleeps of at most so many seconds."""
         self._politely(lambda: request.Test(status) or None, most_s)
-
-
-class Team:
-    """Ranks that act together, by MPI's non-blocking collectives, each waited for like any other request.
-
-    Args:
-        comm: theirs, in the order of places; belongs to the team.
-        bounds: the slice of a vector that each place owns, in elements.
-    """
-
-    def __init__(self, wire: Wire, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]]) -> None:
-        self._wire = wire
-        self._comm = comm
-        self._starts = [start for start, _ in bounds]
-        self._sizes = [end - start for start, end in bounds]
-        own = self._sizes[comm.Get_rank()]
-        self._own_sizes = [own for _ in bounds]
-        self._own_starts = [own * place for place in range(len(bounds))]
-
-    def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        """All-gather of headers."""
-        layout = LAYOUTS[tag]
-        headers = bytearray(len(self._sizes) * layout.nbytes)
-        self._wire.say("all", tag, 0)
-        self._wait(self._comm.Iallgather(layout.pack(fields), headers))
-        parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
-        return [layout.unpack(part, place) for place, part in enumerate(parts)]
-
-    def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
-        """All-to-all of slices."""
-        self._wire.say("all", Tag.GRADIENT, vector.nbytes)
-        sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
-        self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
-
-    def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
-        """Begin an all-gather of slices."""
-        self._wire.say("all", Tag.WEIGHTS, own.nbytes)
-        return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
-
-    def finish(self, shared: MPI.Request, meanwhile: Callable[[], None]) -> None:
-        meanwhile()
-        self._wait(shared)
-
-    def _wait(self, request: MPI.Request) -> None:
-        wire = self._wire
-        wire.awaited = f"all {len(self._sizes)} learners, who exchange together"
-        wire.wait(request)
-        wire._goes_on()
-
-    def disband(self) -> None:
-        self._comm.Free()
-
-
-class Node:
-    """Ranks that share memory: windows of MPI-3 (`MPI_Win_allocate_shared`), in the unified model, and a barrier.
-
-    Args:
-        comm: theirs, in the order of places; belongs to the node.
-
-    MPI refuses ranks that cannot share memory, and Open MPI says so where there is too little of it (in a container, /dev/shm is
-    often small).
-    """
-
-    def __init__(self, wire: Wire, comm: MPI.Intracomm) -> None:
-        self.place: int = comm.Get_rank()
-        self.places: int = comm.Get_size()
-        self._wire = wire
-        self._comm = comm
-        self._windows: list[MPI.Win] = []
-
-    def vectors(self, count: int, size: int) -> list[np.ndarray]:
-        """Each begins a page, so none shares a cache line with another."""
-        room = -(-4 * size // _PAGE) * _PAGE
-        memory = self._allocate(count * room)
-        return [memory[at * room : at * room + 4 * size].view(np.float32) for at in range(count)]
-
-    def words(self, count: int) -> np.ndarray:
-        return self._allocate(8 * count).view(np.float64)
-
-    def _allocate(self, nbytes: int) -> np.ndarray:
-        """Shared bytes, which the rank in place 0 asks for; their pages go to the rank that first writes to them."""
-        window = MPI.Win.Allocate_shared(nbytes if self.place == 0 else 0, 1, comm=self._comm)
-        window.Lock_all(MPI.MODE_NOCHECK)  # without an epoch there is no Sync
-        self._windows.append(window)
-        memory: Any = window.Shared_query(0)[0]
-        shared: np.ndarray = np.frombuffer(memory, np.uint8, count=nbytes)
-        return shared
-
-    def meet(self) -> None:
-        """Make visible what was stored before, and see what the others stored (MPI-4.1, 12.5.4)."""
-        for window in self._windows:
-            window.Sync()
-        self._wire.awaited = "its team"
-        self._wire.wait(self._comm.Ibarrier())
-        self._wire._goes_on()
-        for window in self._windows:
-            window.Sync()
-
-    def disband(self) -> None:
-        for window in self._windows:
-            window.Unlock_all()
-            window.Free()
-        self._comm.Free()
-
-
-def nowhere(nbytes: int) -> Any:
-    """Memory for a message of so many bytes that nobody wants: little of it, which a long one overwrites."""
-    if nbytes <= _SINK:
-        return bytearray(nbytes)
-    times, rest = divmod(nbytes, _SINK)
-    block = MPI.BYTE.Create_contiguous(_SINK)
-    again, last = block.Create_hvector(times, 1, 0), MPI.BYTE.Create_contiguous(rest)
-    return [bytearray(_SINK), 1, MPI.Datatype.Create_struct([1, 1], [0, 0], [again, last]).Commit()]
-
-
-def _never() -> bool:
-    return False

@@ -1,1 +1,1 @@
-"""What a run costs in seconds, fitted from its log, as a virtual cluster that runs as fast."""
+"""Costs of a run in seconds, fitted from its log, as a virtual cluster that runs as fast."""

@@ -52,11 +52,6 @@ class Fit:
     virtual: Observed | None
 
     @property
-    def throughput_ratio(self) -> float | None:
-        """Updates per second, virtual over real."""
-        return self.virtual.updates_per_s / self.real.updates_per_s if self.real and self.virtual else None
-
-    @property
     def differences(self) -> dict[str, float]:
         """Differences of the virtual run from the log, as shares of what the log shows: 0.1 is 10 % more. Without staleness where
         the log has none; empty where it is too short to be observed."""

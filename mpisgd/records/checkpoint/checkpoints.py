@@ -14,6 +14,7 @@ import functools
 import shutil
 import threading
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -31,51 +32,54 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import on_host
 
 
+@dataclass(frozen=True)
+class Share:
+    """Share of a run's checkpoints that one shard writes.
+
+    Attributes:
+        bounds: of its slice.
+        shards, learners, model: as in `checkpoint.Checkpoint`.
+        attempt, continues: as in the shard's log file (`schema`).
+        pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
+    """
+
+    run: Path
+    shard: int
+    bounds: tuple[int, int]
+    shards: int
+    learners: int
+    model: str
+    attempt: int = 0
+    continues: Sequence[Sequence[int]] = ()
+    pinned: Collection[int] = ()
+
+
 class Checkpoints:
     """The checkpoints of one shard.
 
     Args:
-        run: the run's directory.
         update: the slice and its optimiser.
-        bounds: of the slice.
-        shards, learners, model: as in `checkpoint.Checkpoint`.
-        attempt, continues: as in the shard's log file (`schema`).
-        pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
         beside: files that the checkpoint refers to, and that must be on disk before it: the log, the snapshots.
         complain: is told, in the thread, when checkpoints begin to fail and when one is written again.
     """
 
     def __init__(
         self,
-        run: Path,
+        share: Share,
         options: CheckpointOptions,
         update: SliceUpdate,
-        shard: int,
         *,
-        bounds: tuple[int, int],
-        shards: int,
-        learners: int,
-        model: str,
-        attempt: int = 0,
-        continues: Sequence[Sequence[int]] = (),
-        pinned: Collection[int] = (),
         beside: Sequence[Path] = (),
         complain: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._run = run
+        self._share = share
         self._every = options.every_updates
         self._keep = options.keep
         self._update = update
-        self._shard = shard
-        self._bounds = bounds
-        self._shards = shards
-        self._attempt = attempt
-        self._continues = [list(part) for part in continues]
-        self._pinned = frozenset(pinned)
         self._beside = list(beside)
         self._complain = complain
-        self._told = {"schema_version": schema.SCHEMA_VERSION, "attempt": attempt, "learners": learners, "model": model}
-        self._also: set[int] = set()
+        told = {"attempt": share.attempt, "learners": share.learners, "model": share.model}
+        self._told = {"schema_version": schema.SCHEMA_VERSION, **told}
         self._copies: dict[str, np.ndarray] = {}
         self._idle = threading.Event()
         self._idle.set()
@@ -87,15 +91,11 @@ class Checkpoints:
 
     def due(self, clock: int) -> bool:
         """Whether all shards write a checkpoint at this clock. To be asked after every update."""
-        if self._every == 0 and not self._also:
+        if self._every == 0:
             return False
         if self._thread is None:  # the first update has been made: the optimiser has all its tensors
             self._begin(self._make_room)
-        return (self._every > 0 and clock % self._every == 0) or clock in self._also
-
-    def also_at(self, clock: int) -> None:
-        """Write one at this clock, too. To be complete, every shard must be told so before it comes there."""
-        self._also.add(clock)
+        return clock % self._every == 0
 
     def busy(self) -> bool:
         """Whether the last one is still being written."""
@@ -109,7 +109,7 @@ class Checkpoints:
         lost, self._lost = self._lost, []
         return lost
 
-    def take(
+    def take(  # noqa: PLR0913 - the fields of an account, by name
         self,
         *,
         clock: int,
@@ -138,15 +138,15 @@ class Checkpoints:
                 self._copies[name] = np.empty(tensor.numel(), np.float32)
             torch.from_numpy(self._copies[name]).copy_(tensor)
         account = Account(
-            shard=self._shard,
-            bounds=self._bounds,
+            shard=self._share.shard,
+            bounds=self._share.bounds,
             clock=clock,
             samples=self._update.samples,
             now_s=now_s,
             received=received,
             applied_seq=list(applied_seq),
             next_seq=next_seq,
-            rows=[*self._continues, [self._attempt, *rows]],
+            rows=[*map(list, self._share.continues), [self._share.attempt, *rows]],
             snapshots=snapshots,
             diverged=diverged,
             counts=list(counts),
@@ -158,7 +158,7 @@ class Checkpoints:
         self._idle.wait()
         if self._failure is not None:
             failure, self._failure = self._failure, None
-            raise CheckpointError(f"a checkpoint of shard {self._shard} could not be made: {failure}") from failure
+            raise CheckpointError(f"a checkpoint of shard {self._share.shard} could not be made: {failure}") from failure
 
     def _begin(self, action: Callable[[], None]) -> None:
         """Have it done by the thread; to start one for each would make the shard wait for it."""
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _write(self, account: Account) -> None:
         """Write the part, or tell why not."""
-        directory = disk.directory_of(self._run, account.clock)
+        directory = disk.directory_of(self._share.run, account.clock)
         try:
             self._write_part(directory, account)
         except OSError as error:
@@ -207,23 +207,23 @@ class Checkpoints:
             durable.sync(path)
         directory.parent.mkdir(exist_ok=True)  # not the run's own directory: where that is gone, it stays so
         directory.mkdir(exist_ok=True)
-        durable.sync_directory(self._run)  # has the names of all these
-        told = {"clock": account.clock, "shard": self._shard, "attempt": self._attempt}
-        nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._shard), self._copies, told)
+        durable.sync_directory(self._share.run)  # has the names of all these
+        told = {"clock": account.clock, "shard": self._share.shard, "attempt": self._share.attempt}
+        nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._share.shard), self._copies, told)
         part = disk.part_table(account, nbytes, crc32)
-        disk.write_json(directory / disk.account_file(self._shard), {**self._told, "part": part})
+        disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
         durable.sync_directory(directory)
         self._seal(directory, account.clock)
 
     def _seal(self, directory: Path, clock: int) -> None:
         """Write the manifest where all parts are there, of this attempt; then the oldest checkpoints may go."""
         parts: list[dict[str, Any]] = []
-        for shard in range(self._shards):
+        for shard in range(self._share.shards):
             try:
                 table = disk.read_json(directory / disk.account_file(shard))
             except CheckpointError:
                 return  # not there yet: the shard that is last will see all others
-            if table["attempt"] != self._attempt:
+            if table["attempt"] != self._share.attempt:
                 return
             parts.append(table["part"])
         disk.write_json(directory / disk.MANIFEST, {**self._told, "clock": clock, "parts": parts})
@@ -234,9 +234,9 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """Remove what is older than the newest `keep` complete ones: all shards have come further, nobody writes there."""
         complete = 0
-        for path in disk.directories(self._run):
+        for path in disk.directories(self._share.run):
             clock = int(path.name.removeprefix("clock-"))
-            if clock > newest or clock in self._pinned:
+            if clock > newest or clock in self._share.pinned:
                 continue
             if complete >= self._keep:
                 remove(path)

@@ -22,7 +22,7 @@ from mpisgd.records.log.writer import CHUNK_ROWS, TableFile
 _UPDATES_SHARE = 4
 """The part of the room for rows that updates have: one in so many. A protocol may make an update of every push."""
 _HEAD_NBYTES = 128 << 10
-"""What a file has besides those rows: HDF5's index, counts, the events of a small run."""
+"""Bytes of a file besides those rows: HDF5's index, counts, the events of a small run."""
 
 
 def room_of(max_bytes: int) -> dict[str, int]:

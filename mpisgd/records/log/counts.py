@@ -1,4 +1,4 @@
-"""What a shard's pushes and updates come to, counted one by one: exact where a bounded log keeps only some of the rows.
+"""Sums over a shard's pushes and updates, counted one by one: exact where a bounded log keeps only some of the rows.
 
 Counted when rows are flushed, some hundred at a time, from the first row of the layout on, also over attempts. In a file they are
 one vector of int64, `Counts.numbers`; a checkpoint has the same, as they were at its clock.
@@ -91,7 +91,7 @@ class Pushes:
         self.newest.add(summed[summed["clock"] == newest])
 
     def applied(self, final_clock: int) -> Tally:
-        """Those that are part of an update that was made, where `final_clock` updates were."""
+        """Pushes that are part of an update that was made, where `final_clock` updates were."""
         found = Tally()
         found.merge(self.settled)
         if self.clock < final_clock:
@@ -185,7 +185,7 @@ class Counts:
 
 
 def _longer(counts: np.ndarray, length: int) -> np.ndarray:
-    """The same, with zeros behind, where it is shorter."""
+    """Append zeros where it is shorter."""
     if len(counts) >= length:
         return counts
     return np.concatenate([counts, np.zeros((length - len(counts), *counts.shape[1:]), np.int64)])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from mpisgd.base.speech import say
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -78,7 +80,7 @@ class Progress:
         else:
             left_s = now_s * (self._total - epochs) / epochs if epochs > 0 else 0.0
             left = "trained; evaluations follow" if epochs >= self._total else f"{max(0.0, left_s):.0f} s left"
-            print(f"epoch {min(epochs, self._total):.2f}/{self._total:g}: {text}, {left}", file=sys.stderr, flush=True)
+            say(f"epoch {min(epochs, self._total):.2f}/{self._total:g}: {text}, {left}")
         self._told_s, self._told_clock, self._staleness, self._pushes = now_s, clock, 0, 0
 
     def close(self) -> None:
@@ -140,4 +142,4 @@ class Evaluations:
             self._next_s = now_s + self._every_s
             number, of = self._number + 1, max(self._snapshots, self._number + 1)
             text = f"evaluating snapshot {number} of {of}, batch {self._batch} of {self._batches}"
-            print(text, file=sys.stderr, flush=True)
+            say(text)

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
-import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
-from mpisgd.records.log import counts as counting
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.rank_file import FILE, Rows, attempt_of, continued, read_counts, read_file, read_summary
 from mpisgd.records.log.schema import Verdict
-from mpisgd.records.log.superblock import AsIfClosed, was_left_open
-from mpisgd.records.log.thinning import Thinning
-
-_FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class Run:
         """Files of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
         found: dict[int, list[Path]] = {}
         for path in self.path.glob("*.h5"):
-            match = _FILE.match(path.name)
+            match = FILE.match(path.name)
             if match:
                 found.setdefault(int(match[3]), []).append(path)
         own = self.config["shards"]
@@ -193,7 +186,7 @@ class Run:
 
     @cached_property
     def left_out_before(self) -> str:
-        """The same of earlier layouts."""
+        """Rows that are left out of earlier layouts, as `left_out`."""
         return _left_out([part for layout in self.earlier for part in layout.parts()])
 
     def parts_of(self, shard: int) -> list[Rows]:
@@ -210,7 +203,7 @@ class Run:
         """Of each shard, what its pushes and updates come to, of a log that was bounded; of a run that was killed, as of the last
         flush. Empty where no file counts."""
         self._check_files()
-        found = [_read(path, "counts", partial(_counts, path)) for path in self._files if path.name.startswith("shard-")]
+        found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
         return [each for each in found if each is not None]
 
     @property
@@ -285,58 +278,6 @@ def _books(summary: np.void, counts: Counter[str]) -> Books:
     )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one rank's file that belong to the run.
-
-    `first` counts those of each table, by name; None: all that are committed.
-    """
-
-    path: Path
-    first: dict[str, int] | None = None
-
-    def rows(self, table: str) -> np.ndarray:
-        """Raises DataError where they cannot be read, or there are fewer."""
-        rows = read_table(self.path, table)
-        return rows[: self._count(table, len(rows))]
-
-    def chunks(self, table: str) -> Iterator[np.ndarray]:
-        """Read rows some at a time; what is found wrong with a row may be told after it was given."""
-        left: int | None = None
-        with _open(self.path) as file:
-            for rows in _verified(self.path, file, table, was_left_open(self.path)):
-                left = self._count(table, _committed(file, table)) if left is None else left
-                yield rows[:left]
-                left -= min(left, len(rows))
-        if left is None:
-            self._count(table, 0)
-
-    def length(self, table: str) -> int:
-        """Number of rows."""
-        return self._count(table, _read(self.path, f"table {table}", lambda file, _: _committed(file, table)))
-
-    def thinning(self, table: str) -> Thinning | None:
-        """By which rule its rows were kept; None: all are."""
-        room = _read(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))
-        return None if room is None else Thinning(int(np.asarray(room)[schema.THINNED.index(table)]))
-
-    def left_out(self, table: str) -> str:
-        """Which rows of a table the file does not have, and why; "" where it has all."""
-        rule = self.thinning(table)
-        length = 0 if rule is None else self.length(table)
-        if rule is None or length <= rule.whole:
-            return ""
-        most = int(rule.every(length - 1, length)[0])
-        clock = _read(self.path, f"table {table}", lambda file, _: int(contained.data_set(file, table)[rule.whole]["clock"]))
-        return f"the log keeps every k-th of the {table} from clock {clock:,} on, k at most {most:,} (log.max_bytes)"
-
-    def _count(self, table: str, committed: int) -> int:
-        count = committed if self.first is None else self.first[table]
-        if committed < count:
-            raise DataError(f"{self.path}: table {table} has {committed} rows: another attempt continues after {count}")
-        return count
-
-
 class Begins(NamedTuple):
     """Begin of a layout's rows (`schema`): by default the start of the run.
 
@@ -395,7 +336,7 @@ def begins(path: Path) -> Begins:
         if before is None:
             return Begins()
         parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
-        own = _attempt_of(first)
+        own = attempt_of(first)
         if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
             raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
         return Begins(
@@ -406,7 +347,7 @@ def begins(path: Path) -> Begins:
             [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
         )
 
-    return _read(first, "what it goes on from", read)
+    return read_file(first, "what it goes on from", read)
 
 
 def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -415,191 +356,6 @@ def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
 
 
-def continued(path: Path) -> list[Rows]:
-    """The rows of one rank: those of earlier attempts that this file continues, then its own.
-
-    Raises DataError where it does not say so as `schema` has it.
-    """
-    name = path.name.partition(".")[0]
-    return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
-
-
-def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
-    """Read what a file continues: attempts, with the number of rows of each table."""
-    none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
-    found = _read(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
-    parts = none if found is None else np.asarray(found)
-    if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
-        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
-    attempts = [-1, *parts[:, 0].tolist(), _attempt_of(path)]
-    if any(one >= other for one, other in itertools.pairwise(attempts)):
-        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
-    return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
-
-
-def evaluated(
-    run: Path, attempts: list[int], snapshots: int, rows_each: int, complain: Callable[[str], None] = lambda why: None
-) -> tuple[int, list[list[int]]]:
-    """Find what the evaluator of a run that is continued need not do again.
-
-    No checkpoint waits for the evaluator: after a loss of power its log may be torn. Then that of the attempt before counts, and
-    the rest is evaluated again.
-
-    Args:
-        attempts: those that the run continues, in their order.
-        snapshots: how many had been taken at the checkpoint.
-        rows_each: of one snapshot.
-        complain: is told of a log that is passed over.
-
-    Returns the first snapshot to evaluate, and which rows come before (`schema`, `continues`).
-    """
-    parts: list[tuple[int, np.ndarray]] = []
-    for attempt in reversed(attempts):
-        path = run / schema.evaluator_file(attempt)
-        if path.is_file():
-            try:
-                parts = [(_attempt_of(each.path), each.rows("evaluations")) for each in continued(path)]
-                break
-            except DataError as error:
-                complain(f"{error}; what was evaluated then is evaluated again")
-    done = sum(int(np.count_nonzero(rows["snapshot"] < snapshots)) for _, rows in parts) // rows_each
-    left, before = done * rows_each, []
-    for attempt, rows in parts:
-        before.append([attempt, *(min(left, len(rows)) if table == "evaluations" else 0 for table in schema.TABLES)])
-        left -= min(left, len(rows))
-    return done, before
-
-
-def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
-    """Whether the rows are there that a checkpoint says come before it (`schema`, `continues`), and are those that were written.
-
-    Raises DataError where not: the run could not be finished.
-    """
-    for attempt, *counts in rows:
-        if any(counts):  # else there was no log
-            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, counts, strict=True)))
-            for table in schema.TABLES:
-                for _ in part.chunks(table):
-                    pass
-
-
-def counted(run: Path, shard: int, rows: list[list[int]]) -> list[int]:
-    """What these rows, as those of `check_rows`, come to, where all are there (`counts.Counts.numbers`)."""
-    found = Counts()
-    for attempt, *firsts in rows:
-        if any(firsts):
-            part = Rows(run / schema.shard_file(shard, attempt), dict(zip(schema.TABLES, firsts, strict=True)))
-            for each in part.chunks("pushes"):
-                found.pushes.add(each)
-            for each in part.chunks("updates"):
-                found.updates.add(each)
-    numbers: list[int] = found.numbers().tolist()
-    return numbers
-
-
-def _attempt_of(path: Path) -> int:
-    match = _FILE.match(path.name)
-    assert match
-    return int(match[3])
-
-
-def _open(path: Path) -> h5py.File:
-    """A file as it is, also one that is being written (`superblock`)."""
-    try:
-        source = AsIfClosed(path) if was_left_open(path) else path
-        file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
-    except _BROKEN as error:
-        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
-    try:
-        version = contained.attribute(file, "schema_version")
-    except (DataError, *_BROKEN) as error:
-        file.close()
-        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
-    if version != schema.SCHEMA_VERSION:
-        file.close()
-        raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
-    return file
-
-
-_BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
-"""Errors that h5py raises at a damaged file."""
-
-_TRIES, _PAUSE_S = 5, 0.05
-
-T = TypeVar("T")
-
-
-def _read(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
-    """Read a file by `read`, which is told whether the file was left open. Tried a few times where a writer may have been at it.
-
-    Raises DataError where it cannot be read, or its checksums do not fit.
-    """
-    for left in reversed(range(_TRIES)):
-        open_ = True
-        try:
-            open_ = was_left_open(path)
-            with _open(path) as file:
-                return read(file, open_)
-        except (DataError, *_BROKEN) as error:
-            if not left or not open_:
-                if isinstance(error, DataError):
-                    raise
-                raise DataError(f"{path}: {what} cannot be read: {error}") from error
-        time.sleep(_PAUSE_S)
-    raise AssertionError
-
-
-def read_table(path: Path, name: str) -> np.ndarray:
-    """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
-
-    def read(file: h5py.File, open_: bool) -> np.ndarray:
-        table = np.empty(_committed(file, name), schema.TABLES[name])
-        at = 0
-        for rows in _verified(path, file, name, open_):
-            table[at : at + len(rows)] = rows[: len(table) - at]
-            at += len(rows)
-        return table
-
-    return _read(path, f"table {name}", read)
-
-
 def _left_out(parts: list[Rows]) -> str:
     said = (part.left_out(name) for part in parts for name in schema.THINNED)
     return next((each for each in said if each), "")
-
-
-def _counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
-    return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
-
-
-def _committed(file: h5py.File, name: str) -> int:
-    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
-
-
-def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
-    """The rows of one table, some at a time, and more than are committed where more have a checksum.
-
-    Raises DataError, at the latest after the last of them, where they are not those that were written.
-    """
-    try:
-        data = contained.data_set(file, name)
-        if data.dtype != schema.TABLES[name]:
-            raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
-        summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
-        for start in range(0, contained.rows(data, summing.count), schema.STEP):
-            rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
-            summing.add(rows)
-            yield rows
-        summing.check()
-    except _BROKEN as error:
-        raise DataError(f"{path}: table {name} cannot be read: {error}") from error
-
-
-def read_summary(path: Path) -> np.ndarray:
-    """The last words of the rank. Raises DataError where they are not those that were written."""
-
-    def read(file: h5py.File, _: bool) -> np.ndarray:
-        sums.check_summary(f"{path}: the summary", file)
-        return contained.whole(file, "summary")
-
-    return _read(path, "the summary", read)

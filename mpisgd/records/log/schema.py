@@ -150,7 +150,7 @@ EVENTS = np.dtype(
 
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
 THINNED = ("pushes", "updates")
-"""Those of which a bounded log keeps some rows."""
+"""Tables of which a bounded log keeps some rows."""
 
 #: The last row that a rank writes; see the module's text.
 SUMMARY = np.dtype(

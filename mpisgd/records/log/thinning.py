@@ -60,7 +60,7 @@ class Thinning:
         return [each for each in zip(self._places, self._every, strict=False) if each[0] < count]
 
     def numbers(self, start: int, stop: int) -> np.ndarray:
-        """Those of the rows in places `start` to before `stop`: int64."""
+        """Numbers of the rows in places `start` to before `stop`: int64."""
         places = np.arange(start, stop)
         at = np.searchsorted(self._places, places, side="right") - 1
         found = np.array(self._numbers, np.int64)[at] + (places - np.array(self._places, np.int64)[at]) * self.every(start, stop)

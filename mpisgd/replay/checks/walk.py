@@ -187,7 +187,7 @@ class _Walk:
             self._refuse(f"{said}, the protocol says {_said(expected.kind, expected.reason, expected.weight)}")
 
     def _judge(self, row: Row) -> Verdict:
-        """Where gradients that are not finite are dropped, learners give them the loss NaN."""
+        """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
         rules, learner_id = self.rules, row.learner_id
         if row.reason == Reason.TORN and (learner_id in self.shard.lost or learner_id in self.shard.stuck):
             return rules.on_torn(learner_id, row.timestamp, row.seq)

@@ -1,4 +1,4 @@
-"""`bench faults`: hardsync with all that makes a job survive, against the same without any of it.
+"""`python -m tests.bench faults`: hardsync with all that makes a job survive, against the same without any of it.
 
 Each run is a launch of its own, for only the launcher switches failures' notices (ULFM) on: `mpirun --with-ft ulfm`, Open MPI 5.
 """
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.on_off import OFF, Tally, in_turn, seen
+from mpisgd.bench.checkpoint import OFF, Tally, in_turn, seen
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
 from mpisgd.config import CheckpointOptions, FaultOptions, LogOptions

@@ -1,4 +1,4 @@
-"""`bench settings`: which way to wait, and to copy within a node, is the fastest here; each in launches of its own.
+"""`python -m tests.bench settings`: which way to wait, and to copy within a node, is the fastest here; each in launches of its own.
 
 What differs is set from outside, by environment variables: how a rank waits for messages (`wire.py`), and, with Open MPI, whether a
 large message is copied once, by the receiver out of the sender's memory (CMA), or twice, through shared memory. Which is better
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpisgd.bench.on_off import OFF, in_turn
+from mpisgd.bench.checkpoint import OFF, in_turn
 from mpisgd.bench.parts import launched
 from mpisgd.bench.parts.cases import CASES, LEARNERS, config_of
 from mpisgd.bench.parts.spread import over, spread, told

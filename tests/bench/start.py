@@ -1,4 +1,4 @@
-"""`bench start`: seconds from mpirun to a run's first update, beside those of launches that do less.
+"""`python -m tests.bench start`: seconds from mpirun to a run's first update, beside those of launches that do less.
 
 Imports dominate: every rank reads and runs them, and thousands of ranks do so at once.
 """

@@ -1,4 +1,4 @@
-"""`bench oversubscribed`: many more ranks than cores, against one loop on one core over as many mini-batches.
+"""`python -m tests.bench oversubscribed`: many more ranks than cores, against one loop on one core over as many mini-batches.
 
 The papers run 31 ranks where they have the nodes; their users begin on a laptop. One shard and all other ranks as learners train
 the CIFAR-10 network, mu = 4; beside them, in the same job and interleaved, one rank does the same number of mini-batches alone

@@ -1,4 +1,4 @@
-"""`bench log`: images/s of hardsync with the run log over without, in turn within one run.
+"""`python -m tests.bench log`: images/s of hardsync with the run log over without, in turn within one run.
 
 Two runs beside each other differ by a tenth on a shared machine, and the log costs less than a hundredth. So it is kept in every
 second window of a few updates, and what is compared is such a window with the mean of those before and after it.

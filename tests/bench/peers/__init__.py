@@ -1,5 +1,4 @@
-"""`bench peers`: hardsync beside what people use in its place, each in processes of its own, interleaved; what is not installed is
-left out, and said.
+"""`python -m tests.bench peers`: hardsync beside what people use in its place, in turn; what is missing is left out, and said.
 
 All train the same network with two learners, SGD with momentum, one thread each, on random data that lies in memory. Each peer is a
 script that is started once for each of its processes (`python SCRIPT CASE PLACE PORT`), some of which learn; a learner prints how

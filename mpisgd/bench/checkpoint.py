@@ -1,4 +1,4 @@
-"""Hardsync with something on against the same without it, in turn: `bench checkpoint` here, in one job, and `bench faults`.
+"""`bench checkpoint`: hardsync with checkpoints against the same without, in turn, in one job.
 
 The order changes from one repetition to the next; a ratio is that of two runs beside each other.
 """
@@ -59,7 +59,7 @@ class Tally:
         }
 
 
-def measure_checkpoints(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
+def measure(comm: MPI.Intracomm, repetitions: int, every_updates: int) -> list[dict[str, Any]]:
     """Images/s with a checkpoint at every multiple of this clock, over without; the rows are the same on every rank."""
     from mpisgd.bench.train import run_of, scratch
 
@@ -86,7 +86,6 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _lines_of(row: Mapping[str, Any]) -> list[str]:
-    """Format one row."""
     lines = [f"{row['case']}: images/s {', '.join(f'{name} {told(rate, 0)}' for name, rate in row['images_per_s'].items())}"]
     lines += [f"  {name} / {OFF} {told(ratio, 3)}" for name, ratio in row["over_off"].items()]
     if row["stands_s"] is not None:

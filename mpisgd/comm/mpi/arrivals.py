@@ -1,0 +1,90 @@
+"""Messages that have come and are not received yet: MPI's own queue, looked through as politely as the rank waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.communicator import Pattern
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.politeness import Politeness
+from mpisgd.comm.mpi.transfers import name_of_tag
+
+
+class Arrivals:
+    """The queue of one rank; `polite`: how it waits for a message of any of several patterns."""
+
+    def __init__(self, comm: MPI.Intracomm, politeness: Politeness, *, polite: bool) -> None:
+        self._comm = comm
+        self._politely = politeness.until
+        self.polite = polite
+        self._status = MPI.Status()
+        self._wanted: dict[tuple[Pattern, ...], list[tuple[int, int]]] = {}
+
+    def probe(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, int, MPI.Message]:
+        """Take a message out of MPI's queue, without receiving it: (source, tag, bytes, message)."""
+        wanted = self._wanted_of(patterns)
+        if len(wanted) == 1 and not self.polite:
+            status = self._status
+            message = self._comm.Mprobe(*wanted[0], status)
+            return status.source, status.tag, status.Get_elements(MPI.BYTE), message  # Get_count knows no more than 2 GiB
+        probed = self.until(patterns, never)
+        assert probed is not None
+        return probed
+
+    def until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe as `probe` does; None where it is `over` before any message is there.
+
+        It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
+        that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
+        """
+        wanted, status, improbe = self._wanted_of(patterns), self._status, self._comm.Improbe
+
+        def look() -> MPI.Message | None:
+            for source, tag in wanted:
+                if (message := improbe(source, tag, status)) is not None:
+                    return message
+            return None
+
+        def ready() -> MPI.Message | Literal[False] | None:
+            message = look()
+            return False if message is None and over() else message
+
+        message: MPI.Message | Literal[False] | None = look()
+        if message is None and self.polite:
+            message = self._politely(ready)
+        while message is None:
+            message = ready()
+        return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
+
+    def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
+        wanted = self._wanted.get(patterns)
+        if wanted is None:
+            wanted = [(MPI.ANY_SOURCE if s is None else s, MPI.ANY_TAG if t is None else t) for s, t in patterns]
+            self._wanted[patterns] = wanted
+        return wanted
+
+    def expect_body(self, source: int, tag: int, until_s: float) -> bool:
+        """Wait until a body is there, without receiving it; False where by that second (`perf_counter`) nothing has come.
+
+        What one rank sends comes in its order. Raises PeerError where another message has come in the body's place.
+        """
+        status, iprobe = self._status, self._comm.Iprobe
+
+        def ready() -> bool | None:
+            if iprobe(source, MPI.ANY_TAG, status):
+                return True
+            return False if time.perf_counter() > until_s else None
+
+        if not self._politely(ready):
+            return False
+        found = status.Get_tag()
+        if found != tag:
+            raise PeerError(f"rank {source} sent a header, but no {name_of_tag(tag)} after it: {name_of_tag(found)} came", source)
+        return True
+
+
+def never() -> bool:
+    return False

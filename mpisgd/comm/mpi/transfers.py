@@ -1,0 +1,74 @@
+"""Messages that are under way, and what is wrong with one that is not as it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpisgd.base.errors import PeerError
+from mpisgd.comm.messages import LAYOUTS, Layout, Tag
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.outbox import Outbox
+
+_TAGS = frozenset(Tag)
+
+_SINK = 2**20
+"""Bytes of memory for messages that nobody wants."""
+
+
+def name_of_tag(tag: int) -> str:
+    return Tag(tag).name if tag in _TAGS else f"tag {tag}"
+
+
+class Sending:
+    """A message that is being sent."""
+
+    __slots__ = ("announced", "dest", "outbox", "requests", "tag")
+
+    def __init__(self, dest: int, tag: int, announced: bool, requests: list[MPI.Request], outbox: Outbox | None = None) -> None:
+        self.dest = dest
+        self.tag = tag
+        self.announced = announced
+        self.requests = requests
+        self.outbox = outbox
+        """Whose newest copy it leaves from; None = from memory of the caller's."""
+
+
+class Receiving:
+    """A message whose receives are posted: the header's, then the bodies'.
+
+    `rooms`: bytes that each body has room for; `nbytes`: of the slice, as the header says; 0 = the bodies are empty.
+    """
+
+    __slots__ = ("buffer", "layout", "nbytes", "requests", "rooms", "source")
+
+    def __init__(self, source: int, layout: Layout, buffer: bytearray, requests: list[MPI.Request], rooms: list[int]) -> None:
+        self.source = source
+        self.layout = layout
+        self.buffer = buffer
+        self.requests = requests
+        self.rooms = rooms
+        self.nbytes = 0
+
+    def check(self, at: int, nbytes: int) -> None:
+        """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""
+        expected = self.rooms[at] if self.nbytes else 0
+        if nbytes != expected:
+            raise PeerError(f"{name_of_tag(self.layout.body)} from rank {self.source}: {nbytes} bytes, expected {expected}")
+
+
+def of_size(error: MPI.Exception, transfer: Sending | Receiving, part: str) -> Exception:
+    """Choose what to raise for an error of MPI: PeerError where a message was longer than the memory posted for it."""
+    if not isinstance(transfer, Receiving) or error.Get_error_class() not in (MPI.ERR_TRUNCATE, MPI.ERR_IN_STATUS):
+        return error
+    tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is transfer.layout)
+    return PeerError(f"{tag} from rank {transfer.source}: its {part} is longer than expected")
+
+
+def nowhere(nbytes: int) -> Any:
+    """Memory for a message of so many bytes that nobody wants: little of it, which a long one overwrites."""
+    if nbytes <= _SINK:
+        return bytearray(nbytes)
+    times, rest = divmod(nbytes, _SINK)
+    block = MPI.BYTE.Create_contiguous(_SINK)
+    again, last = block.Create_hvector(times, 1, 0), MPI.BYTE.Create_contiguous(rest)
+    return [bytearray(_SINK), 1, MPI.Datatype.Create_struct([1, 1], [0, 0], [again, last]).Commit()]

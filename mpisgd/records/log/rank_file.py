@@ -1,0 +1,201 @@
+"""One rank's file of the log, read as it is: finished, being written, or left by a rank that was killed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import h5py
+import numpy as np
+
+from mpisgd.base import contained
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import counts as counting
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.counts import Counts
+from mpisgd.records.log.superblock import AsIfClosed, was_left_open
+from mpisgd.records.log.thinning import Thinning
+
+FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one rank's file that belong to the run.
+
+    `first` counts those of each table, by name; None: all that are committed.
+    """
+
+    path: Path
+    first: dict[str, int] | None = None
+
+    def rows(self, table: str) -> np.ndarray:
+        """Raises DataError where they cannot be read, or there are fewer."""
+        rows = read_table(self.path, table)
+        return rows[: self._count(table, len(rows))]
+
+    def chunks(self, table: str) -> Iterator[np.ndarray]:
+        """Read rows some at a time; what is found wrong with a row may be told after it was given."""
+        left: int | None = None
+        with _open(self.path) as file:
+            for rows in _verified(self.path, file, table, was_left_open(self.path)):
+                left = self._count(table, _committed(file, table)) if left is None else left
+                yield rows[:left]
+                left -= min(left, len(rows))
+        if left is None:
+            self._count(table, 0)
+
+    def length(self, table: str) -> int:
+        """Number of rows."""
+        return self._count(table, read_file(self.path, f"table {table}", lambda file, _: _committed(file, table)))
+
+    def thinning(self, table: str) -> Thinning | None:
+        """By which rule its rows were kept; None: all are."""
+        room = read_file(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))
+        return None if room is None else Thinning(int(np.asarray(room)[schema.THINNED.index(table)]))
+
+    def left_out(self, table: str) -> str:
+        """Which rows of a table the file does not have, and why; "" where it has all."""
+        rule = self.thinning(table)
+        length = 0 if rule is None else self.length(table)
+        if rule is None or length <= rule.whole:
+            return ""
+        most = int(rule.every(length - 1, length)[0])
+        clock = read_file(self.path, f"table {table}", lambda file, _: int(contained.data_set(file, table)[rule.whole]["clock"]))
+        return f"the log keeps every k-th of the {table} from clock {clock:,} on, k at most {most:,} (log.max_bytes)"
+
+    def _count(self, table: str, committed: int) -> int:
+        count = committed if self.first is None else self.first[table]
+        if committed < count:
+            raise DataError(f"{self.path}: table {table} has {committed} rows: another attempt continues after {count}")
+        return count
+
+
+def continued(path: Path) -> list[Rows]:
+    """The rows of one rank: those of earlier attempts that this file continues, then its own.
+
+    Raises DataError where it does not say so as `schema` has it.
+    """
+    name = path.name.partition(".")[0]
+    return [*(Rows(path.with_name(f"{name}.attempt-{attempt}.h5"), first) for attempt, first in read_continues(path)), Rows(path)]
+
+
+def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
+    """Read what a file continues: attempts, with the number of rows of each table."""
+    none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
+    found = read_file(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
+    parts = none if found is None else np.asarray(found)
+    if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
+        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
+    attempts = [-1, *parts[:, 0].tolist(), attempt_of(path)]
+    if any(one >= other for one, other in itertools.pairwise(attempts)):
+        raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
+    return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
+
+
+def attempt_of(path: Path) -> int:
+    match = FILE.match(path.name)
+    assert match
+    return int(match[3])
+
+
+def _open(path: Path) -> h5py.File:
+    """A file as it is, also one that is being written (`superblock`)."""
+    try:
+        source = AsIfClosed(path) if was_left_open(path) else path
+        file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
+    except _BROKEN as error:
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    try:
+        version = contained.attribute(file, "schema_version")
+    except (DataError, *_BROKEN) as error:
+        file.close()
+        raise DataError(f"{path} cannot be read as HDF5: {error}") from error
+    if version != schema.SCHEMA_VERSION:
+        file.close()
+        raise DataError(f"{path} has schema version {version}, this mpisgd reads {schema.SCHEMA_VERSION}")
+    return file
+
+
+_BROKEN = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+"""Errors that h5py raises at a damaged file."""
+
+_TRIES, _PAUSE_S = 5, 0.05
+
+T = TypeVar("T")
+
+
+def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
+    """Read a file by `read`, which is told whether the file was left open. Tried a few times where a writer may have been at it.
+
+    Raises DataError where it cannot be read, or its checksums do not fit.
+    """
+    for left in reversed(range(_TRIES)):
+        open_ = True
+        try:
+            open_ = was_left_open(path)
+            with _open(path) as file:
+                return read(file, open_)
+        except (DataError, *_BROKEN) as error:
+            if not left or not open_:
+                if isinstance(error, DataError):
+                    raise
+                raise DataError(f"{path}: {what} cannot be read: {error}") from error
+        time.sleep(_PAUSE_S)
+    raise AssertionError
+
+
+def read_table(path: Path, name: str) -> np.ndarray:
+    """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, open_: bool) -> np.ndarray:
+        table = np.empty(_committed(file, name), schema.TABLES[name])
+        at = 0
+        for rows in _verified(path, file, name, open_):
+            table[at : at + len(rows)] = rows[: len(table) - at]
+            at += len(rows)
+        return table
+
+    return read_file(path, f"table {name}", read)
+
+
+def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
+    return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
+
+
+def _committed(file: h5py.File, name: str) -> int:
+    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
+
+
+def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
+    """The rows of one table, some at a time, and more than are committed where more have a checksum.
+
+    Raises DataError, at the latest after the last of them, where they are not those that were written.
+    """
+    try:
+        data = contained.data_set(file, name)
+        if data.dtype != schema.TABLES[name]:
+            raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
+        summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
+        for start in range(0, contained.rows(data, summing.count), schema.STEP):
+            rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
+            summing.add(rows)
+            yield rows
+        summing.check()
+    except _BROKEN as error:
+        raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+
+
+def read_summary(path: Path) -> np.ndarray:
+    """The last words of the rank. Raises DataError where they are not those that were written."""
+
+    def read(file: h5py.File, _: bool) -> np.ndarray:
+        sums.check_summary(f"{path}: the summary", file)
+        return contained.whole(file, "summary")
+
+    return read_file(path, "the summary", read)

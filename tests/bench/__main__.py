@@ -1,0 +1,95 @@
+"""`[mpirun -n RANKS] python -m tests.bench WHAT`: benches of the project itself; the rest is as with `mpisgd bench`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from mpisgd.base.checks import require
+from mpisgd.base.errors import EXIT_USAGE, ConfigError
+from mpisgd.bench import checkpoint
+from mpisgd.bench.parts.cases import CASES, USUAL
+from mpisgd.bench.parts.spread import told
+from mpisgd.cli.bench import Bench, Measured, check, run
+from tests.bench import faults, peers, settings, start
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of all benches."""
+
+    repetitions: int = 5
+    """Interleaved repetitions; median and range are told."""
+    cases: tuple[str, ...] = USUAL
+    """peers, log: model and mini-batch size."""
+    peer_python: str = sys.executable
+    """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
+    every_updates: int = 50
+    """faults: clocks from one checkpoint to the next."""
+    ranks: tuple[int, ...] = (2, 8, 32)
+    """start: how many are started."""
+    out: str = "results/bench"
+    """Directory for the JSON file, <out>/<what>.json."""
+
+    def __post_init__(self) -> None:
+        require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
+        check("cases", self.cases, CASES)
+
+
+def _log(options: Options) -> Measured:
+    from mpisgd.comm.mpi.library import MPI
+    from tests.bench import log
+
+    rows = log.measure(MPI.COMM_WORLD, options.repetitions, options.cases)
+    return rows, [f"{row['case']}: log on / off {told(row['on_over_off'], 3)}" for row in rows]
+
+
+def _oversubscribed(options: Options) -> Measured:
+    from mpisgd.comm.mpi.library import MPI
+    from tests.bench import oversubscribed
+
+    rows = oversubscribed.measure(MPI.COMM_WORLD, options.repetitions)
+    return rows, oversubscribed.lines_of(rows)
+
+
+def _peers(options: Options) -> Measured:
+    rows = peers.measure(options.repetitions, options.cases, options.peer_python)
+    return rows, peers.lines_of(rows)
+
+
+def _faults(options: Options) -> Measured:
+    rows = faults.measure(options.repetitions, options.every_updates)
+    return rows, checkpoint.lines_of(rows)
+
+
+def _settings(options: Options) -> Measured:
+    rows = settings.measure(options.repetitions)
+    return rows, settings.lines_of(rows)
+
+
+def _start(options: Options) -> Measured:
+    rows = start.measure(options.repetitions, options.ranks)
+    return rows, start.lines_of(rows)
+
+
+BENCHES = {
+    "peers": Bench(1, "images/s of hardsync, over other parameter servers and allreduces, where installed", _peers),
+    "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", _oversubscribed, least=3),
+    "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
+    "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
+    "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
+    "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one bench, and say what is refused."""
+    try:
+        return run(argv, "python -m tests.bench", BENCHES, Options)
+    except ConfigError as error:
+        print(f"bench: ConfigError: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
