@@ -12,7 +12,7 @@ not zero: then no complete checkpoint arises there, and the newest one before co
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Literal
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
@@ -29,7 +29,7 @@ from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.vectors.computing import Updates
 
-_APPLY: Final = Kind.APPLY  # found without a look into the enumeration, once for each gradient
+_APPLY = Kind.APPLY  # found without a look into the enumeration, once for each gradient
 _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}
 
 

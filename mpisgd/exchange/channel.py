@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -48,17 +48,17 @@ from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
 
 _EMPTY: np.ndarray = np.zeros(0, np.float32)
-_PULLS: Final[tuple[Pattern, ...]] = ((None, Tag.PULL),)
-_ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
+_PULLS = ((None, Tag.PULL),)
+_ANYBODY = ((None, Tag.PULL), (None, None))
 # What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
-_PUSH: Final[int] = Tag.PUSH
-_PULL: Final[int] = Tag.PULL
-_ANSWER: Final[int] = Tag.ANSWER
-_GOES_ON: Final[int] = Ending.NONE
-_LAST_ENDING: Final[int] = Ending.INTERRUPTED
-_REJECT: Final[int] = Kind.REJECT
-_NEVER: Final = math.inf
-_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
+_PUSH = Tag.PUSH
+_PULL = Tag.PULL
+_ANSWER = Tag.ANSWER
+_GOES_ON: int = Ending.NONE
+_LAST_ENDING = Ending.INTERRUPTED
+_REJECT = Kind.REJECT
+_NEVER = math.inf
+_TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
 # --------------------------------------------------------------------------------------------------------- shard's side

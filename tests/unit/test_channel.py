@@ -846,7 +846,6 @@ def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_n
         wire.finish(asked)
 
 
-@pytest.mark.interpreted  # a compiled class has no Python functions to list
 def test_both_worlds_have_the_methods_of_the_communicator() -> None:
     named = [name for name, value in vars(Communicator).items() if inspect.isfunction(value) and not name.startswith("_")]
     assert {"start", "post", "ask", "header", "finish", "take", "take_body", "meet"} < set(named)

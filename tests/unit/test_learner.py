@@ -13,8 +13,6 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
 
-pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
-
 
 class Told:
     """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""

@@ -180,7 +180,6 @@ HIDDEN = {
 }
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("protocol", [HardsyncOptions(), BackupOptions(b=1), SoftsyncOptions(n=4), SspOptions()], ids=str)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_no_column_tells_is_repeated_beside_stragglers(

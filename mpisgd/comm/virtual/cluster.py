@@ -14,25 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heappushpop
-from typing import Any, Final
+from typing import Any
 
 from greenlet import getcurrent, greenlet
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base.errors import DeadlockError
 
-# Found without a look into the module's dictionary, where compiled:
-_push: Final = heappush
-_pop: Final = heappop
-_push_pop: Final = heappushpop
-
-_NEVER: Final = 1 << 61
-_CHECKS: Final = 16
-_ORDER_BITS: Final = 40
-"""Events of one rank: 10^12. With ranks below 2^21 an order fits into 61 bits, which the compiled form keeps in a register."""
+_NEVER = 1 << 61
+_CHECKS = 16
+_ORDER_BITS = 40
+"""Events of one rank: 10^12."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Event:
     """Something that may happen, and be waited for."""
 
@@ -47,7 +40,6 @@ class Event:
         raise NotImplementedError
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualRank(Event):
     """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
 
@@ -135,7 +127,7 @@ class Cluster:
         """Let an event happen at `time_ns`."""
         cause.order += 1
         if self._newest is not None:
-            _push(self._heap, self._newest)
+            heappush(self._heap, self._newest)
         self._newest, self._newest_ns = (time_ns, cause.order, event), time_ns
 
     def first_at(self, time_ns: int) -> bool:
@@ -169,10 +161,10 @@ class Cluster:
                     self.ready_from = _NEVER
                 continue
             if self._newest is not None:
-                entry: Entry = _push_pop(heap, self._newest)
+                entry: Entry = heappushpop(heap, self._newest)
                 self._newest, self._newest_ns = None, _NEVER
             elif heap:
-                entry = _pop(heap)
+                entry = heappop(heap)
             else:
                 raise DeadlockError(self._who_waits())
             now_ns: int = entry[0]

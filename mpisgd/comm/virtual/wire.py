@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Node, Pattern, Team
@@ -19,8 +18,7 @@ from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 
-_ANYTHING: Final = (None, None)
-_ARRAY: Final = np.ndarray
+_ANYTHING = (None, None)
 
 
 class Transfer(Event):
@@ -120,7 +118,6 @@ class Signal(Event):
         return wire.arrive(Sending(wire.rank, wire, Tag.INTERRUPT, (self.number,), (), now_ns), now_ns)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualWire(VirtualRank, Communicator):
     """A virtual rank, and its end of the communicator."""
 
@@ -445,7 +442,7 @@ class VirtualWire(VirtualRank, Communicator):
             size = sent.nbytes
             if size > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
-            if type(received) is _ARRAY:
+            if type(received) is np.ndarray:
                 received[: len(body)] = body
             nbytes += size
         return self._network.transfer(message.source, self.rank, nbytes, now_ns)
