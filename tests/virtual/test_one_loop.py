@@ -37,6 +37,7 @@ LOOPS = [
             "job/allreduce",
             "exchange/channel",
             "exchange/base",
+            "exchange/shard_channel",
             "exchange/team_channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
