@@ -398,7 +398,8 @@ def test_the_time_of_a_pull_is_told_apart() -> None:
     answers: list[Answers] = []
     job.run({0: lambda: shard(0), 1: lambda: shard(1), 2: lambda: answers.append(job.learners[0].pull(0))})
     assert (answers[0].clocks, answers[0].stop) == ((0, 0), False)
-    assert (answers[0].wait_ns, answers[0].pull_ns) == (2 * 10**9, 2 * 10**9), "two slices of 12 bytes, one after the other"
+    waited = (job.learners[0]._wait_ns, job.learners[0]._pull_ns)
+    assert waited == (2 * 10**9, 2 * 10**9), "two slices of 12 bytes, one after the other"
 
 
 @pytest.mark.parametrize(
