@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi test-compiled compiled interpreted bench gpu-check faults faults-slurm docs docs-check audit clean
+.PHONY: help demo test check lint types test-unit test-mpi bench gpu-check faults faults-slurm docs docs-check audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,28 +62,6 @@ test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), al
 	  [[ $$first == [05] ]] || exit $$first; \
 	  second=0; $(TEST_MPI) -m 'alone and not long' $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
-
-compiled: $(READY)  ## the virtual cluster compiled in place, about three times as fast; again after each edit (needs a C compiler)
-	$(IN_VENV) python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy 'setuptools>=70'
-	find mpisgd -name '*.so' -delete
-	$(IN_VENV) MPISGD_COMPILE=1 python setup.py --quiet build_ext --inplace --force
-
-interpreted:  ## back to the sources: removes what `make compiled` has made
-	find mpisgd -name '*.so' -delete
-
-# In a copy: a library beside a source would hide later edits of it. Left out are tests that put stand-ins in the place of what
-# compiled code calls directly; they are marked `interpreted` (tests/conftest.py), like those of the loops (test_shard, test_learner).
-COPY := build/compiled
-COMPILED_TESTS := $(addprefix tests/virtual/test_,\
-    cluster.py failures.py laws.py layerwise.py local_steps.py network.py one_learner.py one_loop.py simulate.py told.py wire.py) \
-  $(addprefix tests/unit/test_,channel.py compiled.py layerwise.py protocols.py protocol_traces.py records.py)
-test-compiled: $(READY)  ## tests of the compiled form, in a copy
-	rm -rf $(COPY) && mkdir -p $(COPY)
-	cp -R mpisgd tests setup.py setup.cfg pyproject.toml README.md CONTRIBUTING.md LICENSE $(COPY)
-	find $(COPY) -name '*.so' -delete
-	$(IN_VENV) python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy 'setuptools>=70'
-	cd $(COPY) && $(IN_VENV) MPISGD_COMPILE=1 python setup.py --quiet build_ext --inplace --force
-	cd $(COPY) && $(IN_VENV) PYTHONPATH=. python -m pytest -n auto $(COMPILED_TESTS) $(ARGS)
 
 bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
 	$(IN_VENV) mpirun --oversubscribe -n 4 mpisgd bench wire $(ARGS)
@@ -138,7 +116,6 @@ audit: .venv-audit/.installed  ## constraints.txt against the database of known 
 
 clean:  ## remove the virtual environments and caches; results/ stays
 	rm -rf .venv .venv-mpich .venv-audit .venv-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find mpisgd -name '*.so' -delete
 	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One recipe for both environments. torch goes first and alone, so that a CPU wheel which the user's own pip configuration

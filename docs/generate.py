@@ -58,7 +58,6 @@ REASONS = {
 #: What each environment variable does; the test looks for all that the package names.
 VARIABLES = {
     "MPISGD_CACHE": "Directory of decoded data sets. Default: `$XDG_CACHE_HOME/mpisgd`, else `~/.cache/mpisgd`.",
-    "MPISGD_COMPILE": "`1`: `pip install` makes the [compiled form](../explanation/performance.md#the-compiled-form).",
     "MPISGD_DATA": "Directory below which data files lie, where `data_dir` says nothing.",
     "MPISGD_GPU_MEMORY": "`direct`: give MPI a GPU's memory; the default where MPI is CUDA-aware. `staged`: pinned host memory.",
     "MPISGD_START_S": "Leave, with a traceback, if MPI has not started after so many seconds; 0 = never. Default: 600.",

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd.base.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE, MpisgdError, nearest
+from mpisgd.base.version import __version__
 from mpisgd.comm.mpi import ulfm
 from mpisgd.config import hints
 from mpisgd.liveness.guard import abort, launched_rank, launched_size
@@ -78,10 +79,8 @@ def run(command: str = "", *rest: str) -> int:
             print(usage())
         return EXIT_OK if command else EXIT_USAGE
     if command == "--version":
-        from mpisgd.comm.virtual import compiled
-
         if first:
-            print(compiled.version())
+            print(__version__)
         return EXIT_OK
     if command not in COMMANDS:
         if first:

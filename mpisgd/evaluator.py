@@ -13,7 +13,7 @@ from torch import Tensor
 from mpisgd.base import durable
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
-from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.gradient.measure import Measure, Unmeasured
 from mpisgd.records.log.progress import Evaluations

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.exchange.base import Exchange
-from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.base import Exchange, Interrupted, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Computes
@@ -26,13 +25,13 @@ def learn(
     if protocol.aborts:
         channel.interrupt_by_notices()
         gradient.interrupt_by(channel.check)
-    seq, begun, push_ns = first_seq, first_seq, 0
+    seq = begun = first_seq
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while seq < share and not answers.stop:
-        start_ns = channel.now_ns()
+        start_ns, clock = channel.now_ns(), min(answers.clocks)
         begun += 1
-        gradient.at_clock(answers.oldest)
+        gradient.at_clock(clock)
         try:
             loss = gradient.compute(seq)
             compute_ns = channel.now_ns() - start_ns
@@ -41,26 +40,16 @@ def learn(
                 channel.sleep(delay_s)
         except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
             channel.gave_up(seq)
-            answers = channel.pull(protocol.next_clock(answers.oldest))
+            answers = channel.pull(protocol.next_clock(clock))
             continue
         goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
-        push_ns = channel.push(
-            seq=seq,
-            samples=gradient.samples,
-            loss=loss,
-            compute_ns=compute_ns,
-            delay_ns=int(delay_s * 1e9),
-            last=answers,
-            push_ns=push_ns,
-            rounded=gradient.rounded,
-            meanwhile=gradient.take_own_step if goes_on else None,
-        )
+        report = Report(seq, gradient.samples, loss, compute_ns, int(delay_s * 1e9), gradient.rounded)
+        channel.push(report, gradient.take_own_step if goes_on else None)
         if goes_on:
             seq += 1
             gradient.prepare(seq)
-            answers = answers.kept()
             continue
-        min_clock = protocol.next_clock(answers.oldest)
+        min_clock = protocol.next_clock(clock)
         if consistent:  # the answer takes its time: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard

@@ -12,11 +12,11 @@ not zero: then no complete checkpoint arises there, and the newest one before co
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Literal
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
-from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
@@ -29,7 +29,7 @@ from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.vectors.computing import Updates
 
-_APPLY: Final = Kind.APPLY  # found without a look into the enumeration, once for each gradient
+_APPLY = Kind.APPLY  # found without a look into the enumeration, once for each gradient
 _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}
 
 
@@ -131,17 +131,17 @@ class Shard:
 
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
-        put_off, faults = self.answering.put_off, self.faults
-        in_order = self.rules.ordered and not self.update.room_to_park  # no memory to keep what comes before its turn
-        whose = self.rules.turn() if in_order else None
+        rules, update, put_off, faults = self.rules, self.update, self.answering.put_off, self.faults
+        in_order = rules.ordered and not update.room_to_park  # no memory to keep what comes before its turn
+        whose = rules.turn() if in_order else None
         until_s = self._over_s if faults is None else min(self._over_s, faults.look_s)
-        message = put_off.popleft() if put_off else self.channel.receive(self.update.inbox, whose, until_s)
+        message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
         if message is not None:
             self.handle(message)
         elif faults is None or self.channel.now_s() >= self._over_s:
             self._over_s = math.inf
             self._tell(Event.TIMEOUT)
-            self.rules.on_timeout()
+            rules.on_timeout()
             self._settle()
         else:
             faults.look(whose)
@@ -184,9 +184,9 @@ class Shard:
     # ---------------------------------------------------------------------------------------------------------- pushes
 
     def _take(self, push: Push) -> None:
-        learner_id = push.learner_id
-        was_absent = learner_id in self.rules.absent
-        place = self.rules.on_push(learner_id, push.timestamp)
+        rules, learner_id = self.rules, push.learner_id
+        was_absent = learner_id in rules.absent
+        place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
         if self._cannot_be(push):
@@ -212,11 +212,12 @@ class Shard:
 
     def _cannot_be(self, push: Push) -> bool:
         """Whether a push is refused, whatever the protocol says of it."""
-        clock, learner_id = self.rules.clock, push.learner_id
-        why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(learner_id))
-        if why:
-            self.refuse(Refused(self.channel.rank_of(learner_id), why, push=True))
-        return bool(why)
+        clock = self.rules.clock
+        why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
+        if not why:
+            return False
+        self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
+        return True
 
     def refuse(self, refused: Refused) -> None:
         """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""
@@ -225,18 +226,19 @@ class Shard:
         self._tell(Event.REFUSED, learner_id, refused.rank)
 
     def _sum(self, push: Push) -> None:
-        rules, update, learner_id = self.rules, self.update, push.learner_id
-        usable = not rules.is_wanted(learner_id, push.seq) or self.finiteness.of(push) or self.finiteness.uses(push, self._tell)
-        verdict = rules.judge(learner_id, push.timestamp, push.seq, usable)
+        rules, update, finiteness = self.rules, self.update, self.finiteness
+        learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
+        usable = not rules.is_wanted(learner_id, seq) or finiteness.of(push) or finiteness.uses(push, self._tell)
+        verdict = rules.judge(learner_id, timestamp, seq, usable)
         self.log.push(push, rules.clock, verdict, update.learning_rate)
         if verdict.kind is _APPLY:
-            if self.finiteness.later:
-                self.finiteness.before_sum(learner_id)
+            if finiteness.later:
+                finiteness.before_sum(learner_id)
             last = self.answering.chunked and rules.update_due()
-            update.accumulate(verdict.weight, push.samples, push.timestamp, push.gradients, last=last)
+            update.accumulate(verdict.weight, push.samples, timestamp, push.gradients, last=last)
             self._losses += push.loss * push.gradients
             if self.records.progress.on:
-                self.records.progress.staleness(rules.clock - push.timestamp)
+                self.records.progress.staleness(rules.clock - timestamp)
 
     def _sum_parked(self, learner_id: int) -> None:
         self.update.unpark(learner_id)

@@ -125,7 +125,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
-        ("mpisgd", f"{environment.get('versions', {}).get('mpisgd', '?')}, {environment.get('form', 'form not recorded')}"),
+        ("mpisgd", str(environment.get("versions", {}).get("mpisgd", "?"))),
         ("git commit", _commits(environment)),
         ("final test error", final_error),
     ]

@@ -16,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts.spread import over, spread, told
-from mpisgd.comm.virtual import compiled
 from mpisgd.config import Config, EvaluationOptions, LogOptions, MlpOptions, ModelOptions, SmallCnnOptions, SoftmaxOptions, replace
 from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
 from mpisgd.protocols import SoftsyncOptions
@@ -38,12 +36,7 @@ MODELS: dict[str, ModelOptions] = {
 
 
 def measure(repetitions: int) -> list[dict[str, Any]]:
-    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log.
-
-    Raises ConfigError where the compiled form is older than its sources.
-    """
-    if old := compiled.stale():
-        raise ConfigError(f"{old[0]} was edited after it was compiled: make compiled, or make interpreted")
+    """Gradients/s without tensors, by lambda, without and (at the least lambda) with the run log."""
     rows: list[dict[str, Any]] = []
     for learners, gradients in SIZES.items():
         for log in (False, True) if learners == min(SIZES) else (False,):
@@ -53,7 +46,6 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
                     "learners": learners,
                     "gradients": gradients,
                     "log": log,
-                    "compiled": compiled.is_compiled(),
                     "real_s": spread(seconds),
                     "gradients_per_s": spread([gradients / each for each in seconds]),
                     "peak_nbytes": _peak_nbytes(),
@@ -77,8 +69,7 @@ def measure_batched(repetitions: int) -> list[dict[str, Any]]:
 
 def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the rows of `measure` and `measure_batched` for printing."""
-    lines = [f"virtual cluster, {'compiled' if rows[0]['compiled'] else 'interpreted'}"]
-    lines += [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
+    lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
     for row in rows:
         log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"
         real, rate = f"{row['real_s']['median']:.2f} s", told(row["gradients_per_s"], 0)

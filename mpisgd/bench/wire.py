@@ -29,8 +29,10 @@ from mpisgd.comm.messages import Ending
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.exchange.channel import LearnerChannel, ShardChannel
+from mpisgd.exchange.base import Report
+from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.liveness.world import look_around
 from mpisgd.protocols import SoftsyncOptions
 from mpisgd.records.checkpoint.snapshots import Nowhere
@@ -233,7 +235,7 @@ def _cycle(comm: MPI.Intracomm, size: int, cycles: int, layout: Layout, options:
     while not answers.stop:
         gradients.fill(seq * 1e-6)
         start_s = time.perf_counter()
-        channel.push(seq=seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=answers, push_ns=0)
+        channel.push(Report(seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
         answers = channel.pull(0)
         seconds.append(time.perf_counter() - start_s)
         seq += 1

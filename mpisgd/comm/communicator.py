@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.comm.messages import Fields
 
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Buffer(Protocol):
     """Memory that a body is sent from or received into: a C-contiguous array, or, where only sizes travel, something as large."""
 
@@ -25,7 +22,6 @@ class Buffer(Protocol):
     def nbytes(self) -> int: ...
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Communicator(Protocol):
     """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
     it."""
@@ -118,7 +114,6 @@ class Communicator(Protocol):
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Team(Protocol):
     """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
 
@@ -141,7 +136,6 @@ class Team(Protocol):
         """They act together no more."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Node(Protocol):
     """Ranks that share memory, each in its place. All call the same, in the same order.
 

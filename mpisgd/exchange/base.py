@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from mpisgd.exchange.channel import Answers
+
+class Report(NamedTuple):
+    """What a learner tells of the gradient that it pushes."""
+
+    seq: int
+    samples: int
+    loss: float
+    compute_ns: int
+    delay_ns: int
+    """How late it is on purpose."""
+    rounded: float = 0.0
+    """What was rounded off (`rounding.py`)."""
+
+
+class Answers(NamedTuple):
+    """Answers of the shards to a pull: the clock of each slice, or that there are no more weights."""
+
+    clocks: tuple[int, ...]
+    stop: int
+    """An `Ending`; nothing but NONE means that there are weights."""
+    rejected: bool
+    """Whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again."""
+
+
+class Interrupted(Exception):
+    """The gradient that this learner is computing is not wanted: an update was made without it, or the run is over."""
 
 
 class Exchange(Protocol):
@@ -20,20 +45,8 @@ class Exchange(Protocol):
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Wait for weights of at least this clock; `meanwhile` is called once they are asked for."""
 
-    def push(
-        self,
-        *,
-        seq: int,
-        samples: int,
-        loss: float,
-        compute_ns: int,
-        delay_ns: int,
-        last: Answers,
-        push_ns: int,
-        rounded: float = 0.0,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> int:
-        """Send the gradient (`LearnerChannel.push`)."""
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        """Send the gradient, computed from the weights that were pulled last; `meanwhile` is called while it leaves."""
 
     def goodbye(self, *, ending: int) -> None:
         """Say that nothing more comes, and why."""

@@ -1,5 +1,7 @@
 """Push, pull and stop over a communicator: tags, headers, buffers, and who may block on whom (DESIGN 4, law 1).
 
+Here is the learner's end; the shard's is in `shard_channel.py`.
+
                  learner                                    shard
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
@@ -16,287 +18,27 @@ snapshots in the same way (`evaluator_channel.py`).
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Communicator, Pattern
-from mpisgd.comm.messages import (
-    NOTHING_MORE,
-    Ending,
-    Fields,
-    GaveUp,
-    Goodbye,
-    Interrupt,
-    Lost,
-    Message,
-    Pull,
-    Push,
-    Refused,
-    SnapshotPull,
-    Stuck,
-    Tag,
-    Torn,
-)
-from mpisgd.comm.signals import HEARD, name_of
+from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import Ending, Tag
+from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
 
-_EMPTY: np.ndarray = np.zeros(0, np.float32)
-_PULLS: Final[tuple[Pattern, ...]] = ((None, Tag.PULL),)
-_ANYBODY: Final[tuple[Pattern, ...]] = ((None, Tag.PULL), (None, None))
-# What a cycle of one gradient needs, without a look into the enumeration or a constructor with a dozen arguments:
-_PUSH: Final[int] = Tag.PUSH
-_PULL: Final[int] = Tag.PULL
-_ANSWER: Final[int] = Tag.ANSWER
-_GOES_ON: Final[int] = Ending.NONE
-_LAST_ENDING: Final[int] = Ending.INTERRUPTED
-_REJECT: Final[int] = Kind.REJECT
-_NEVER: Final = math.inf
-_TO_SHARDS: Final = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
-
-
-# --------------------------------------------------------------------------------------------------------- shard's side
-
-
-class ShardChannel:
-    """A shard's end: receives whatever comes, answers the pulls that the protocol allows."""
-
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
-        self._wire = wire
-        self._learner_ranks = list(roles.learner_ranks)
-        self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
-        for learner_id, rank in enumerate(roles.learner_ranks):
-            self._learner_of_rank[rank] = learner_id
-        self._team_sizes = [len(team) for team in roles.teams]
-        self._shard = shard
-        self._under_way: list[Any] = []
-        self._opened: list[Any] = []
-        self._chunks: list[Buffer] = []
-        self._notices = [0] * len(roles.learner_ranks)
-        self._begun_push = False
-        self.chunks_count = 1
-        """In how many chunks this shard's slice is sent."""
-
-    def rank_of(self, learner_id: int) -> int:
-        return self._learner_ranks[learner_id]
-
-    def learner_of(self, rank: int) -> int:
-        """The learner_id of a rank; -1 = it is none."""
-        return self._learner_of_rank[rank] if 0 <= rank < len(self._learner_of_rank) else -1
-
-    def now_s(self) -> float:
-        """Seconds since the start of the run."""
-        return self._wire.now_ns() * 1e-9
-
-    def receive(self, gradient: Buffer, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-        """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
-
-        Pulls go before pushes: a learner that waits for weights computes nothing; and where pulls wait behind a queue of pushes,
-        all who queue are given the same weights, and then compute, push and queue in step.
-
-        Pulls are taken from anybody at any time: a learner whose turn to push has not come must be given weights to compute.
-
-        Args:
-            gradient: (slice,), C-contiguous, of the type that gradients travel in.
-            learner_id: whose push or goodbye it must be, or None.
-            until_s: None is returned where nothing has come by this second.
-
-        A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
-        Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
-        """
-        return self._receive_or_refuse(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
-
-    def receive_pull(self) -> Message | None:
-        """A pull that has come; None where none has."""
-        return self._receive_or_refuse(_EMPTY, _PULLS, 0.0)
-
-    def _receive_or_refuse(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
-        try:
-            return self._receive(gradient, patterns, until_s)
-        except PeerError as error:
-            if error.rank < 0:  # not what a rank sent, but what has become of one
-                raise
-            refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
-            return refused
-
-    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
-        wire = self._wire
-        if until_s == _NEVER:
-            source, tag, fields = wire.take(patterns)
-        else:
-            taken = wire.take_until(patterns, math.ceil(until_s * 1e9))
-            if taken is None:
-                return None
-            source, tag, fields = taken
-        sender: int = fields[0]
-        if (self._learner_of_rank[source] != sender or sender < 0) and tag not in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
-            return self._news(source, tag, sender)
-        if tag == _PULL:
-            pull: tuple[int, int] = fields
-            return Pull(sender, pull[1])
-        if tag == _PUSH:
-            push = Push(fields, wire.now_ns())
-            self._begun_push = True
-            if push.nbytes != gradient.nbytes:
-                raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
-            if push.gradients != self._team_sizes[sender]:
-                raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            whole = wire.take_body(gradient)
-            self._begun_push = False
-            return push if whole else Torn(push)
-        return self._seldom(source, tag, fields)
-
-    def _news(self, source: int, tag: int, sender: int) -> Message:
-        """Take what the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent
-        that."""
-        if tag == Tag.LOST:
-            return Lost(source, self._learner_of_rank[source])
-        if tag == Tag.STUCK:
-            return Stuck(source, self._learner_of_rank[source])
-        raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
-
-    def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
-        """Take what comes once in a run, or now and then. Raises PeerError."""
-        sender: int = fields[0]
-        if tag == Tag.GOODBYE:
-            _, pushed, ending = fields
-            if not 0 <= ending <= Ending.INTERRUPTED:
-                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {Ending.INTERRUPTED:d}", source)
-            return Goodbye(sender, pushed, ending)
-        if tag == Tag.GAVE_UP:
-            _, seq = fields
-            return GaveUp(sender, seq)
-        if tag == Tag.SNAPSHOT_PULL:
-            if fields[0] < NOTHING_MORE:
-                raise PeerError(f"rank {source} pulled snapshot {fields[0]}: expected {NOTHING_MORE} or more", source)
-            if source != self._evaluator_rank:
-                self._succeeds(source)
-            return SnapshotPull(*fields)
-        if tag == Tag.INTERRUPT:
-            if sender not in HEARD:
-                raise PeerError(f"rank {source} tells of signal {sender}: expected one of {', '.join(map(name_of, HEARD))}", source)
-            return Interrupt(sender)
-        raise PeerError(f"rank {source} sent {Tag(tag).name} to a shard: expected {_TO_SHARDS}", source)
-
-    def _succeeds(self, rank: int) -> None:
-        """Another rank asks for snapshots than did before. Raises PeerError."""
-        raise PeerError(f"rank {rank} pulled a snapshot: only rank {self._evaluator_rank} may", rank)
-
-    def _only(self, learner_id: int) -> tuple[Pattern, ...]:
-        evaluator = (self._evaluator_rank, Tag.SNAPSHOT_PULL)
-        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), evaluator, (None, Tag.INTERRUPT)
-
-    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin to send weights to learners whose pulls may be answered; `weights` must stay until `finish_answers`."""
-        wire, nbytes = self._wire, weights.nbytes
-        body = wire.aside(weights)
-        for learner_id in learner_ids:
-            fields = self._answer(learner_id, clock, verdicts, nbytes)
-            self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, body))
-
-    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
-        """Begin answers whose weights are still being made: chunk by chunk (`add_chunk`), until all are (`close_answers`).
-
-        May be called again between two chunks: those learners are sent all chunks, too.
-        """
-        wire, nbytes = self._wire, weights.nbytes
-        for learner_id in learner_ids:
-            opened = wire.open(self._learner_ranks[learner_id], _ANSWER, self._answer(learner_id, clock, verdicts, nbytes))
-            for chunk in self._chunks:
-                wire.add(opened, chunk)
-            self._opened.append(opened)
-
-    def add_chunk(self, chunk: Buffer) -> None:
-        """The next chunk of the weights is made."""
-        self._chunks.append(chunk)
-        for opened in self._opened:
-            self._wire.add(opened, chunk)
-
-    def close_answers(self) -> None:
-        """All chunks are made."""
-        self._under_way += [self._wire.close(opened) for opened in self._opened]
-        self._opened.clear()
-        self._chunks.clear()
-
-    def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
-        return (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
-
-    def finish_answers(self) -> bool:
-        """Wait until the answers have left; False where one was given up, and its weights must stay as they are for ever."""
-        all_left = True
-        for answer in self._under_way:
-            if not self._wire.finish(answer):
-                all_left = False
-        self._under_way.clear()
-        return all_left
-
-    def stop(self, learner_id: int, clock: int, ending: int) -> None:
-        """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
-        wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], 0)
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[_EMPTY] * self.chunks_count))
-
-    def notify(self, learner_ids: list[int], clock: int) -> None:
-        """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""
-        wire = self._wire
-        under_way = []
-        for learner_id in learner_ids:
-            self._notices[learner_id] += 1
-            under_way.append(wire.start(self._learner_ranks[learner_id], Tag.NOTICE, (self._shard, clock)))
-        for notice in under_way:
-            wire.finish(notice)
-
-    def answer_snapshot(self, vectors: list[np.ndarray], clock: int, samples: int, taken_s: float) -> None:
-        """Send a snapshot: theta and, where weights are averaged, thetabar; empty vectors = there is no such snapshot."""
-        wire, nbytes = self._wire, vectors[0].nbytes
-        fields = (self._shard, nbytes > 0, clock, samples, int(taken_s * 1e9), nbytes)
-        wire.finish(wire.start(self._evaluator_rank, Tag.SNAPSHOT_ANSWER, fields, *vectors))
-
-
-# ------------------------------------------------------------------------------------------------------- learner's side
-
-
-class Answers:
-    """Answers of the shards to a pull: the clock of each slice, or that there are no more weights.
-
-    Args:
-        stop: an `Ending`; nothing but NONE means that there are weights.
-        rejected: whether any shard rejected the gradient pushed last: the same mini-batch is to be computed again.
-        wait_ns: from the request until the first answer began.
-        pull_ns: from there until the weights of all shards were in place.
-    """
-
-    __slots__ = ("clocks", "pull_ns", "rejected", "stop", "wait_ns")
-
-    def __init__(self, clocks: tuple[int, ...], stop: int, rejected: bool, wait_ns: int, pull_ns: int) -> None:
-        self.clocks = clocks
-        self.stop = stop
-        self.rejected = rejected
-        self.wait_ns = wait_ns
-        self.pull_ns = pull_ns
-
-    @property
-    def oldest(self) -> int:
-        """The least of the clocks, found without a call of a builtin: once for each gradient."""
-        oldest = self.clocks[0]
-        for clock in self.clocks:
-            if clock < oldest:  # noqa: PLR1730
-                oldest = clock
-        return oldest
-
-    def kept(self) -> Answers:
-        """Use the same weights once more, without a pull."""
-        return Answers(self.clocks, self.stop, self.rejected, 0, 0)
-
-
-class Interrupted(Exception):
-    """The gradient that this learner is computing is not wanted: an update was made without it, or the run is over."""
+# What every gradient needs, without a look into the enumeration:
+_PUSH: int = Tag.PUSH
+_PULL: int = Tag.PULL
+_ANSWER: int = Tag.ANSWER
+_GOES_ON: int = Ending.NONE
+_LAST_ENDING: int = Ending.INTERRUPTED
+_REJECT: int = Kind.REJECT
 
 
 class LearnerChannel:
@@ -323,6 +65,8 @@ class LearnerChannel:
         interruptible: bool = False,
     ) -> None:
         self._wire = wire
+        self.now_ns = wire.now_ns
+        self.sleep = wire.sleep
         self._ranks = list(roles.shard_ranks)
         self._interruptible = interruptible
         self._notices: list[deque[Any]] = [deque() for _ in bounds]
@@ -337,6 +81,11 @@ class LearnerChannel:
         self._shards = list(range(len(bounds)))
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
+        self._wait_ns = self._pull_ns = 0
+        """From the last request until the first answer began, and from there until the weights of all shards were in place; 0 where
+        they have been used for a push."""
+        self.push_ns = 0
+        """What the last push took."""
         self._rejected = False
         self._asks = False
         self._duty: Any = None
@@ -352,46 +101,27 @@ class LearnerChannel:
         """Newest clock of the weights that have come; -1 before the first."""
         return max(self._clocks)
 
-    def now_ns(self) -> int:
-        """Nanoseconds since the start of the run."""
-        return self._wire.now_ns()
-
-    def sleep(self, seconds: float) -> None:
-        self._wire.sleep(seconds)
-
-    def push(
-        self,
-        *,
-        seq: int,
-        samples: int,
-        loss: float,
-        compute_ns: int,
-        delay_ns: int,
-        last: Answers,
-        push_ns: int,
-        rounded: float = 0.0,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> int:
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Send the gradient to every shard, each slice with the clock of the weights it was computed from.
 
-        `last` and `push_ns` tell how long the pull before this mini-batch, and the push before that, took; `rounded`, what was
-        rounded off (`rounding.py`). `meanwhile`, called while the gradient leaves, may read it. Returns nanoseconds, until both
-        have ended.
+        The headers also tell how long the pull before this mini-batch, and the push before that, took; `push_ns` is the time until
+        the gradient has left and `meanwhile`, which may read it, has ended.
         """
-        wire, learner_id, wait_ns, pull_ns = self._wire, self._learner_id, last.wait_ns, last.pull_ns
+        wire = self._wire
         start_ns = wire.now_ns()
+        seq, samples, loss, compute_ns, delay_ns, rounded = report
+        spent = (compute_ns, delay_ns, self.push_ns, self._wait_ns, self._pull_ns)
         transfers = []
-        for shard, clock in enumerate(last.clocks):
-            nbytes = self._nbytes[shard]
-            spent = (compute_ns, delay_ns, push_ns, wait_ns, pull_ns)
-            told = (learner_id, clock, seq, samples, self._team, *spent, nbytes, rounded, loss)
+        for shard in self._shards:
+            told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, self._nbytes[shard], rounded, loss)
             transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
         self._pushes += 1
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
-        return wire.now_ns() - start_ns
+        self._wait_ns = self._pull_ns = 0
+        self.push_ns = wire.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
@@ -409,7 +139,8 @@ class LearnerChannel:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._ask(lagging, newest, None)
-        return Answers(tuple(self._clocks), stop, self._rejected, began_ns - start_ns, wire.now_ns() - began_ns)
+        self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
+        return Answers(tuple(self._clocks), stop, self._rejected)
 
     def _tell_of_signal(self) -> None:
         """A signal has told this rank to come to an end: all shards are told, once."""
@@ -426,7 +157,9 @@ class LearnerChannel:
         question = (self._learner_id, min_clock)
         if self._interruptible:
             self._post_notices(shards)
-        asked = [wire.ask(ranks[shard], _PULL, question, _ANSWER, *weights[shard]) for shard in shards]
+        asked = []
+        for shard in shards:
+            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, *weights[shard]))
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = _GOES_ON, 0

@@ -20,7 +20,8 @@ import numpy as np
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, Tag
-from mpisgd.exchange.channel import Answers, Interrupted, LearnerChannel
+from mpisgd.exchange.base import Answers, Interrupted, Report
+from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Exchanges
@@ -66,7 +67,6 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     ) -> None:
         super().__init__(wire, roles, learner_id, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
         self._delays = delays
-        self._answers = Answers((), Ending.NONE, False, 0, 0)
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
@@ -75,14 +75,12 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         """Computing in this mini-batch until the weights of each slice were needed."""
         self._delay_s = 0.0
         self._pushing_ns = 0
-        self._push_ns = 0
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         return self._begin(super().pull(min_clock, meanwhile))
 
     def _begin(self, answers: Answers) -> Answers:
         """A mini-batch begins."""
-        self._answers = answers
         self._began_ns = self._wire.now_ns()
         self._idle_ns = self._pushing_ns = 0
         self._delay_s = 0.0
@@ -97,9 +95,9 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
-        wire, answers, nbytes = self._wire, self._answers, self._nbytes[shard]
+        wire, nbytes = self._wire, self._nbytes[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
-        spent = (compute_ns, int(self._delay_s * 1e9), self._push_ns, answers.wait_ns, answers.pull_ns)
+        spent = (compute_ns, int(self._delay_s * 1e9), self.push_ns, self._wait_ns, self._pull_ns)
         told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, 0.0, loss)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
         self._pushed_for(wire.now_ns() - start_ns)
@@ -117,20 +115,8 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._idle_ns += ns
         self._pushing_ns += ns
 
-    def push(
-        self,
-        *,
-        seq: int,
-        samples: int,
-        loss: float,
-        compute_ns: int,
-        delay_ns: int,
-        last: Answers,
-        push_ns: int,
-        rounded: float = 0.0,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> int:
-        """Wait until the slices that were left have been sent. Returns nanoseconds, those of beginning to send them included."""
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until the slices that were left have been sent; beginning to send them counts in `push_ns`, too."""
         wire = self._wire
         start_ns = wire.now_ns()
         if meanwhile is not None:
@@ -140,8 +126,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         self._sent.clear()
         self._pushes += 1
         self._pushed_for(wire.now_ns() - start_ns)
-        self._push_ns = self._pushing_ns
-        return self._push_ns
+        self.push_ns = self._pushing_ns
 
 
 class LayerwiseChannel(PipelinedChannel):
@@ -172,14 +157,15 @@ class LayerwiseChannel(PipelinedChannel):
         self._min_clock = min_clock
         if meanwhile is not None:
             meanwhile()
-        return self._begin(Answers(tuple(self._clocks), self._stopped, False, 0, 0))
+        self._wait_ns = self._pull_ns = 0
+        return self._begin(Answers(tuple(self._clocks), self._stopped, False))
 
     def need(self, shard: int) -> None:
-        """Wait for the weights of a slice, whatever their clock; the answers' seconds grow.
+        """Wait for the weights of a slice, whatever their clock; the pull's seconds grow.
 
         Raises Interrupted where the shard says that the run is over.
         """
-        wire, answers = self._wire, self._answers
+        wire = self._wire
         start_ns = wire.now_ns()
         self._needed_ns[shard] = start_ns - self._began_ns - self._idle_ns
         self._stopped, began_ns = self._ask([shard], self._min_clock, None)
@@ -187,8 +173,8 @@ class LayerwiseChannel(PipelinedChannel):
             raise Interrupted
         end_ns = wire.now_ns()
         self._idle_ns += end_ns - start_ns
-        answers.wait_ns += began_ns - start_ns
-        answers.pull_ns += end_ns - began_ns
+        self._wait_ns += began_ns - start_ns
+        self._pull_ns += end_ns - began_ns
 
     def gave_up(self, seq: int) -> None:
         """Do nothing: it was the shards who said so."""

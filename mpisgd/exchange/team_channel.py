@@ -10,8 +10,9 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Team
 from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
-from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.base import Report
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shard_channel import ShardChannel
 
 
 class TeamChannel(ShardChannel):
@@ -56,7 +57,7 @@ class TeamChannel(ShardChannel):
         self.now_ns = wire.now_ns
         self.sleep = wire.sleep
 
-    def exchange(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int) -> list[Push]:
+    def exchange(self, report: Report) -> list[Push]:
         """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
 
         Returns the headers, in the order of learner_id. A push arrives when all have told theirs, for no slice moves before; so its
@@ -65,6 +66,7 @@ class TeamChannel(ShardChannel):
         Raises PeerError where a header is another learner's, or of a model of another size.
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
+        seq, samples, loss, compute_ns, delay_ns, _ = report
         waited = (self._push_ns, self._wait_ns, self._pull_ns)
         told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, 0.0, loss)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))

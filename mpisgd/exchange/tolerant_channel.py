@@ -9,8 +9,8 @@ from __future__ import annotations
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Pattern
 from mpisgd.comm.messages import NOTHING_MORE, Fields, Message, Tag
-from mpisgd.exchange.channel import ShardChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shard_channel import ShardChannel
 
 
 class TolerantShardChannel(ShardChannel):

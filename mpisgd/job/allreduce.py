@@ -17,11 +17,9 @@ leave alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mpisgd.comm.messages import Ending, Interrupt, Pull
-from mpisgd.exchange.base import Exchange
-from mpisgd.exchange.channel import Answers
+from mpisgd.exchange.base import Answers, Exchange, Report
 from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.shard import Shard
 
@@ -52,21 +50,20 @@ class Collective(Exchange):
             self._channel.pull(meanwhile or _nothing)
             if self._channel.watched and (asked := self._channel.snapshot_pull()) is not None:
                 self._shard.handle(asked)
-        return Answers((rules.clock,), ending, False, 0, 0)
+        return Answers((rules.clock,), ending, False)
 
-    def push(self, *, seq: int, samples: int, loss: float, compute_ns: int, delay_ns: int, last: Answers, **_: Any) -> int:
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Exchange the slices of all gradients, and make the update of the own one; `TeamChannel` counts its seconds itself."""
         shard, channel = self._shard, self._channel
-        pushes = channel.exchange(seq=seq, samples=samples, loss=loss, compute_ns=compute_ns, delay_ns=delay_ns)
+        pushes = channel.exchange(report)
         self._pushed += 1
         if channel.signal:  # all have been told in this round, and come to an end after its update
             shard.handle(Interrupt(channel.signal))
         for learner_id in self._learners:
-            shard.handle(Pull(learner_id, min_clock=last.oldest + 1))
+            shard.handle(Pull(learner_id, min_clock=shard.rules.clock + 1))
         for push in pushes:
             shard.update.turn_to(push.learner_id)
             shard.handle(push)  # the last one makes the update, and begins the all-gather
-        return 0
 
     def goodbye(self, *, ending: int) -> None:
         """Say it to all; the evaluator may still ask for snapshots."""

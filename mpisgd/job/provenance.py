@@ -15,7 +15,6 @@ import torch
 
 from mpisgd.base.git import commit_of, commit_of_package
 from mpisgd.base.version import __version__
-from mpisgd.comm.virtual import compiled
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.job import naming
@@ -52,7 +51,6 @@ def environment(
         "gradients_per_update": config.protocol.make(roles.lambda_).gradients_per_update,
         **more,
         "rules": schema.RULES,
-        "form": compiled.form(),
         "versions": {
             "mpisgd": __version__,
             "python": platform.python_version(),

@@ -25,10 +25,10 @@ from mpisgd.config import Config, config_file, replace
 from mpisgd.config.trust import resume_line
 from mpisgd.data import DataSet
 from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.channel import ShardChannel
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.layerwise import PipelinedChannel
 from mpisgd.exchange.roles import Role, Roles
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.gradient.aggregate import Leader, Member, follow
 from mpisgd.gradient.gradient import Gradient, Loss

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
-from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
 from mpisgd.serving.finiteness import Finiteness
@@ -58,7 +58,8 @@ class Answering:
             self._channel.stop(learner_id, self._rules.clock, ending)
 
     def _give(self, learner_ids: list[int]) -> None:
-        channel, update, rules, now_s = self._channel, self._update, self._rules, self._channel.now_s()
+        channel, update, rules = self._channel, self._update, self._rules
+        now_s = channel.now_s()
         if self.chunked:
             channel.open_answers(learner_ids, update.served, rules.clock, rules.verdicts)
             for chunk in update.chunks():
@@ -75,13 +76,14 @@ class Answering:
             self._finiteness.check()
         if not self._channel.finish_answers():
             self._update.renew_weights()
+        given, log, on_given = self.given, self._log, self.on_given
         for learner_id in learner_ids:
-            self.given[learner_id] = (clock, now_s)
+            given[learner_id] = (clock, now_s)
             if compensation is not None:
                 compensation.given(learner_id, clock)
-            self._log.answered(learner_id, now_s)
-            if self.on_given is not None:
-                self.on_given(learner_id)
+            log.answered(learner_id, now_s)
+            if on_given is not None:
+                on_given(learner_id)
 
     def make(self) -> tuple[float, float]:
         """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.

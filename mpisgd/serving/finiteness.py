@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from mpisgd.base.errors import DivergenceError
 from mpisgd.comm.messages import Push
 from mpisgd.records.log.schema import Event
 from mpisgd.rules.rules import Rules
 from mpisgd.vectors.computing import Updates
-
-_isfinite: Final = math.isfinite  # once for each gradient: found without a look into a module
 
 DROPS_IN_A_ROW = 20
 """Where gradients that are not finite are dropped, and so many per learner were dropped without one that was not, the run has
@@ -44,7 +42,7 @@ class Finiteness:
     def of(self, push: Push) -> bool:
         """Whether the gradient in `update.scratch` is, and its loss."""
         finite = self.later or self._update.scratch_is_finite()  # whatever the loss: the update keeps what it finds
-        if finite and _isfinite(push.loss):
+        if finite and math.isfinite(push.loss):
             self._drops = 0
             return True
         return False

@@ -46,17 +46,18 @@ class Refusals:
     def why_not(self, push: Push, clock: int, fresh_only: bool) -> str:
         """Say why a push, whole and of the right size, cannot be; "" = it can. `fresh_only`: the protocol waits for all
         learners."""
-        learner_id, last = push.learner_id, self.last_seq[push.learner_id]
-        if not 0 <= push.timestamp <= clock:
-            return f"learner {learner_id} pushed timestamp {push.timestamp}: expected 0 ... {clock}, the shard's clock"
-        if fresh_only and push.timestamp != clock:
-            return f"learner {learner_id} pushed timestamp {push.timestamp}: expected {clock}, the shard's clock"
-        if not 0 <= push.seq <= last + 1:
-            return f"learner {learner_id} pushed mini-batch {push.seq}: expected 0 ... {last + 1}, the next one"
+        learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
+        last = self.last_seq[learner_id]
+        if not 0 <= timestamp <= clock:
+            return f"learner {learner_id} pushed timestamp {timestamp}: expected 0 ... {clock}, the shard's clock"
+        if fresh_only and timestamp != clock:
+            return f"learner {learner_id} pushed timestamp {timestamp}: expected {clock}, the shard's clock"
+        if not 0 <= seq <= last + 1:
+            return f"learner {learner_id} pushed mini-batch {seq}: expected 0 ... {last + 1}, the next one"
         if not 1 <= push.samples <= _MOST_SAMPLES:
             return f"learner {learner_id} pushed a gradient of {push.samples} samples: expected 1 ... {_MOST_SAMPLES}"
-        if push.seq > last:
-            self.last_seq[learner_id] = push.seq
+        if seq > last:
+            self.last_seq[learner_id] = seq
         self._waits[learner_id] = ""
         return ""
 

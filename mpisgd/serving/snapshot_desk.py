@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpisgd.comm.messages import FINAL, NOTHING_MORE
-from mpisgd.exchange.channel import ShardChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.rules.rules import Rules
 from mpisgd.vectors.computing import Updates

@@ -21,9 +21,9 @@ from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
-from mpisgd.exchange.channel import ShardChannel
 from mpisgd.exchange.layerwise import PipelinedChannel
 from mpisgd.exchange.roles import Role
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.gradient.aggregate import Leader, Member, follow
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job import naming, parts, placement

@@ -14,13 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from mypy_extensions import mypyc_attr
-
 from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.vectors.computing import Computes, Exchanges
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ComputesAtOnce(Protocol):
     """Gradients of a virtual learner, and how long they take."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.virtual import compiled
+from mpisgd.base.version import __version__
 from mpisgd.site import installed
 from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
@@ -139,7 +139,7 @@ def _rank_facts(library: str = "") -> RankFacts:
         problem = f"{type(error).__name__}: {error}"
     import_s = time.perf_counter() - started
     versions = {name: installed.version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
-    versions |= {"mpisgd": compiled.version(), "python": platform.python_version(), "MPI": library_name(library)}
+    versions |= {"mpisgd": __version__, "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
         cores=frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base.errors import ProtocolError
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Computes(ABC):
     """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
 
@@ -43,7 +41,6 @@ class Computes(ABC):
         """Call this every now and then in `compute`; it may raise to end that."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Exchanges(Protocol):
     """Listener to a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
 
@@ -54,7 +51,6 @@ class Exchanges(Protocol):
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
     """A gradient and its weights as they travel: (parameters,) float32, numpy's or, on a GPU whose memory MPI takes, torch's; the
     gradient perhaps (parameters,) int16, the bits of bfloat16 (`rounding.py`). Where only sizes travel, what stands for them."""
@@ -70,7 +66,6 @@ class Travels(Computes):
         raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Updates(ABC):
     """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
 

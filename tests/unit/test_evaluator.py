@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mpisgd.comm.messages import FINAL
 from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.channel import Interrupted
+from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.rank_file import read_table

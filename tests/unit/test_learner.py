@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from mpisgd.config import StragglerOptions
-from mpisgd.exchange.channel import Answers
+from mpisgd.exchange.base import Answers, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
-
-pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
 
 
 class Told:
@@ -36,10 +34,9 @@ class Told:
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] = lambda: None) -> Answers:
         self.calls.append(("pull", min_clock))
-        told = len(self.calls)
         meanwhile()
         clocks = self.clocks.pop(0) if self.clocks else ()
-        return Answers(clocks, stop=not clocks, rejected=False, wait_ns=told, pull_ns=0)
+        return Answers(clocks, stop=not clocks, rejected=False)
 
     def prepare(self, seq: int) -> None:
         self.calls.append(("prepare", seq))
@@ -51,22 +48,12 @@ class Told:
         self.calls.append(("compute", seq))
         return seq / 2
 
-    def push(
-        self,
-        *,
-        seq: int,
-        loss: float,
-        push_ns: int,
-        last: Answers,
-        meanwhile: Callable[[], None] | None,
-        **fields: Any,
-    ) -> int:
-        self.calls.append(("push", seq, loss, push_ns, last.wait_ns))
-        self.fields = fields
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        self.calls.append(("push", report.seq, report.loss))
+        self.report = report
         if meanwhile is not None:
             meanwhile()
-            self.calls.append(("pushed", seq))
-        return 1000 + seq
+            self.calls.append(("pushed", report.seq))
 
     def take_own_step(self) -> None:
         self.calls.append(("own step",))
@@ -86,7 +73,7 @@ def learned(clocks: list[tuple[int, ...]], options: ProtocolOptions, straggler: 
     [(HardsyncOptions(), [0, 5, 7]), (BackupOptions(b=1), [0, 5, 7]), (SoftsyncOptions(), [0, 4, 6])],
 )
 def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]) -> None:
-    """It asks for newer weights than its oldest slice's, counts its mini-batches, and tells how long the last round took."""
+    """It asks for newer weights than its oldest slice's, and counts its mini-batches."""
     told = learned([(4, 5), (6, 6)], options, StragglerOptions())
     waits = isinstance(options, HardsyncOptions | BackupOptions)  # for an answer: it prepares the next mini-batch meanwhile
 
@@ -98,14 +85,14 @@ def test_the_order_of_a_learners_life(options: ProtocolOptions, asked: list[int]
         ("prepare", 0),
         ("pull", asked[0]),
         ("compute", 0),
-        ("push", 0, 0.0, 0, 2),
+        ("push", 0, 0.0),
         *pull_and_prepare(1),
         ("compute", 1),
-        ("push", 1, 0.5, 1000, 5 if waits else 6),
+        ("push", 1, 0.5),
         *pull_and_prepare(2),
         ("goodbye", True),
     ]
-    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 0, "rounded": 0.25}
+    assert told.report == Report(1, samples=16, loss=0.5, compute_ns=10_000_000, delay_ns=0, rounded=0.25)
 
 
 def test_a_learner_steps_by_itself_while_its_push_is_under_way() -> None:
@@ -126,4 +113,4 @@ def test_a_straggler_sleeps_between_computing_and_pushing() -> None:
     told = learned([(0,)], SoftsyncOptions(), StragglerOptions(slowdown={1: 3.0}))
     assert [call[0] for call in told.calls] == ["prepare", "pull", "compute", "sleep", "push", "prepare", "pull", "goodbye"]
     assert told.calls[3][1] == pytest.approx(0.02)
-    assert told.fields == {"samples": 16, "compute_ns": 10_000_000, "delay_ns": 20_000_000, "rounded": 0.25}
+    assert told.report == Report(0, samples=16, loss=0.0, compute_ns=10_000_000, delay_ns=20_000_000, rounded=0.25)

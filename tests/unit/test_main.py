@@ -13,7 +13,7 @@ import pytest
 from mpisgd import __main__ as entry
 from mpisgd.__main__ import COMMANDS, main
 from mpisgd.base.errors import ConfigError, DataError, MpisgdError, PeerError
-from mpisgd.comm.virtual import compiled
+from mpisgd.base.version import __version__
 from mpisgd.liveness import guard
 from mpisgd.liveness.guard import AgreedError
 
@@ -37,7 +37,7 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
         ([], 2, "usage: mpisgd COMMAND", ""),
         (["--help"], 0, "usage: mpisgd COMMAND", ""),
         (["-h"], 0, "usage: mpisgd COMMAND", ""),
-        (["--version"], 0, compiled.version(), ""),
+        (["--version"], 0, __version__, ""),
         (["trian"], 2, "", "mpisgd: unknown command 'trian'; did you mean 'train'?"),
         (["xyzzy", "--mu", "4"], 2, "", "mpisgd: unknown command 'xyzzy'; expected one of: bench, compare"),
         (

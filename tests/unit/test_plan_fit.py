@@ -180,7 +180,6 @@ HIDDEN = {
 }
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("protocol", [HardsyncOptions(), BackupOptions(b=1), SoftsyncOptions(n=4), SspOptions()], ids=str)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_no_column_tells_is_repeated_beside_stragglers(
@@ -190,9 +189,9 @@ def test_what_no_column_tells_is_repeated_beside_stragglers(
     its slowdown, or put into rare delays, a virtual run would be 10 to 30 % slower than its log."""
     push, random = LearnerChannel.push, np.random.default_rng(1)
 
-    def slow(self: Any, **fields: Any) -> int:
+    def slow(self: Any, report: Any, meanwhile: Any = None) -> None:
         self._wire.work(int(4e6 * random.lognormal(-0.125, 0.5)))
-        return push(self, **fields)
+        push(self, report, meanwhile)
 
     monkeypatch.setattr(LearnerChannel, "push", slow)
     run = virtual_run(tmp_path / "run", protocol, straggler=HIDDEN[name], pushes=2000)

@@ -271,7 +271,6 @@ def test_every_protocol_has_a_trace() -> None:
     assert {type(options) for _, options, _ in TRACES.values()} == set(PROTOCOLS.values())
 
 
-@pytest.mark.interpreted  # the page lies outside of what was compiled
 def test_the_worked_example_of_contributing(tmp_path: Path) -> None:
     """The page there, as it stands, decides what it says."""
     names: dict[str, Any] = {}

@@ -175,7 +175,6 @@ def test_who_follows_a_writer_that_may_have_died_takes_its_place(tmp_path: Path)
     assert seqs(path) == [7]
 
 
-@pytest.mark.interpreted
 def test_nobody_sees_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that begins may be looked at; what is left of one that was killed meanwhile is taken away when it goes on."""
     begin, seen = TableFile._begin, []

@@ -40,8 +40,6 @@ from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
-pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
-
 LEAVE = SnapshotPull(NOTHING_MORE)
 EVERYBODY = (0, 1, 2)
 

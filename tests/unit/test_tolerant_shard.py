@@ -38,8 +38,6 @@ from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
-pytestmark = pytest.mark.interpreted  # the channels and updates here are stand-ins
-
 PATIENCE_S = 100.0
 LATER_NS = 10**12
 """So long after the start that who was heard of then is not overdue."""

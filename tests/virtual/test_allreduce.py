@@ -15,6 +15,7 @@ from mpisgd.analysis.timeline import look
 from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.config import config_file
+from mpisgd.exchange.base import Report
 from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.job.parts import Brought
 from mpisgd.plan import fit
@@ -130,7 +131,7 @@ def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(fiel
     channel = TeamChannel(told, roles, 0, team=told, weights=vector, gradients=vector, received=vector)
     said = {"learner_id": "learner 1 says it is learner 0", "nbytes": "its gradient 36 bytes; expected 40 bytes"}
     with pytest.raises(PeerError, match=said[field]):
-        channel.exchange(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0)
+        channel.exchange(Report(0, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
 
 
 # ------------------------------------------------------------------------------------------------------ beside hardsync

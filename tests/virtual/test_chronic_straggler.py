@@ -18,8 +18,6 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 
-pytestmark = pytest.mark.interpreted  # the one pause is put in the place of `Delays.of`
-
 SCENE: dict[str, Any] = {
     "virtual": {"learners": 4},
     "compute": {"name": "normal", "mean_s": 0.1, "deviation_s": 0.0001},

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from mpisgd.base.errors import DeadlockError
 from mpisgd.comm.messages import Ending, Goodbye, Pull, Tag
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.exchange.channel import LearnerChannel, ShardChannel
+from mpisgd.exchange.base import Report
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from tests.virtual.scene import Scene, WatchedWire, packed
 
 Steps = list[list[int]]
@@ -253,11 +255,11 @@ def the_projects_channel(schedule: Schedule) -> None:
         channel = LearnerChannel(
             wire, roles, learner_id, weights=weights, gradients=schedule.gradient, bounds=bounds, consistent=False
         )
-        answers = channel.pull(0)
+        channel.pull(0)
         for seq in range(BATCHES):
             wire.sleep(schedule.seconds())
-            channel.push(seq=seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0, last=answers, push_ns=0)
-            answers = channel.pull(0)
+            channel.push(Report(seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
+            channel.pull(0)
         channel.goodbye(ending=Ending.FINISHED)
 
     scene.run(mains(shard, learner))

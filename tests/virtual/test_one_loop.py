@@ -37,6 +37,7 @@ LOOPS = [
             "job/allreduce",
             "exchange/channel",
             "exchange/base",
+            "exchange/shard_channel",
             "exchange/team_channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
@@ -148,7 +149,6 @@ def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.Modul
     assert parts.make_update.__annotations__["return"] == "SliceUpdate"
 
 
-@pytest.mark.interpreted
 def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops, the channels, the protocol and the arithmetic of a real run; each learner and shard enters its loop once."""
     entered: Counter[str] = Counter()
@@ -184,7 +184,6 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     assert all(entered[name] for name in ("pull", "start_answers", "finish_answers", "stop", "answer_snapshot", "update_due"))
 
 
-@pytest.mark.interpreted
 def test_so_does_one_whose_learners_double_as_shards(
     run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-import mpisgd
 from mpisgd.analysis import about
-from mpisgd.comm.virtual import compiled
 from mpisgd.records.log.reader import Run
-from tests.virtual.jobs import SIZES, TENSORS, simulated
+from tests.virtual.jobs import TENSORS, simulated
 
 SPOKEN = {"epochs": 0.2, "log": {"progress": "plain"}}
 
@@ -36,10 +34,3 @@ def test_who_compensates_nothing_keeps_nothing(tmp_path: Path, capsys: pytest.Ca
     simulated(tmp_path / "run", TENSORS, **SPOKEN, protocol="async")
     assert "compensation" not in capsys.readouterr().err
     assert "delay compensation" not in reported(tmp_path / "run")
-
-
-def test_which_form_of_mpisgd_ran_is_recorded(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", SIZES, epochs=0.2)
-    form = "compiled" if compiled.is_compiled() else "interpreted"
-    assert run.environment["form"] == form
-    assert reported(tmp_path / "run")["mpisgd"] == f"{mpisgd.__version__}, {form}"

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from mpisgd.base.version import __version__
-from mpisgd.comm.virtual import compiled
 
 
 def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
@@ -26,7 +25,6 @@ def describe(ranks: int, mpi: str = "") -> dict[str, Any]:
         "mpi": mpi,
         "versions": {"mpisgd": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
         "python": platform.python_version(),
-        "compiled": compiled.is_compiled(),
         "load_average": os.getloadavg()[0],
     }
 

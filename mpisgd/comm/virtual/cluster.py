@@ -13,26 +13,19 @@ happen: `DeadlockError` says who waits for whom.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush, heappushpop
-from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base.errors import DeadlockError
 
-# Found without a look into the module's dictionary, where compiled:
-_push: Final = heappush
-_pop: Final = heappop
-_push_pop: Final = heappushpop
-
-_NEVER: Final = 1 << 61
-_CHECKS: Final = 16
-_ORDER_BITS: Final = 40
-"""Events of one rank: 10^12. With ranks below 2^21 an order fits into 61 bits, which the compiled form keeps in a register."""
+_NEVER = 1 << 61
+_CHECKS = 16
+_ORDER_BITS = 40
+"""Events of one rank: 10^12."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Event:
     """Something that may happen, and be waited for."""
 
@@ -47,7 +40,6 @@ class Event:
         raise NotImplementedError
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualRank(Event):
     """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
 
@@ -80,8 +72,8 @@ class VirtualRank(Event):
             self.check()
 
 
-Entry = tuple[Any, ...]
-"""Virtual nanosecond, order, event; of a heap one looks at the first of these often, and so they stay as they are."""
+Entry = tuple[int, int, Event]
+"""Virtual nanosecond, order, event."""
 
 
 class Cluster:
@@ -95,14 +87,15 @@ class Cluster:
         self.name = name
         self.ranks: Sequence[VirtualRank] = ()
         self.ready: list[VirtualRank] = []
-        self.ready_from = _NEVER
+        self.ready_ns = _NEVER
+        """On its own clock, none of those that are ready goes on before this nanosecond."""
+        self.event_ns = _NEVER
+        """Nothing happens before this nanosecond."""
         self._heap: list[Entry] = []
         self._newest: Entry | None = None
         """The entry made last is kept out of the heap: often it is the next to happen."""
-        self._newest_ns = _NEVER
         self._everybody: Meeting
         self._starting: Callable[[], object] | None = None
-        self._running: VirtualRank
 
     def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
         """Run one main for each rank until all have returned.
@@ -111,23 +104,22 @@ class Cluster:
         """
         self.ranks = ranks
         self._everybody = Meeting(self, range(len(ranks)))
-        hub = getcurrent()
-        self._starting = hub.switch
-        self.ready_from = 0  # those not yet begun are ready
-        for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
-            whole = greenlet(main, parent=hub)
-            rank.switch = whole.switch
-            rank.switch()
-            rank.dead = whole.dead
-        self._starting = None
-        self.ready_from = 0 if self.ready else _NEVER
         here = VirtualRank(-1)
-        here.switch = hub.switch
+        here.switch = self._starting = getcurrent().switch
+        self.ready_ns = 0  # what those do that are not yet begun, nobody knows
+        for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
+            rank.switch = greenlet(partial(self._live, rank, main)).switch
+            rank.switch()
+        self._starting = None
+        self.ready_ns = 0 if self.ready else _NEVER
         alive = sum(not rank.dead for rank in ranks)
-        while alive:  # a rank comes back here only when it has returned; waiting ones switch to each other
+        for _ in range(alive):  # a rank comes back here only when it has returned; waiting ones switch to each other
             self.block(here, None)
-            self._running.dead = True
-            alive -= 1
+
+    @staticmethod
+    def _live(rank: VirtualRank, main: Callable[[], None]) -> None:
+        main()
+        rank.dead = True
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 
@@ -135,24 +127,20 @@ class Cluster:
         """Let an event happen at `time_ns`."""
         cause.order += 1
         if self._newest is not None:
-            _push(self._heap, self._newest)
-        self._newest, self._newest_ns = (time_ns, cause.order, event), time_ns
+            heappush(self._heap, self._newest)
+        self._newest = (time_ns, cause.order, event)
+        if time_ns < self.event_ns:
+            self.event_ns = time_ns
 
     def first_at(self, time_ns: int) -> bool:
-        """Whether nothing can happen before `time_ns`, or at it but earlier in order."""
-        if time_ns >= self.ready_from or time_ns >= self._newest_ns:
-            return False
-        heap = self._heap
-        if not heap:
-            return True
-        first_ns: int = heap[0][0]
-        return time_ns < first_ns
+        """Whether nothing can happen before `time_ns`, or at it but earlier in order, but what the running rank does."""
+        return time_ns < self.event_ns and time_ns < self.ready_ns
 
     def wake(self, rank: VirtualRank, from_ns: int) -> None:
         """The wait of a rank is over: it goes on, at `from_ns` on its own clock or later, when the running one waits."""
-        if from_ns < self.ready_from:
-            self.ready_from = from_ns
         self.ready.append(rank)
+        if from_ns < self.ready_ns:
+            self.ready_ns = from_ns
 
     def block(self, rank: VirtualRank, waiting: Event | None) -> None:
         """The running rank waits; others run until it is woken, or an event lets it go on."""
@@ -160,30 +148,32 @@ class Cluster:
         if self._starting is not None:
             self._starting()
             return
-        ready, heap = self.ready, self._heap
-        following: VirtualRank | None = None
-        while following is None:
-            if ready:
-                following = ready.pop()
-                if not ready:
-                    self.ready_from = _NEVER
-                continue
-            if self._newest is not None:
-                entry: Entry = _push_pop(heap, self._newest)
-                self._newest, self._newest_ns = None, _NEVER
-            elif heap:
-                entry = _pop(heap)
-            else:
-                raise DeadlockError(self._who_waits())
-            now_ns: int = entry[0]
-            event: Event = entry[2]
-            following = event.happen(now_ns)
+        following = self._go_on()
         if following is not rank:
-            self._running = following
             following.switch()
 
+    def _go_on(self) -> VirtualRank:
+        """The next rank that goes on: one that is ready, or that something lets go on. Raises DeadlockError where there is none."""
+        ready, heap = self.ready, self._heap
+        while not ready:
+            if self._newest is not None:
+                now_ns, _, event = heappushpop(heap, self._newest)
+                self._newest = None
+            elif heap:
+                now_ns, _, event = heappop(heap)
+            else:
+                raise DeadlockError(self._who_waits())
+            self.event_ns = heap[0][0] if heap else _NEVER
+            following = event.happen(now_ns)
+            if following is not None:
+                return following
+        following = ready.pop()
+        if not ready:
+            self.ready_ns = _NEVER
+        return following
+
     def until_first(self, rank: VirtualRank) -> None:
-        """Let everything happen that comes before the running rank's clock."""
+        """Let everything happen that comes before the running rank's clock, or at it but earlier in order."""
         if not self.first_at(rank.now):
             self.at(rank.now, rank, rank)
             self.block(rank, None)

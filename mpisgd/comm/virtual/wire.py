@@ -8,98 +8,83 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Communicator, Node, Pattern, Team
+from mpisgd.comm.communicator import Communicator, Pattern
 from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
+from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
+from mpisgd.comm.virtual.transfers import Alarm, Opened, Receiving, Waits
 
-_ANYTHING: Final = (None, None)
-_ARRAY: Final = np.ndarray
+_ANYTHING = (None, None)
 
 
-class Transfer(Event):
-    """A message on one side: what is to be sent, or where it is to go."""
+class Sending(Event):
+    """A message under way. As an event, it arrives."""
 
-    __slots__ = ("bodies", "end", "fields", "source", "tag", "waiter")
+    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "source", "tag", "waiter")
 
-    def __init__(self, source: int, tag: int, fields: Fields, bodies: tuple[Any, ...]) -> None:
+    def __init__(
+        self, source: VirtualWire, dest: VirtualWire, tag: int, fields: Fields, bodies: tuple[Any, ...], arrival: int
+    ) -> None:
         self.source = source
+        self.dest = dest
         self.tag = tag
         self.fields = fields
         self.bodies = bodies
+        self.arrival = arrival
         self.end = -1
         """Nanosecond at which it is over; -1 = not yet known."""
         self.waiter: VirtualRank | None = None
 
-
-class Sending(Transfer):
-    """A message under way. As an event it arrives; once it is matched with a receive, its bytes are transferred."""
-
-    __slots__ = ("arrival", "dest", "receiving")
-
-    def __init__(self, source: int, dest: VirtualWire, tag: int, fields: Fields, bodies: tuple[Any, ...], arrival: int) -> None:
-        super().__init__(source, tag, fields, bodies)
-        self.dest = dest
-        self.arrival = arrival
-        self.receiving: Receiving | None = None
-
     def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.receiving is None:
-            return self.dest.arrive(self, now_ns)
-        self.dest.begin(self, self.receiving, now_ns)
-        return None
+        """It finds its posted receive, or waits to be taken. Returns its receiver where that takes anything."""
+        wire = self.dest
+        if wire._posted and wire._meets_posted(self):
+            return None
+        patterns = wire._patterns
+        if patterns is not None and wire._takes_anything:  # so nothing else is here
+            if now_ns >= wire.now:
+                wire.now = now_ns
+                wire._patterns = None
+                wire._handed = self
+                return wire
+            if wire._cluster.first_at(wire.now):  # busy until then, and nothing else comes meanwhile
+                wire._patterns = None
+                wire._handed = self
+                return wire
+        wire._arrived.setdefault(self.tag, deque()).append(self)
+        wire._waiting += 1
+        if patterns is None:
+            return None
+        wire._patterns = None
+        if now_ns < wire.now:  # busy until then: what else comes meanwhile may go first
+            wire._cluster.at(wire.now, wire, wire)
+            return None
+        wire.now = now_ns
+        return wire
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
         return f"sends {Tag(self.tag).name} to rank {dest}, which has posted no receive for it", dest
 
 
-class Opened:
-    """A message whose bodies are still being made."""
+class Beginning(Event):
+    """A message has met its receive: as an event, its bytes are transferred."""
 
-    __slots__ = ("bodies", "dest", "fields", "tag")
+    __slots__ = ("message", "receiving")
 
-    def __init__(self, dest: int, tag: int, fields: Fields) -> None:
-        self.dest = dest
-        self.tag = tag
-        self.fields = fields
-        self.bodies: list[Any] = []
-
-
-class Receiving(Transfer):
-    """A receive that was posted."""
-
-    __slots__ = ("begun", "posted")
-
-    def __init__(self, source: int, tag: int, bodies: tuple[Any, ...], posted: int) -> None:
-        super().__init__(source, tag, (), bodies)
-        self.posted = posted
-        self.begun = -1
-
-    def describe(self) -> tuple[str, int | None]:
-        return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
-
-
-class Alarm(Event):
-    """The time at which a rank waits no longer, if it still does."""
-
-    __slots__ = ("over", "wire")
-
-    def __init__(self, wire: VirtualWire) -> None:
-        self.wire = wire
-        self.over = False
+    def __init__(self, message: Sending, receiving: Receiving) -> None:
+        self.message = message
+        self.receiving = receiving
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.over or not self.wire.stops_waiting(now_ns):
-            return None
-        self.over = True
-        return self.wire
+        self.message.dest.begin(self.message, self.receiving, now_ns)
+        return None
 
 
 class Signal(Event):
@@ -117,11 +102,10 @@ class Signal(Event):
         wire.signal = self.number
         if not self.takes or wire.deaf:
             return None
-        return wire.arrive(Sending(wire.rank, wire, Tag.INTERRUPT, (self.number,), (), now_ns), now_ns)
+        return Sending(wire, wire, Tag.INTERRUPT, (self.number,), (), now_ns).happen(now_ns)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class VirtualWire(VirtualRank, Communicator):
+class VirtualWire(Waits, Communicator):
     """A virtual rank, and its end of the communicator."""
 
     __slots__ = (
@@ -158,7 +142,7 @@ class VirtualWire(VirtualRank, Communicator):
         self._takes_anything = False
         self._taken: Sending
         self._handed: Sending | None = None
-        self._node: _Memory | None = None
+        self._node: Memory | None = None
         self.signal = 0
         self.deaf = False
         self._latency_ns = network.latency_ns
@@ -192,17 +176,18 @@ class VirtualWire(VirtualRank, Communicator):
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]
         if first._node is None:
-            first._node = _Memory(Meeting(self._cluster, ranks))
+            first._node = Memory(Meeting(self._cluster, ranks))
         return VirtualNode(self, first._node, ranks)
 
     # --------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         self.now = now = self.now + self._overhead_ns
+        arrival = now + self._latency_ns
         receiver = self._wires[dest]
-        message = Sending(self.rank, receiver, tag, fields, bodies, now + self._latency_ns)
+        message = Sending(self, receiver, tag, fields, bodies, arrival)
         if not (receiver._posted and receiver._meets_posted(message)):
-            self._cluster.at(message.arrival, self, message)
+            self._cluster.at(arrival, self, message)
         return message
 
     def aside(self, body: Any) -> Any:
@@ -222,7 +207,7 @@ class VirtualWire(VirtualRank, Communicator):
         return self.start(message.dest, message.tag, message.fields, *message.bodies)
 
     def finish(self, transfer: Any) -> bool:
-        ending: Transfer = transfer
+        ending: Sending | Receiving = transfer
         while ending.end < 0:  # again, where it was woken for the header
             ending.waiter = self
             self._cluster.block(self, ending)
@@ -239,7 +224,7 @@ class VirtualWire(VirtualRank, Communicator):
         receiving = Receiving(source, tag, bodies, self.now)
         if self._waiting and (arrived := self._arrived.get(tag)):
             for message in arrived:
-                if message.source == source:
+                if message.source.rank == source:
                     arrived.remove(message)
                     self._waiting -= 1
                     self._match(message, receiving)
@@ -278,35 +263,45 @@ class VirtualWire(VirtualRank, Communicator):
         if self._waiting:
             self._cluster.until_first(self)
             message = self._look(patterns)
-        self._knows(patterns)
-        while message is None:
+        if message is None:
+            message = self._wait_for(patterns)
+        assert message is not None
+        return self._taking(message)
+
+    def _wait_for(self, patterns: tuple[Pattern, ...], alarm: Alarm | None = None) -> Sending | None:
+        """Wait until a message is here that matches, or until the alarm."""
+        if patterns is not self._known:
+            self._known = patterns
+            self._takes_anything = patterns[-1] == _ANYTHING
+        while alarm is None or not alarm.over:
             self._patterns = patterns
             self._cluster.block(self, self)
-            message = self._handed or self._look(patterns)
-            self._handed = None
-        return self._taking(message)
+            message = self._handed
+            if message is not None:
+                self._handed = None
+                return message
+            if (message := self._look(patterns)) is not None:
+                return message
+        return None
 
     def _taking(self, message: Sending) -> tuple[int, int, Fields]:
         self._taken = message
-        self.now += self._overhead_ns
+        self.now = now_ns = self.now + self._overhead_ns
         if not message.bodies:
-            self._ends(message, self.now)
-        return message.source, message.tag, message.fields
+            message.end = now_ns
+            if message.waiter is not None:
+                self._cluster.wake(message.waiter, now_ns)
+                message.waiter = None
+        return message.source.rank, message.tag, message.fields
 
     def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        cluster = self._cluster
-        cluster.until_first(self)
+        self._cluster.until_first(self)
         message = self._look(patterns)
-        alarm = Alarm(self)
         if message is None:
-            cluster.at(max(self.now, until_ns), self, alarm)
-        self._knows(patterns)
-        while message is None and not alarm.over:
-            self._patterns = patterns
-            cluster.block(self, self)
-            message = self._handed or self._look(patterns)
-            self._handed = None
-        alarm.over = True
+            alarm = Alarm(self)
+            self._cluster.at(max(self.now, until_ns), self, alarm)
+            message = self._wait_for(patterns, alarm)
+            alarm.over = True
         return None if message is None else self._taking(message)
 
     def stops_waiting(self, now_ns: int) -> bool:
@@ -318,15 +313,13 @@ class VirtualWire(VirtualRank, Communicator):
             self.now = now_ns
         return True
 
-    def _knows(self, patterns: tuple[Pattern, ...]) -> None:
-        if patterns is not self._known:
-            self._known = patterns
-            self._takes_anything = patterns[-1] == _ANYTHING
-
     def take_body(self, *bodies: Any) -> bool:
         self._cluster.until_first(self)
-        self.now = self._transfer(self._taken, bodies, self.now)
-        self._ends(self._taken, self.now)
+        message = self._taken
+        self.now = message.end = end_ns = self._transfer(message, bodies, self.now)
+        if message.waiter is not None:
+            self._cluster.wake(message.waiter, end_ns)
+            message.waiter = None
         return True
 
     def give_up(self, rank: int) -> None:
@@ -341,8 +334,8 @@ class VirtualWire(VirtualRank, Communicator):
                 if not queue:
                     continue
                 message = queue[0]
-                if source is not None and message.source != source:
-                    of_source = [each for each in queue if each.source == source]
+                if source is not None and message.source.rank != source:
+                    of_source = [each for each in queue if each.source.rank == source]
                     if not of_source:
                         continue
                     message = of_source[0]
@@ -367,39 +360,11 @@ class VirtualWire(VirtualRank, Communicator):
 
     # ------------------------------------------------------------------------------------------------- what happens to it
 
-    def arrive(self, message: Sending, now_ns: int) -> VirtualRank | None:
-        """A message is here: it finds its posted receive, or waits to be taken. Returns this rank where it takes anything."""
-        if self._posted and self._meets_posted(message):
-            return None
-        patterns = self._patterns
-        if patterns is not None and self._takes_anything:  # so nothing else is here
-            if now_ns >= self.now:
-                self.now = now_ns
-                self._patterns = None
-                self._handed = message
-                return self
-            if self._cluster.first_at(self.now):  # busy until then, and nothing else comes meanwhile
-                self._patterns = None
-                self._handed = message
-                return self
-        queue = self._arrived.get(message.tag)
-        if queue is None:
-            queue = self._arrived[message.tag] = deque()
-        queue.append(message)
-        self._waiting += 1
-        if patterns is None:
-            return None
-        self._patterns = None
-        if now_ns < self.now:  # busy until then: what else comes meanwhile may go first
-            self._cluster.at(self.now, self, self)
-            return None
-        self.now = now_ns
-        return self
-
     def _meets_posted(self, message: Sending) -> bool:
         """Whether a receive was posted for a message, which is then matched with the first."""
+        source, tag = message.source.rank, message.tag
         for at, receiving in enumerate(self._posted):
-            if receiving.source == message.source and receiving.tag == message.tag:
+            if receiving.source == source and receiving.tag == tag:
                 self._posted.pop(at)
                 self._match(message, receiving)
                 return True
@@ -407,149 +372,42 @@ class VirtualWire(VirtualRank, Communicator):
 
     def _match(self, message: Sending, receiving: Receiving) -> None:
         """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
-        begun = message.arrival if message.arrival > receiving.posted else receiving.posted
-        receiving.begun = begun
+        arrival, posted = message.arrival, receiving.posted
+        receiving.begun = begun = arrival if arrival > posted else posted
         receiving.fields = message.fields
         cluster = self._cluster
         if not message.bodies:
-            self._ends(message, begun)
-            self._ends(receiving, begun)
-        elif begun == message.arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
+            self._ends(message, receiving, begun)
+        elif begun == arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
             self.begin(message, receiving, begun)
         else:
-            message.receiving = receiving
-            cluster.at(begun, self._wires[message.source], message)
+            cluster.at(begun, message.source, Beginning(message, receiving))
             if receiving.waiter is not None:  # for the header
                 cluster.wake(receiving.waiter, begun)
                 receiving.waiter = None
 
     def begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The transfer of a message that has met its receive begins."""
-        end = self._transfer(message, receiving.bodies, now_ns)
-        self._ends(message, end)
-        self._ends(receiving, end)
+        self._ends(message, receiving, self._transfer(message, receiving.bodies, now_ns))
 
-    def _ends(self, transfer: Transfer, end_ns: int) -> None:
-        """Note when a transfer is over; who waits for that goes on."""
-        transfer.end = end_ns
-        if transfer.waiter is not None:
-            self._cluster.wake(transfer.waiter, end_ns)
-            transfer.waiter = None
+    def _ends(self, message: Sending, receiving: Receiving, end_ns: int) -> None:
+        """Note when a transfer is over; who waits for that, at either end, goes on."""
+        message.end = receiving.end = end_ns
+        if message.waiter is not None:
+            self._cluster.wake(message.waiter, end_ns)
+            message.waiter = None
+        if receiving.waiter is not None:
+            self._cluster.wake(receiving.waiter, end_ns)
+            receiving.waiter = None
 
     def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int) -> int:
         """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
-        nbytes = 0
-        for at, body in enumerate(message.bodies):
-            sent: Buffer = body
-            received: Buffer = bodies[at]
-            size = sent.nbytes
+        nbytes, rank = 0, message.source.rank
+        for sent, received in zip(message.bodies, bodies, strict=False):
+            size: int = sent.nbytes
             if size > received.nbytes:
-                raise PeerError(f"{Tag(message.tag).name} from rank {message.source}: {size} bytes, expected {received.nbytes}")
-            if type(received) is _ARRAY:
-                received[: len(body)] = body
+                raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {size} bytes, expected {received.nbytes}")
+            if type(received) is np.ndarray:
+                received[: len(sent)] = sent
             nbytes += size
-        return self._network.transfer(message.source, self.rank, nbytes, now_ns)
-
-
-class VirtualTeam(Team):
-    """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
-
-    Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
-    are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
-    """
-
-    def __init__(self, wire: VirtualWire, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> None:
-        place = ranks.index(wire.rank)
-        self._wire = wire
-        self._ranks = ranks
-        self._bounds = bounds
-        self._place = place
-        self._others = [(place + away) % len(ranks) for away in range(1, len(ranks))]
-
-    def tell(self, tag: int, fields: Fields) -> list[Fields]:
-        wire, ranks, place = self._wire, self._ranks, self._place
-        known, away = [fields], 1  # known[i] is of the place that is i further on
-        while away < len(ranks):
-            posted = wire.post(ranks[(place + away) % len(ranks)], tag)
-            sent = wire.start(ranks[place - away], tag, tuple(known[: len(ranks) - away]))
-            known += wire.header(posted)
-            wire.finish(sent)
-            away *= 2
-        return known[len(ranks) - place :] + known[: len(ranks) - place]
-
-    def exchange(self, vector: Any, received: Any) -> None:
-        own, wire = self._slice(vector, self._place), self._wire
-        size = len(range(*self._bounds[self._place]))
-        rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
-        _copy(own, rows[self._place])
-        posted = [wire.post(self._ranks[place], Tag.GRADIENT, rows[place]) for place in reversed(self._others)]
-        sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), self._slice(vector, place)) for place in self._others]
-        self._wait(posted, sent)
-
-    def share(self, own: Any, vector: Any) -> tuple[list[Receiving], list[Sending]]:
-        wire = self._wire
-        _copy(own, self._slice(vector, self._place))
-        posted = [wire.post(self._ranks[place], Tag.WEIGHTS, self._slice(vector, place)) for place in reversed(self._others)]
-        return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
-
-    def finish(self, shared: tuple[list[Receiving], list[Sending]], meanwhile: Callable[[], None]) -> None:
-        meanwhile()
-        self._wait(*shared)
-
-    def _wait(self, posted: list[Receiving], sent: list[Sending]) -> None:
-        for each in posted:  # bodies come after headers, though these say nothing here
-            self._wire.header(each)
-        for transfer in (*posted, *sent):
-            self._wire.finish(transfer)
-
-    def disband(self) -> None:
-        """Nothing is held."""
-
-    def _slice(self, vector: Any, place: int) -> Any:
-        start, end = self._bounds[place]
-        return vector[start:end]
-
-
-class _Memory:
-    """Memory that ranks of one node have in common."""
-
-    def __init__(self, meeting: Meeting) -> None:
-        self.meeting = meeting
-        self.pieces: list[list[np.ndarray]] = []
-
-
-class VirtualNode(Node):
-    """Ranks that share memory. That takes no time of its own: who reads or writes much says so on its own clock."""
-
-    def __init__(self, wire: VirtualWire, memory: _Memory, ranks: Sequence[int]) -> None:
-        self.place: int = ranks.index(wire.rank)
-        self.places: int = len(ranks)
-        self._wire = wire
-        self._memory = memory
-        self._asked = 0
-
-    def vectors(self, count: int, size: int) -> list[Any]:
-        return self._piece(count, size, "float32")
-
-    def words(self, count: int) -> Any:
-        return self._piece(1, count, "float64")[0]
-
-    def _piece(self, count: int, size: int, kind: str) -> list[Any]:
-        """The next piece of memory, which the first rank that asks for it makes."""
-        pieces = self._memory.pieces
-        if self._asked == len(pieces):
-            pieces.append([np.zeros(size, kind) for _ in range(count)])
-        self._asked += 1
-        return pieces[self._asked - 1]
-
-    def meet(self) -> None:
-        self._memory.meeting.join(self._wire)
-
-    def disband(self) -> None:
-        """Python keeps the memory as long as anybody looks at it."""
-
-
-def _copy(own: Any, into: Any) -> None:
-    """Copy what a rank gives itself, without a message; of sizes there is nothing to copy."""
-    if type(into) is np.ndarray:
-        into[:] = own
+        return self._network.transfer(rank, self.rank, nbytes, now_ns)

@@ -16,7 +16,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-from mypy_extensions import mypyc_attr
 
 from mpisgd.base import durable, storage
 from mpisgd.base.errors import StorageError
@@ -32,7 +31,6 @@ _CACHE_NBYTES = 4 << 20
 """Bytes that HDF5 may hold of its index of chunks, which grows with the log: without a limit of ours, 32 MiB in every shard."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class TableFile:
     """The HDF5 file of one rank: the tables of the schema, appended to.
 

@@ -1,0 +1,116 @@
+"""Virtual ranks that act together: collectives made of messages, and memory that ranks of one node share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpisgd.comm.communicator import Communicator, Node, Team
+from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.virtual.cluster import Meeting, VirtualRank
+
+
+class VirtualTeam(Team):
+    """Ranks that act together, by the messages that MPI's collectives are made of: so these cost what messages cost.
+
+    Headers are gathered in rounds, over twice the distance each (Bruck et al. 1997): ceil(log2 places) latencies. Slices, which
+    are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
+    """
+
+    def __init__(self, wire: Communicator, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> None:
+        place = ranks.index(wire.rank)
+        self._wire = wire
+        self._ranks = ranks
+        self._bounds = bounds
+        self._place = place
+        self._others = [(place + away) % len(ranks) for away in range(1, len(ranks))]
+
+    def tell(self, tag: int, fields: Fields) -> list[Fields]:
+        wire, ranks, place = self._wire, self._ranks, self._place
+        known, away = [fields], 1  # known[i] is of the place that is i further on
+        while away < len(ranks):
+            posted = wire.post(ranks[(place + away) % len(ranks)], tag)
+            sent = wire.start(ranks[place - away], tag, tuple(known[: len(ranks) - away]))
+            known += wire.header(posted)
+            wire.finish(sent)
+            away *= 2
+        return known[len(ranks) - place :] + known[: len(ranks) - place]
+
+    def exchange(self, vector: Any, received: Any) -> None:
+        own, wire = self._slice(vector, self._place), self._wire
+        size = len(range(*self._bounds[self._place]))
+        rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
+        _copy(own, rows[self._place])
+        posted = [wire.post(self._ranks[place], Tag.GRADIENT, rows[place]) for place in reversed(self._others)]
+        sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), self._slice(vector, place)) for place in self._others]
+        self._wait(posted, sent)
+
+    def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:
+        wire = self._wire
+        _copy(own, self._slice(vector, self._place))
+        posted = [wire.post(self._ranks[place], Tag.WEIGHTS, self._slice(vector, place)) for place in reversed(self._others)]
+        return posted, [wire.start(self._ranks[place], Tag.WEIGHTS, (), own) for place in self._others]
+
+    def finish(self, shared: tuple[list[Any], list[Any]], meanwhile: Callable[[], None]) -> None:
+        meanwhile()
+        self._wait(*shared)
+
+    def _wait(self, posted: list[Any], sent: list[Any]) -> None:
+        for each in posted:  # bodies come after headers, though these say nothing here
+            self._wire.header(each)
+        for transfer in (*posted, *sent):
+            self._wire.finish(transfer)
+
+    def disband(self) -> None:
+        """Nothing is held."""
+
+    def _slice(self, vector: Any, place: int) -> Any:
+        start, end = self._bounds[place]
+        return vector[start:end]
+
+
+class Memory:
+    """Memory that ranks of one node have in common."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+        self.pieces: list[list[np.ndarray]] = []
+
+
+class VirtualNode(Node):
+    """Ranks that share memory. That takes no time of its own: who reads or writes much says so on its own clock."""
+
+    def __init__(self, wire: VirtualRank, memory: Memory, ranks: Sequence[int]) -> None:
+        self.place: int = ranks.index(wire.rank)
+        self.places: int = len(ranks)
+        self._wire = wire
+        self._memory = memory
+        self._asked = 0
+
+    def vectors(self, count: int, size: int) -> list[Any]:
+        return self._piece(count, size, "float32")
+
+    def words(self, count: int) -> Any:
+        return self._piece(1, count, "float64")[0]
+
+    def _piece(self, count: int, size: int, kind: str) -> list[Any]:
+        """The next piece of memory, which the first rank that asks for it makes."""
+        pieces = self._memory.pieces
+        if self._asked == len(pieces):
+            pieces.append([np.zeros(size, kind) for _ in range(count)])
+        self._asked += 1
+        return pieces[self._asked - 1]
+
+    def meet(self) -> None:
+        self._memory.meeting.join(self._wire)
+
+    def disband(self) -> None:
+        """Python keeps the memory as long as anybody looks at it."""
+
+
+def _copy(own: Any, into: Any) -> None:
+    """Copy what a rank gives itself, without a message; of sizes there is nothing to copy."""
+    if type(into) is np.ndarray:
+        into[:] = own
