@@ -299,7 +299,12 @@ class TolerantWire(Wire):
             return table
         table[HUB] = said
         heard = self._hear(table)
-        answers = {rank: self._comm.Issend(table, rank, Tag.MET) for rank in heard}
+        answers = {}
+        for rank in heard:
+            try:
+                answers[rank] = self._comm.Issend(table, rank, Tag.MET)
+            except MPI.Exception as error:  # it has come, and has died since
+                self._learn(error)
         until_s = time.perf_counter() + MEET_S
         for rank, answer in answers.items():
             if not self._until(answer, rank, until_s):
