@@ -207,9 +207,11 @@ class Machine:
 
         def arrive() -> None:
             if not (receiver.process.dead or message.vanished):
-                receiver.process.at_work(lambda: receiver.arrives(message))
+                receiver.arrives(message)
 
-        self.at(at_ns - self.now_ns, lambda: self._cross(message.sender.rank, message.dest, arrive))
+        self.at(
+            at_ns - self.now_ns, lambda: self._cross(message.sender.rank, message.dest, partial(receiver.process.at_work, arrive))
+        )
 
     def over(self, source: int, dest: int, action: Callable[[], None]) -> None:
         """Something goes over a link."""
