@@ -290,6 +290,7 @@ class Shard:
         learner_id = pull.learner_id
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
+            self._let_go()
         owes = self.faults is not None and self.faults.owes_push(learner_id)
         if owes and self.rules.passes(learner_id, pull.min_clock):
             self._tell(Event.PASSED, learner_id)
@@ -322,6 +323,15 @@ class Shard:
             self.update.compensation.gone(learner_id)
         self._settle()
         self.answering.answer_waiting()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Go on without those who have left for another shard's sake, where all others wait for them."""
+        if gone := self.rules.let_go():
+            for learner_id in gone:
+                self._tell(Event.DEPARTED, learner_id)
+            self._settle()
+            self.answering.answer_waiting()
 
     def end_if_deserted(self) -> None:
         """Where nobody is present any more, the run is finished, or a signal has cut it short."""

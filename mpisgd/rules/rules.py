@@ -83,6 +83,8 @@ class Rules:
         self.parted = False
         """Whether any learner has said goodbye."""
         self._budget_samples = budget_samples
+        self._told_to_stop = set[int]()
+        """Learners that have left because another shard has finished; here they are still counted on."""
         self._cut_short = False
         """Whether a learner has left because of a signal."""
         self._disturbed = False
@@ -235,9 +237,22 @@ class Rules:
             self.absent.add(learner_id)
         self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
         self.parted |= gone not in (Gone.LOST, Gone.MISSED)
+        if gone is Gone.STOPPED:
+            self._told_to_stop.add(learner_id)
         self._cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and self.interrupted and self.deserted)
         if was_present and gone in OTHERS_GO_ON:
             self.protocol.on_departure(learner_id)
+
+    def let_go(self) -> list[int]:
+        """Whom nobody counts on any more, now that all who are present wait: learners that another shard, which lacks none of what
+        has been lost here, has told to stop. The others are told so, too, as soon as they get on here."""
+        stuck = self.present and self.present <= self.waiting.keys()
+        if not stuck or self.finished or self.interrupted:
+            return []
+        gone, self._told_to_stop = sorted(self._told_to_stop), set()
+        for learner_id in gone:
+            self.protocol.on_departure(learner_id)
+        return gone
 
     def on_return(self, learner_id: int) -> None:
         """One that was missed is there again: the next update may wait for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -24,6 +25,10 @@ from mpisgd.comm.mpi.launch import mpirun
 from mpisgd.config import config_file
 from tests.faults.job import end_all, stop_orderly
 from tests.faults.where import machine
+
+TABLE_S = 10.0
+"""Seconds from one table to the next where there are many runs: it takes a while to be made."""
+_MANY = 500
 
 
 @dataclass
@@ -176,13 +181,15 @@ def main(name: str, about: str, count: int, execute: Execute, argv: list[str]) -
     table = kept(out, head) if out is not None else {}
     if table.get("count", 0) < options.count:
         journal = Journal(out.with_suffix(".runs") if out is not None else None, head)
-        done = {number for number, *_ in journal.runs}
-        for number in range(options.count) if options.only is None else options.only:
-            if number in done:
-                continue
+        done, written_s = {number for number, *_ in journal.runs}, -math.inf
+        wanted = [each for each in (range(options.count) if options.only is None else options.only) if each not in done]
+        for number in wanted:
             found, took_s = _run(execute, options.seed, number, options.keep)
             journal.add((number, found, took_s))
             print(f"{number}: {took_s:.1f} s, {', '.join(found.kinds)}: {found.failures or 'well'}", file=sys.stderr, flush=True)
+            if number != wanted[-1] and len(journal.runs) > _MANY and time.monotonic() - written_s < TABLE_S:
+                continue
+            written_s = time.monotonic()
             table = {"count": len(journal.runs), "of": options.count, "seed": options.seed, **table_of(journal.runs), **where}
             if out is not None:
                 write(out, table)

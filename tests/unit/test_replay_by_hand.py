@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from mpisgd.config import Config
-from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions
+from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, TimeoutOptions
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.replay.checks.finding import Untrue
 from mpisgd.replay.checks.order import Compute, Take, Update, serial_order
-from mpisgd.replay.checks.record import Departure, Record, ShardRecord, Start
+from mpisgd.replay.checks.record import Departure, Record, ShardRecord, Start, TimeOut
 from mpisgd.replay.checks.walk import walk
 from mpisgd.replay.difference import difference
 from mpisgd.vectors.flat import FlatModel
@@ -116,6 +116,16 @@ def test_nobody_passes_where_nobody_was_missed() -> None:
     assert check(HardsyncOptions(), shard) == ""
     alone = log([push(0, 0, 0, arrival_s=0.1)], updates(1), lambda_=2, left=[(0, 0.5, 1, Event.PASSED)])
     assert "nothing says that its gradient of this clock would not come" in check(HardsyncOptions(), alone)
+
+
+def test_who_was_missed_after_a_time_out_was_missed_before_the_gradient_that_it_lets_make_the_update() -> None:
+    """The time of clock 0 is over with one gradient, that of clock 1 with none: then the next one makes the update at once."""
+    pushes = [push(0, 0, 0, arrival_s=0.1, answer_s=0.5), push(0, 1, 1, arrival_s=1.3)]
+    made = updates(1, 1)
+    made["time_s"] = [0.5, 1.3]
+    shard = log(pushes, made, lambda_=2, left=[(1, 1.2, 1, Event.MISSED)])
+    shard.timeouts.extend([TimeOut(0, 0.5), TimeOut(1, 1.0)])
+    assert check(TimeoutOptions(timeout_s=0.5), shard) == ""
 
 
 def test_one_who_leaves_before_its_turn_lets_those_who_were_kept_go_on() -> None:

@@ -558,6 +558,16 @@ def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
 # ------------------------------------------------------------------------------------------------------ messages that cannot be
 
 
+def test_who_was_told_to_stop_elsewhere_is_not_waited_for_once_all_others_wait(log: Path) -> None:
+    """Another shard, which lacks nothing, has finished, and told one learner so; the others ask this shard first."""
+    script = [*pulls(0, 1, 2), Goodbye(2, 0, Ending.FINISHED), (now(0), 1.0), *pulls(0, clock=1), (now(1), 2.0),
+              *pulls(1, clock=1), *byes(l0=1, l1=1)]  # fmt: skip
+    done = serve(log, script, budget=100)
+    assert done.weights == [-1.5]
+    assert done.told(Event.DEPARTED) == [(Event.DEPARTED, 0, 2)]
+    assert done.balanced()
+
+
 def test_a_torn_push_counts_and_the_next_one_is_in_its_order(log: Path) -> None:
     script = [*pulls(0, 1), Torn(now(0, 0, 0)), (now(1), 1.0), *pulls(0, 1, clock=1), (now(0, 1, 1), 2.0), (now(1, 1), 2.0),
               *pulls(0, 1, clock=2), *byes(l0=2, l1=2)]  # fmt: skip

@@ -302,7 +302,12 @@ class TolerantWire(Wire):
             return table
         table[HUB] = said
         heard = self._hear(table)
-        answers = {rank: self._comm.Issend(table, rank, Tag.MET) for rank in heard}
+        answers = {}
+        for rank in heard:
+            try:
+                answers[rank] = self._comm.Issend(table, rank, Tag.MET)
+            except MPI.Exception as error:  # it has come, and has died since
+                self._learn(error)
         start_s = time.perf_counter()
         for rank, answer in answers.items():
             if not self._until(answer, rank, start_s + self._meets_s(rank)):

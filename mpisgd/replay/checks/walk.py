@@ -17,7 +17,7 @@ from mpisgd.config import Config
 from mpisgd.job.parts import budget_samples, make_schedule
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
-from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord
+from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 
@@ -87,8 +87,7 @@ class _Walk:
                 continue
             self.place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
             self._check_numbers(row)
-            self._let_depart(row)
-            self._let_time_out(row)
+            self._let_happen(row)
             self._check_clock(row)
             self._check_turn(row)
             self._check_learner(row)
@@ -230,16 +229,30 @@ class _Walk:
 
     # --------------------------------------------------------------------------------------------------------- departures
 
-    def _let_depart(self, row: Row) -> None:
-        """Let those learners leave who left before this row was summed, by their seconds or, at the latest, by its clock.
+    def _let_happen(self, row: Row | None) -> None:
+        """Let learners leave, and time be over, in the order of both: before this row was summed, by their seconds or, at the
+        latest, by its clock; None: till the end.
 
         Where rows are not in the order of arrival, or things happened at once, they may in truth have left a few rows before.
         """
-        while self.departures and self.departures[0].clock <= self.rules.clock:
-            left = self.departures[0]
-            if left.time_s >= row.arrival_s and row.clock <= self.rules.clock and not self._must_come_first(left, row):
+        while True:
+            left = next((each for each in self.departures[:1] if self._is_before(each, row)), None)
+            over = next((each for each in self.timeouts[:1] if self._is_before(each, row)), None)
+            if left is not None and (over is None or left[:2] <= over[:2]):
+                self._depart()
+            elif over is not None:
+                self._time_out()
+            else:
                 return
-            self._depart()
+
+    def _is_before(self, event: Departure | TimeOut, row: Row | None) -> bool:
+        clock = self.rules.clock
+        if row is None:
+            return event.clock <= clock or self.shard.finished
+        if event.clock > clock:
+            return False
+        first = isinstance(event, Departure) and self._must_come_first(event, row)
+        return event.time_s < row.arrival_s or row.clock > clock or first
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
         """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
@@ -270,13 +283,6 @@ class _Walk:
 
     # ---------------------------------------------------------------------------------------------------------- time-outs
 
-    def _let_time_out(self, row: Row) -> None:
-        """Let the time be over where it was before this row was summed, by its seconds or, at the latest, by its clock."""
-        while self.timeouts and self.timeouts[0].clock <= self.rules.clock:
-            if self.timeouts[0].time_s >= row.arrival_s and row.clock <= self.rules.clock:
-                return
-            self._time_out()
-
     def _time_out(self) -> None:
         over = self.timeouts.pop(0)
         if over.clock == self.rules.clock - 1 and over.time_s == self.arrival_s:
@@ -292,10 +298,7 @@ class _Walk:
     # ------------------------------------------------------------------------------------------------------------ the end
 
     def _check_end(self) -> None:
-        while self.timeouts and (self.timeouts[0].clock <= self.rules.clock or self.shard.finished):
-            self._time_out()
-        while self.departures and (self.departures[0].clock <= self.rules.clock or self.shard.finished):
-            self._depart()
+        self._let_happen(None)
         shard = self.shard
         if self.rules.clock < shard.final_clock:
             why = f"the protocol does not make it of {self.gradients} gradient(s), which are all that pushes has"

@@ -1,0 +1,33 @@
+"""Faults in virtual time: ranks die, hang and are cut off, disks fail, jobs are killed and gone on with (`tests/virtual/storm`).
+
+`python -m tests.faults.virtual --count 20000 --out results/faults` writes virtual.json there. Loops, rules, wires, pulse and
+records are the real ones, on a virtual MPI. Protocols and numbers of shards take turns; all else is drawn (`storm/draw.py`). Replay
+proves every run that is DONE.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from mpisgd.base import durable
+from tests.faults.campaign import Found, main
+from tests.virtual.storm import aftermath
+from tests.virtual.storm.draw import draw
+
+
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    """One schedule, and all that must be true after it."""
+    torch.set_num_threads(1)
+    drawn = draw(generator, number)
+    with durable.thrown_away():
+        seen = aftermath.weather(drawn, directory)
+    failures = [f"{failure}\n{drawn!r}" for failure in seen.failures]
+    return Found(seen.kinds, seen.totals, failures=failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main("virtual", "Ranks die, hang and are cut off in virtual time.", 20000, execute, sys.argv[1:]))

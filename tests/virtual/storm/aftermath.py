@@ -1,0 +1,179 @@
+"""What must be true after a storm: the laws of what is DONE, who is named, what can be gone on with."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mpisgd import replay
+from mpisgd.base.errors import MpisgdError
+from mpisgd.job import interruption
+from mpisgd.liveness.pulse import LEAST_S
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Reason, Verdict
+from tests.virtual.storm.draw import Draw, Fault
+from tests.virtual.storm.job import End, Job
+
+MOST_ATTEMPTS = 5
+
+
+@dataclass
+class Seen:
+    """What a schedule has shown. `failures`: what was not as promised."""
+
+    drawn: Draw
+    ends: list[End] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    totals: Counter[str] = field(default_factory=Counter)
+
+    def expect(self, true: object, what: str) -> bool:
+        if not true:
+            self.failures.append(what)
+        return bool(true)
+
+
+def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
+    """One schedule: a job, its faults, and its attempts until it is DONE; the last ones are left in peace.
+
+    What happens is a function of `drawn` alone. `proven`: replay computes again what was DONE.
+    """
+    dice = random.Random(drawn.seed)
+    seen = Seen(drawn, kinds=[drawn.way, f"S = {drawn.shards}", "tolerant" if drawn.tolerant else "fail-fast"])
+    seen.kinds += sorted({fault.what for faults in drawn.attempts for fault in faults})
+    begun = 0
+    for attempt in range(MOST_ATTEMPTS):
+        faults = drawn.attempts[attempt] if attempt < len(drawn.attempts) else ()
+        run = path / f"run-{begun}"
+        resumed = run.exists()
+        job = Job(drawn, run, dice, faults, resumed=resumed)
+        end = job.run()
+        seen.ends.append(end)
+        seen.totals["events"] += end.events
+        seen.totals["attempts"] += 1
+        if end.hangs:
+            seen.failures.append(f"attempt {attempt} hangs: {end.hangs}\n{end.said}")
+            return seen
+        whole = end.done and not end.named
+        _look_at_the_end(seen, job, end, attempt, faults)
+        if whole or seen.failures:
+            break
+        seen.totals["ended"] += 1
+        if end.done:
+            break  # a fault in the very last moment: all is there
+        if interruption.newest(run) is None:
+            begun += 1  # anew
+        seen.totals["begun anew" if interruption.newest(run) is None else "gone on with"] += 1
+    if seen.expect(seen.ends[-1].done, f"not DONE after {len(seen.ends)} attempts: {seen.ends[-1].named}"):
+        seen.totals["DONE"] += 1
+        try:
+            _look_at_the_run(seen, job)
+            if proven:
+                proof = replay.replay(run)
+                seen.totals["replayed"] += 1
+                seen.expect(proof.holds and any("identical" in line for line in proof.lines()), f"replay: {proof.lines()}")
+        except MpisgdError as error:
+            seen.failures.append(f"DONE, but {type(error).__name__}: {error}")
+    return seen
+
+
+def _is_grave(fault: Fault, job: Job) -> bool:
+    """Whether a job may end, by name, for this."""
+    shards, size = range(len(job.roles.shard_ranks)), len(job.hosts)
+    if fault.rank >= size or fault.other >= size:
+        return False
+    vital = fault.rank in shards
+    match fault.what:
+        case "kill":
+            return vital or not job.drawn.tolerant
+        case "stop":
+            patience_s = LEAST_S if vital or not job.drawn.tolerant else np.inf
+            return fault.lasts_s > 0.9 * patience_s
+        case "cut":  # for the hub's patience, or, from a shard on, that of who waits for it
+            return fault.lasts_s > 0.9 * LEAST_S
+        case "slow" | "unsaved":
+            return False
+    return True
+
+
+def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple[Fault, ...]) -> None:
+    """Whether it may have ended so, and says why."""
+    drawn, learners = job.drawn, set(job.roles.learner_ranks)
+    grave = [fault for fault in faults if _is_grave(fault, job)]
+    if end.done and end.named:
+        seen.expect(grave, f"attempt {attempt} is DONE, and failed: {end.named}\n{end.said}")
+    elif not end.done:
+        seen.expect(end.named or end.interrupted, f"attempt {attempt} ended without a word\n{end.said}")
+        nobody = drawn.tolerant and learners <= {*end.killed}
+        gone = {fault.rank for fault in faults if fault.what in ("kill", "stop", "cut")} | {
+            fault.other for fault in faults if fault.what == "cut"
+        }
+        seen.expect(
+            grave or nobody or (drawn.tolerant and learners <= gone),
+            f"attempt {attempt} ended for nothing: {end.named}\n{end.said}",
+        )
+
+
+def _look_at_the_run(seen: Seen, job: Job) -> None:
+    """The laws of `DESIGN 4`."""
+    run = Run(job.path)
+    protocol = job.config.protocol.make(run.lambda_)
+    clocks = run.summaries["final_clock"].tolist()
+    of_mini_batch: dict[tuple[int, int, float], set[int]] = defaultdict(set)
+    recut = bool(run.earlier)
+    for books, summary in zip(run.books(), run.summaries, strict=True):
+        shard = books.shard
+        rows, updates = (table[table["shard"] == shard] for table in (run.pushes, run.updates))
+        seen.expect(books.balanced, f"shard {shard}: the books do not balance: {books}")
+        seen.expect(summary["received"] == summary["pushed"] == books.pushed, f"shard {shard}: {summary}, {books}")
+        seen.expect((rows["staleness"] >= 0).all(), f"shard {shard}: a negative staleness")
+        seen.expect((rows["staleness"] == rows["clock"] - rows["timestamp"]).all(), f"shard {shard}: staleness")
+        begin = run.begins.clock
+        seen.expect(updates["clock"].tolist() == list(range(begin + 1, clocks[shard] + 1)), f"shard {shard}: its clock jumps")
+        applied = rows[rows["verdict"] == Verdict.APPLY]
+        twice = Counter(zip(applied["learner_id"].tolist(), applied["seq"].tolist(), strict=True)).most_common(1)
+        seen.expect(not twice or twice[0][1] == 1, f"shard {shard}: {twice} applied twice")
+        for clock, gradients in updates[["clock", "gradients"]].tolist():
+            summed = int(applied["gradients"][applied["clock"] == clock - 1].sum())
+            seen.expect(summed == gradients, f"shard {shard}: {summed} gradients at clock {clock}, the divisor is {gradients}")
+        for row in rows:
+            of_mini_batch[int(row["learner_id"]), int(row["seq"]), float(row["compute_s"])].add(int(row["timestamp"]))
+        budget = job.config.epochs * job.meta.train_samples
+        lost = (run.events["kind"] == Event.LOST).any()
+        left = (run.events["kind"] == Event.DEPARTED).any()
+        seen.expect(
+            protocol.exact or lost or left or updates["samples"].max(initial=0) >= budget or _uneven(run),
+            f"shard {shard}: it has ended after {updates['samples'].max(initial=0)} samples of {budget}",
+        )
+    if protocol.consistent and not recut:
+        mixed = [key for key, timestamps in of_mini_batch.items() if len(timestamps) > 1]
+        seen.expect(not mixed, f"computed on slices of different clocks: (learner, seq, seconds) {mixed[:3]}")
+    kinds = Counter(run.events["kind"].tolist())
+    for kind in (Event.LOST, Event.MISSED, Event.RETURNED, Event.STUCK, Event.PASSED, Event.UNSAVED, Event.REFUSED):
+        seen.totals[kind.name.lower()] += kinds[kind]
+    seen.totals["torn"] += int((run.pushes["reason"] == Reason.TORN).sum())
+    seen.totals["gradients"] += int((run.pushes["shard"] == 0).sum())
+    _who_is_named(seen, job, run)
+
+
+def _uneven(run: Run) -> bool:
+    """The first shard that is done ends the run for all."""
+    samples = [run.updates["samples"][run.updates["shard"] == shard].max(initial=0) for shard in range(run.shards)]
+    return bool(max(samples) >= run.config["epochs"] * run.environment["train_samples"])
+
+
+def _who_is_named(seen: Seen, job: Job, run: Run) -> None:
+    """Of each learner that was killed, or given up, every shard says so, or that it had said goodbye before."""
+    events = run.events
+    for rank in seen.ends[-1].killed:
+        if rank not in job.roles.learner_ranks:
+            continue
+        learner_id = job.roles.learner_ranks.index(rank)
+        mine = events[events["learner_id"] == learner_id]
+        for shard in range(run.shards):
+            told = set(mine["kind"][mine["shard"] == shard].tolist())
+            seen.expect(told & {Event.LOST, Event.GOODBYE}, f"shard {shard} does not say that learner {learner_id} is lost")

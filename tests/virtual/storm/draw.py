@@ -1,0 +1,177 @@
+"""One schedule, drawn by a generator: a job, and the faults that befall its attempts."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpisgd.config import Config
+from mpisgd.config.config_file import from_mapping
+
+#: Every protocol, and the options that change who waits for whom.
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "hardsync": {"name": "hardsync"},
+    "softsync": {"name": "softsync", "n": 2},
+    "async": {"name": "async"},
+    "async-bounded": {"name": "async", "most_staleness": 2, "warm_up": 2, "ramp": 4},
+    "backup": {"name": "backup", "b": 1},
+    "backup-late": {"name": "backup", "b": 1, "late": "apply"},
+    "backup-abort": {"name": "backup", "b": 1, "abort": True},
+    "timeout": {"name": "timeout", "timeout_s": 0.03},
+    "ssp": {"name": "ssp", "slack": 1},
+    "ssp-own": {"name": "ssp", "slack": 2, "get_model_frequency": 2},
+    "downpour": {"name": "downpour", "n_push": 2, "n_fetch": 4},
+    "downpour-warm": {"name": "downpour", "warm_up": 3},
+    "versioned": {"name": "versioned"},
+    "versioned-stale": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1},
+}
+PATIENCE_S = 0.3
+"""Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
+COMPUTE_S = 0.01
+LONG_S = 12.0
+"""Longer than any patience."""
+LIMIT_S = 300.0
+"""Virtual seconds in which a job has ended, whatever befell it: MEET_S and BODY_S, and what comes before."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to a rank: at a second, or at one of its calls of MPI.
+
+    Attributes:
+        what: kill, stop, cut, slow, signal, full (the log cannot be written), unsaved (checkpoints cannot), end (all are
+            killed), power (so are they, and the disk forgets what was not synced).
+        lasts_s: how long; a kill lasts.
+        other: of a cut, the far end; `both`: no message goes in either direction.
+    """
+
+    what: str
+    rank: int = 0
+    at_s: float = 0.0
+    at_call: int = 0
+    lasts_s: float = 0.0
+    other: int = 0
+    both: bool = True
+
+    def __str__(self) -> str:
+        when = f"call {self.at_call}" if self.at_call else f"{self.at_s:.3f} s"
+        far = f"{'<->' if self.both else '->'}{self.other}" if self.what == "cut" else ""
+        return f"{self.what} {self.rank}{far} at {when}{f' for {self.lasts_s:.2f} s' if self.lasts_s else ''}"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One job: how it trains, who is there, what the network is like, and the faults of each of its attempts but the last."""
+
+    way: str
+    shards: int
+    learners: int
+    evaluator: bool
+    tolerant: bool
+    seed: int
+    every_updates: int
+    latency_ns: int
+    eager_nbytes: int
+    reorders: bool
+    flush_rows: int
+    attempts: tuple[tuple[Fault, ...], ...]
+    again: tuple[int, int] = (0, 0)
+    """Shards and learners of the attempts after the first, where they are others."""
+
+    @property
+    def ranks(self) -> int:
+        return self.shards + self.learners + self.evaluator
+
+    def __str__(self) -> str:
+        faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
+        kind = "tolerant" if self.tolerant else "fail-fast"
+        return f"{self.way}, S = {self.shards}, {self.learners} learners{', evaluator' * self.evaluator}, {kind}: {faults}"
+
+
+def draw(dice: random.Random, number: int) -> Draw:
+    """Ways take turns; all else is drawn."""
+    way = list(WAYS)[number % len(WAYS)]
+    shards, evaluator, tolerant = 1 + number // len(WAYS) % 4, dice.random() < 0.4, dice.random() < 0.75
+    learners = dice.randint(2, 5)
+    drawn = functools.partial(_faults, dice, shards, learners, evaluator, tolerant)
+    return Draw(
+        way=way,
+        shards=shards,
+        learners=learners,
+        evaluator=evaluator,
+        tolerant=tolerant,
+        seed=dice.randrange(2**31),
+        every_updates=dice.choice((0, 2, 3, 5)),
+        latency_ns=dice.choice((5_000, 50_000, 500_000)),
+        eager_nbytes=dice.choice((0, 0, 4096)),
+        reorders=dice.random() < 0.5,
+        flush_rows=dice.choice((4, 16, 256)),
+        attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
+        again=(dice.randint(1, 4), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
+    )
+
+
+_LAST_S = 0.25
+"""About as long as a job takes that nothing befalls."""
+
+
+def _faults(dice: random.Random, shards: int, learners: int, evaluator: bool, tolerant: bool, later: int) -> tuple[Fault, ...]:
+    """Mostly of learners, from which a tolerant job is to recover; now and then of whoever it cannot do without."""
+    size = shards + learners + evaluator
+    worst = later == 0 and dice.random() < (0.15 if tolerant else 0.6)
+    faults = []
+    for _ in range(dice.choice((0, 1, 2, 2, 3, 3, 4, 5))):
+        whats = ("kill", "kill", "stop", "stop", "cut", "slow", "unsaved") if tolerant else ("stop", "cut", "slow", "unsaved")
+        what = dice.choice((*whats, "kill", "full", "signal", "end", "power") if worst else whats)
+        rank = dice.randrange(size) if worst or what in ("slow", "unsaved") else dice.randrange(shards, size)
+        if what in ("unsaved", "full"):
+            rank = dice.randrange(shards)
+        called = dice.random() < 0.5 and what in ("kill", "stop")
+        others = [each for each in range(size) if each != rank]
+        short = dice.uniform(0, 0.9) * PATIENCE_S
+        lasts_s = dice.choice((short, *[dice.uniform(1, 3) * PATIENCE_S] * 2, *((LONG_S,) * worst)))
+        if not tolerant and not worst:
+            lasts_s = dice.uniform(0, 3)  # the pulse is patient
+        faults.append(
+            Fault(
+                what,
+                rank,
+                at_s=0.0 if called else dice.uniform(0, 1.2) * _LAST_S,
+                at_call=dice.randint(1, 120) if called else 0,
+                lasts_s=lasts_s if what in ("stop", "cut", "unsaved", "slow") else 0.0,
+                other=dice.choice(others) if what == "cut" else 0,
+                both=dice.random() < 0.5,
+            )
+        )
+    return tuple(faults)
+
+
+DATA = {"name": "synthetic", "shape": [5], "classes": 3, "samples": 96, "test_samples": 8}
+MODEL = {"name": "mlp", "hidden": [12]}
+
+
+def config_of(drawn: Draw, path: Path, shards: int) -> Config:
+    return from_mapping(
+        {
+            "out": str(path),
+            "protocol": dict(WAYS[drawn.way]),
+            "data": DATA,
+            "model": MODEL,
+            "shards": shards,
+            "evaluator": drawn.evaluator,
+            "mu": 4,
+            "epochs": 1,
+            "alpha0": 0.05,
+            "threads": 1,
+            "seed": 1,
+            "optimizer": {"name": "sgd", "momentum": 0.9},
+            "evaluation": {"every_epochs": 0.4, "train": False},
+            "checkpoint": {"every_updates": drawn.every_updates},
+            "log": {"progress": "off"},
+            "faults": {"patience_s": PATIENCE_S},
+        }
+    )

@@ -1,0 +1,132 @@
+"""What a virtual rank has in the place of seconds, threads and signals of its own (`ranks.py`)."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpisgd.config.config_file import from_mapping
+from mpisgd.job import parts
+from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import FlatModel, host_vector, host_view
+from tests.virtual.storm import package
+from tests.virtual.storm.draw import COMPUTE_S, DATA, MODEL, PATIENCE_S
+from tests.virtual.storm.machine import Process
+from tests.virtual.storm.package import VIRTUAL
+
+
+class Delayed(Checkpoints):
+    """Writes its checkpoints a while later, in virtual time, unless the rank is killed before: the thread beside the loop.
+
+    `broken`: whether the disk takes none now.
+    """
+
+    process: Process
+    broken: Callable[[], bool]
+    _pending: Callable[[], None] | None = None
+
+    def _begin(self, action: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.current_thread()
+            action()  # makes room
+            return
+        assert self._pending is None
+        self._pending = action
+        machine = self.process.machine
+        machine.at(machine.dice.randrange(100_000, 30_000_000), self._do)
+
+    def _do(self) -> None:
+        action, self._pending = self._pending, None
+        if action is not None and not self.process.dead:
+            action()
+
+    def busy(self) -> bool:
+        return self._pending is not None or super().busy()
+
+    def wait(self) -> None:
+        self._do()
+        super().wait()
+
+    def _write_part(self, path: Path, account: Any) -> None:
+        if self.broken():
+            raise OSError(28, "No space left on device", str(path))
+        super()._write_part(path, account)
+
+
+class Computing(Travels):
+    """A learner's gradient, which takes its virtual seconds; the model is that of all."""
+
+    def __init__(self, model: FlatModel, gradient: Any, next_s: Callable[[], float]) -> None:
+        self._model, self._gradient, self._next_s = model, gradient, next_s
+        self._weights, self._gradients = host_vector(model.size), host_vector(model.size)
+        self.wire_weights, self.wire_gradients = host_view(self._weights), host_view(self._gradients)
+        self.samples = 0
+        self._check: Callable[[], None] | None = None
+
+    def prepare(self, seq: int) -> None:
+        """There is nothing to prepare."""
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def compute(self, seq: int) -> float:
+        seconds = self._next_s()
+        for _ in range(8 if self._check is not None else 1):
+            package.sleep(seconds / (8 if self._check is not None else 1))
+            if self._check is not None:
+                self._check()
+        self._model.weights.copy_(self._weights)
+        loss = float(self._gradient.compute(seq))
+        self._gradients.copy_(self._model.gradients)
+        self.samples = self._gradient.samples
+        return loss
+
+
+class Takes(Evaluations):
+    """An evaluation takes a while."""
+
+    def begin(self, number: int) -> None:
+        package.sleep(0.5 * COMPUTE_S)
+
+
+class Pulse(VIRTUAL.pulse.Pulse):  # type: ignore[misc, name-defined]
+    """Beats when it is told to, and says who ends the job for what."""
+
+    def __init__(self, process: Process, fails: Callable[[Process, str], None]) -> None:
+        super().__init__(
+            process.machine.comms[0][process.rank], PATIENCE_S, lambda: "", now_s=lambda: process.machine.now_ns * 1e-9
+        )
+        self._comm = process.machine.comms[1][process.rank]
+        self._fails, self._process = fails, process
+
+    def serve(self) -> None:
+        while not self._process.gone:
+            package.sleep(1.0)
+            self.beat()
+
+    def end(self, silent_s: dict[int, float]) -> None:
+        machine = self._process.machine
+        who = ", ".join(f"{rank}" for rank in sorted(silent_s))
+        if machine.tells:
+            self._fails(self._process, f"rank {self._rank} has heard nothing of {who}")
+            machine.revoke(self._rank)
+            self._heard_s = dict.fromkeys(self._heeds, self._lived_s)  # once
+        else:
+            machine.end(f"rank {self._rank} has heard nothing of {who}")
+
+
+@functools.cache
+def computing() -> tuple[Any, FlatModel, Any, torch.Tensor]:
+    """Data, model, loss and initial weights: the same for all jobs."""
+    config = from_mapping({"out": "nowhere", "data": DATA, "model": MODEL, "seed": 1})
+    data = parts.load_data(config, NOTHING_BROUGHT)
+    model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT)
+    return data, model, parts.load_loss(config, NOTHING_BROUGHT), model.weights.clone()
