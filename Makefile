@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi bench gpu-check faults faults-slurm docs docs-check audit clean
+.PHONY: help demo test check lint types test-unit test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ faults: $(READY)  ## campaigns: ranks killed, stopped and failing, damaged files
 	@if [[ $$(id -u) == 0 ]]; then $(IN_VENV) python -m pytest tests/nodes -m long; \
 	  else echo "nodes: left out: only root makes network namespaces"; fi
 	$(IN_VENV) python -m tests.faults.bad_input
+
+faults-virtual: $(READY)  ## 20,000 schedules of faults in virtual time, two hours and more; into results/faults
+	$(IN_VENV) python -m tests.faults.virtual --out results/faults --count 20000
 
 faults-slurm: $(READY)  ## campaigns on a real SLURM of virtual nodes (as root): nodes without power, time limits
 	$(IN_VENV) python -m tests.faults.nodes --out results/faults
