@@ -120,7 +120,8 @@ def main(argv: list[str]) -> int:
     head = {"seed": 1, "commit": machine()["commit"]}
     found = kept(options.out / "soak.json", head) if options.out is not None else {}
     if found.get("count", 0) < options.count:
-        found = {"count": options.count, "seed": 1, **_soaked(options.count), **machine(launcher())}
+        where = machine(launcher())  # before: somebody may commit meanwhile
+        found = {"count": options.count, "seed": 1, **_soaked(options.count), **where}
         if options.out is not None:
             write(options.out / "soak.json", found)
     print(json.dumps(found, indent=1))

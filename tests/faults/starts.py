@@ -83,7 +83,9 @@ class Draw:
         """Whether there is such a job, and the victim comes to the point."""
         if self.form == "fault-tolerant" and self.way in ("allreduce", "aggregation"):
             return False
-        if self.point == "evaluation" and not self.evaluator:  # by learner 0, after its goodbye
+        if self.point == "evaluation":
+            if self.evaluator:
+                return self.role == "evaluator"  # else by learner 0, after its goodbye
             return self.victim == (0 if self.way == "allreduce" else self.shards)
         return self.point != "finish" or self.victim == 0
 

@@ -7,9 +7,12 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.siblings import STARTED_S, Siblings, within
 
 JOB = "prterun-here-100@1"
@@ -154,3 +157,18 @@ def test_the_launcher_of_several_nodes_is_killed_where_mpi_does_not_start(
         assert len(killers) == begun
         assert all(each.poll() is None for each in killers)
     assert all(each.poll() == -signal.SIGKILL for each in killers)
+
+
+@pytest.mark.parametrize(("local_rank", "sees_to_it"), [("0", True), ("1", True), ("2", False)])
+def test_who_ends_a_job_of_which_mpi_tells_failures_sees_its_launcher_out(
+    monkeypatch: pytest.MonkeyPatch, local_rank: str, sees_to_it: bool
+) -> None:
+    """Open MPI's own may wait for a lock of its own for ever when its ranks have left at once."""
+    done: list[object] = []
+    comm: Any = SimpleNamespace(Revoke=lambda: done.append("revoked"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", local_rank)
+    monkeypatch.setattr(ulfm, "_SPREAD_S", 0.0)
+    monkeypatch.setattr(ulfm.Siblings, "end_launcher_within", lambda siblings, seconds: done.append(seconds))
+    monkeypatch.setattr(ulfm, "_leave", lambda status: done.append(f"left with {status}"))
+    ulfm.end_job(comm, 1)
+    assert done == ["revoked", *([ulfm._LAUNCHER_S] if sees_to_it else []), "left with 1"]

@@ -14,12 +14,15 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from mpisgd.comm.mpi.launch import with_failures
+from mpisgd.comm.mpi.siblings import Siblings
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 _SPREAD_S = 0.3
 """Seconds for the others to learn that the communicator was revoked, before a rank that goes could look like one that failed."""
+_LAUNCHER_S = 3.0
+"""Seconds for the launcher to end when its ranks have: now and then Open MPI's waits for a lock of its own, for ever."""
 
 
 def enabled() -> bool:
@@ -76,6 +79,8 @@ def is_revoked(error: BaseException) -> bool:
 def end_job(comm: MPI.Intracomm, status: int) -> NoReturn:
     """End the whole job: every rank's next call of MPI raises, and it comes here too."""
     comm.Revoke()
+    if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") in ("0", "1"):  # either may be the one that is lost
+        Siblings().end_launcher_within(_SPREAD_S + _LAUNCHER_S)
     time.sleep(_SPREAD_S)
     _leave(status)
 
