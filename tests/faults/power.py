@@ -187,9 +187,10 @@ def _ends_within(job: Job, seconds: float) -> bool:
 def look(out: Path, found: Found) -> None:
     """Whether a run that says DONE is whole: nothing empty, each row of the log, the weights, the report.
 
-    But the evaluator's log of an attempt before may be torn: what that had evaluated was evaluated again.
+    But the evaluator's log of an attempt before may be torn: what that had evaluated was evaluated again. And RUNNING, which says
+    nothing to anybody any more, may be there again.
     """
-    files = set(out.rglob("*")) - set(sorted(out.glob("evaluator.*"))[:-1])
+    files = set(out.rglob("*")) - set(sorted(out.glob("evaluator.*"))[:-1]) - {out / schema.RUNNING}
     empty = [path.name for path in files if path.is_file() and path.stat().st_size == 0]
     found.expect(not empty, f"DONE, and {empty} are empty")
     try:

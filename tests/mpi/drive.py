@@ -69,7 +69,7 @@ def wait_politely(comm: MPI.Intracomm) -> None:
 
 def say_size(ranks: int) -> None:
     """Let what looks how many ranks were launched find so many."""
-    for name in SIZE_VARIABLES:
+    for name in (*SIZE_VARIABLES, "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if name in os.environ:
             os.environ[name] = str(ranks)
 
