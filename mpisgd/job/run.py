@@ -267,14 +267,17 @@ class Rank:
         hosts = self.world.hosts
         if self.rank == hosts.index(hosts[self.rank]):
             pids = [pid for pid, host in zip(self.world.pids, hosts, strict=True) if host == hosts[self.rank]]
-            usher.call(self._running, self._job, pids, pids[0] * (self.rank == 0), Siblings().launcher_of_this_job)
+            first, launcher = pids[0] * (self.rank == 0), Siblings().launcher_of_this_job
+            usher.call(self._running, self._job, pids, first, launcher, node=self.rank)
 
     def _leave(self, away: Iterable[int] = ()) -> None:
         """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""
         if self.ushered:
             if self.rank == 0:
                 usher.retract(self._running, self._job)
-            usher.leave(self._job, given_up=any(self.world.hosts[rank] != self.world.hosts[0] for rank in away))
+            hosts = self.world.hosts
+            node = hosts.index(hosts[self.rank])  # that of its first rank, which called
+            usher.leave(self._job, given_up=any(hosts[rank] != hosts[0] for rank in away), node=node)
 
     def _environment(self) -> dict[str, Any]:
         return environment(

@@ -113,7 +113,7 @@ class Pulse:
 
         if self._job.Get_size() > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
             # All wait for all here, as in MPI_Init, and no pulse beats yet. (A dump of stacks has the same clock.)
-            with within(0.0 if "MPISGD_HANG_S" in os.environ else start_s()):
+            with within(0.0 if float(os.environ.get("MPISGD_HANG_S", "0")) > 0 else start_s()):
                 self._comm = self._job.Dup()
             self._thread.start()
         return self
@@ -152,7 +152,7 @@ class Pulse:
     def _drain(self) -> None:
         """Nothing may be under way on a communicator that is given back: another one may come to have its number.
 
-        Where a link went down just now, its far side is waited for as long as ever, and the communicator is kept.
+        Where a link went down just now, nobody is waited for longer than `patience_s`, and the communicator is kept.
         """
         others = range(1, self._comm.Get_size()) if self._rank == HUB else (HUB,)
         if self._rank != HUB:

@@ -75,7 +75,7 @@ def _is_of(running: Path, job: str) -> bool:
         return True
 
 
-def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0) -> None:
+def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher: int = 0, *, node: int = 0) -> None:
     """Start this node's usher, by one of its ranks; when this returns, ranks can say that they leave.
 
     Args:
@@ -84,9 +84,10 @@ def call(running: Path, job: str, pids: Sequence[int], first: int = 0, launcher:
         pids: the ranks of this node.
         first: that of rank 0, where it is one of them.
         launcher: that of mpirun, or its daemon on this node, where it serves no other job; 0 = not known.
+        node: its number; hosts of several names may be containers of one machine, with one network.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-        door.bind(_address(job))
+        door.bind(_address(job, node))
         _start([str(door.fileno()), str(running), job, str(first), str(launcher), *map(str, pids)], [door.fileno()])
 
 
@@ -109,15 +110,15 @@ def _start(words: Sequence[str], doors: Sequence[int] = ()) -> None:
     )
 
 
-def leave(job: str, *, given_up: bool = False) -> None:
-    """This rank has come to the end of the job in order. `given_up`: another node has ranks of which nothing is known."""
+def leave(job: str, *, given_up: bool = False, node: int = 0) -> None:
+    """Say that this rank has come to the end of the job in order. `given_up`: another node has ranks of which nothing is known."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as speaker, contextlib.suppress(OSError):
-        speaker.sendto(f"{os.getpid()} {given_up:d}".encode(), _address(job))
+        speaker.sendto(f"{os.getpid()} {given_up:d}".encode(), _address(job, node))
 
 
-def _address(job: str) -> str:
+def _address(job: str, node: int = 0) -> str:
     """Gone with whoever has it open, and each machine's own."""
-    return f"\0mpisgd-usher-{job}"
+    return f"\0mpisgd-usher-{job}-{node}"
 
 
 class Process:

@@ -83,6 +83,17 @@ def test_a_learner_that_hangs_does_not_hold_up_the_end_of_a_job_that_fails(clust
     assert not (tmp_path / "run" / "DONE").exists()
 
 
+def test_a_fail_fast_job_on_several_nodes_ends_in_order_and_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = begin(cluster, out, epochs="1", faults__patience_s="60")
+    assert (out / "RUNNING").exists(), "ushers look at it"
+    assert job.end(LIMIT_S) == 0, job.text
+    assert job.left_s is not None, job.stayed
+    assert not job.daemons_left
+    assert (out / "DONE").exists()
+    assert not (out / "RUNNING").exists()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.2, 0.4])
 def test_a_link_that_is_cut_as_all_leave_does_not_hold_up_the_end(cluster: Cluster, tmp_path: Path, seconds: float) -> None:
