@@ -20,29 +20,13 @@ import numpy as np
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, Tag
+from mpisgd.config import Config
 from mpisgd.exchange.channel import Answers, Interrupted, LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
+from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Exchanges
-
-
-def make(
-    wire: Communicator,
-    roles: Roles,
-    learner_id: int,
-    delays: Delays,
-    *,
-    weights: np.ndarray,
-    gradients: np.ndarray,
-    bounds: list[tuple[int, int]],
-    consistent: bool,
-) -> PipelinedChannel:
-    """The channel that suits a protocol; as many arguments as `LearnerChannel` has.
-
-    `delays` are put in before the first slice is pushed, and grow with the seconds of the others; the loop is given none.
-    """
-    kind = PipelinedChannel if consistent else LayerwiseChannel
-    return kind(wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+from mpisgd.vectors.memory import Memory
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
@@ -94,13 +78,13 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def need(self, shard: int) -> None:
         """Its weights are in place."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
         wire, answers, nbytes = self._wire, self._answers, self._nbytes[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
         spent = (compute_ns, int(self._delay_s * 1e9), self._push_ns, answers.wait_ns, answers.pull_ns)
-        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, 0.0, loss)
+        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, rounded, loss)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
         self._pushed_for(wire.now_ns() - start_ns)
 
@@ -147,23 +131,8 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 class LayerwiseChannel(PipelinedChannel):
     """A learner's end that also pulls each slice when it is needed."""
 
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        learner_id: int,
-        delays: Delays,
-        *,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        bounds: list[tuple[int, int]],
-        consistent: bool,
-    ) -> None:
-        super().__init__(
-            wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent
-        )
-        self._min_clock = 0
-        self._stopped: int = Ending.NONE
+    _min_clock = 0
+    _stopped: int = Ending.NONE
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Nothing yet, but that the run is over where a shard has said so. The clocks are the last that are known, -1 for none."""
@@ -192,3 +161,24 @@ class LayerwiseChannel(PipelinedChannel):
 
     def gave_up(self, seq: int) -> None:
         """Do nothing: it was the shards who said so."""
+
+
+def learner_channel(
+    config: Config,
+    protocol: Protocol,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    memory: Memory,
+    bounds: list[tuple[int, int]],
+) -> LearnerChannel:
+    """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
+    vectors = {"weights": memory.weights, "gradients": memory.gradients}
+    consistent = protocol.consistent
+    if config.exchange == "whole":
+        return LearnerChannel(
+            wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
+        )
+    kind = PipelinedChannel if consistent or protocol.rejects else LayerwiseChannel
+    delays = Delays(config.straggler, config.seed, learner_id)
+    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)

@@ -24,7 +24,8 @@ from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, rest
 from mpisgd.update.schedule import Schedule
 from mpisgd.vectors.chunks import chunks_of, cuts
 from mpisgd.vectors.computing import Updates
-from mpisgd.vectors.flat import host_vector, host_view, is_finite, squared_norm, vector_like, view_of
+from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
 
 PARKED_NBYTES = 2**30
 """Memory that a shard may use for gradients that came before their turn."""

@@ -9,10 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from mypy_extensions import mypyc_attr
 
-from mpisgd.base.errors import ProtocolError
+from mpisgd.vectors.memory import Memory
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -50,24 +49,35 @@ class Exchanges(Protocol):
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
-    """A gradient and its weights as they travel: (parameters,) float32, numpy's or, on a GPU whose memory MPI takes, torch's; the
-    gradient perhaps (parameters,) int16, the bits of bfloat16 (`rounding.py`). Where only sizes travel, what stands for them."""
+    """A stage of a learner's gradient (`gradient/stages.py`), and the memory that the gradient and its weights travel in.
 
-    wire_weights: Any
-    wire_gradients: Any
+    Where layers are exchanged one by one, `finish_slice` is called for each slice when its gradient is there, or `finish` for all.
+    """
 
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`.
+    memory: Memory
 
-        Raises ProtocolError unless a stage says how: it may keep memory of the one below, which nobody else sees then.
-        """
-        raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
+    def begin(self, seq: int) -> None:
+        """The weights of mini-batch `seq` are there; it is computed some virtual time later."""
+
+    def finish_slice(self, shard: int) -> None:
+        """Make what is pushed of a slice from its gradient."""
+
+    def finish(self, loss: float) -> float:
+        """Make what is pushed of all slices; returns the loss that is to be told."""
+        return loss
+
+    def rounded_of(self, shard: int) -> float:
+        """What was rounded off a slice, as a share of the slice; of a gradient that is rounded whole, off all of it."""
+        return self.rounded
+
+    def move_out(self) -> None:
+        """Compute no more, and keep nothing in memory that is shared: it goes."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

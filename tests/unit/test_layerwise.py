@@ -42,6 +42,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between
 
 # ---------------------------------------------------------------------------------------------------------- where slices end
@@ -213,17 +214,23 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Batch:
+class Batch(Travels):
     """A `Gradient` that computes one mini-batch, whatever it is called."""
 
     samples = 5
 
     def __init__(self, model: FlatModel) -> None:
+        self.memory = model.memory
         self.model = model
         self.inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
 
     def prepare(self, seq: int) -> None:
         self.model.zero_gradients()
+
+    def interrupt_by(self, check: Any) -> None: ...
+
+    def compute(self, seq: int) -> float:
+        raise NotImplementedError("its passes are asked for one by one")
 
     def forward(self, seq: int) -> Tensor:
         torch.manual_seed(seq)
@@ -255,7 +262,7 @@ class Shards:
         start, end = self.bounds[shard]
         self.model.weights[start:end] = self.weights[start:end]
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         self.told.append(("leave", shard))
         self.seen.add((seq, samples, loss))
         start, end = self.bounds[shard]
@@ -266,7 +273,7 @@ def followed(module: nn.Module, shards: int | None = None) -> tuple[LayerwiseGra
     model = FlatModel(module)
     bounds = bounds_of(cut_between(model.layers, shards or len(model.layers)))
     exchange, batch = Shards(model, bounds), Batch(model)
-    return LayerwiseGradient(batch, model, bounds, exchange), exchange, batch  # type: ignore[arg-type]
+    return LayerwiseGradient(batch, batch, model, bounds, exchange, held=False), exchange, batch  # type: ignore[arg-type]
 
 
 def seeded(kind: str) -> nn.Module:

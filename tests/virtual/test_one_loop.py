@@ -19,6 +19,7 @@ from mpisgd.job import parts
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.simulate import job, sizes, tensors
+from mpisgd.update import device_update
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Status
 from tests.virtual.jobs import TENSORS, simulated
@@ -138,14 +139,14 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
+        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays", "stages",
         "placement", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
     for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
         assert getattr(run, name) is getattr(tensors, name), name
     assert run.EvaluatorChannel is sizes.EvaluatorChannel
-    assert parts.make_update.__annotations__["return"] == "SliceUpdate"
+    assert device_update.make_update.__annotations__["return"] == "SliceUpdate"
 
 
 @pytest.mark.interpreted
