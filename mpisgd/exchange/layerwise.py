@@ -5,6 +5,9 @@
     layerwise    each slice of the weights is pulled, too, as the forward pass reaches it: so every shard's timestamp is its own,
                  and the top layers, which are read last and pushed first, are the least stale [Chen16 2, Table 1]
 
+Where gradients may be rejected, weights are pulled whole, too, of one clock or not: which mini-batch is next must be known before
+its first layer. Where a gradient is clipped or dropped as a whole, all of its slices are pushed at the end of the backward pass.
+
 To the learner's loop these are channels as any: what it asks for has mostly been done, within `compute`. Between the first slice of
 a mini-batch that is pushed and the last there is no pull, and the loop finishes all of them before the next: so each mini-batch
 comes to all shards or to none, and nothing is new of deadlocks (law 1). A learner that is told to stop, in a forward pass, has
@@ -179,6 +182,6 @@ def learner_channel(
         return LearnerChannel(
             wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
         )
-    kind = PipelinedChannel if consistent or protocol.rejects else LayerwiseChannel
+    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
     delays = Delays(config.straggler, config.seed, learner_id)
     return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
