@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, Tag
 from mpisgd.config import Config
@@ -33,32 +31,21 @@ from mpisgd.vectors.memory import Memory
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
-    """A learner's end that pushes each slice when it is left.
+    """A learner's end that pushes each slice when it is left; `vectors` and what else there is are as in `LearnerChannel`.
 
     What a push tells of seconds is its own slice's: computing from its weights to its gradient, and how long it was delayed on
     purpose until then. `push_ns` is what the learner spent on its last push, not what was hidden behind its backward pass.
     """
 
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        learner_id: int,
-        delays: Delays,
-        *,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        bounds: list[tuple[int, int]],
-        consistent: bool,
-    ) -> None:
-        super().__init__(wire, roles, learner_id, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, delays: Delays, **vectors: Any) -> None:
+        super().__init__(wire, roles, learner_id, **vectors)
         self._delays = delays
         self._answers = Answers((), Ending.NONE, False, 0, 0)
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
         """Nanoseconds of this mini-batch spent on anything but computing."""
-        self._needed_ns = [0 for _ in bounds]
+        self._needed_ns = [0 for _ in self._shards]
         """Computing in this mini-batch until the weights of each slice were needed."""
         self._delay_s = 0.0
         self._pushing_ns = 0

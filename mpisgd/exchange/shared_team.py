@@ -94,5 +94,4 @@ def team_channel(
         team, received = SharedTeam(shared, gradient, update, bounds), None
     else:
         team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
-    memory = gradient.memory
-    return TeamChannel(wire, roles, learner_id, team=team, weights=memory.weights, gradients=memory.gradients, received=received)
+    return TeamChannel(wire, roles, learner_id, team=team, memory=gradient.memory, received=received)

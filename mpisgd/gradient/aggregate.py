@@ -26,7 +26,8 @@ takes from weights to sum is its slowest rank's time. Nobody can leave a team al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -50,16 +51,12 @@ def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
     return math.nan if summed is not None and not is_finite(summed) else sum(losses) / len(losses)
 
 
+@dataclass(frozen=True)
 class SharedMemory:
-    """Memory that the ranks of a node have in common: the weights once for all, and a slot for the gradient of each.
+    """Memory that the ranks of a node have in common: the weights once for all, and a slot for the gradient of each."""
 
-    Attributes:
-        slots: of each place, the memory of its rank.
-    """
-
-    def __init__(self, node: Node, slots: Sequence[Memory]) -> None:
-        self.node = node
-        self.slots = slots
+    node: Node
+    slots: Sequence[Memory]
 
     @classmethod
     def of(cls, node: Node, size: int) -> SharedMemory:
@@ -153,9 +150,6 @@ class Leader(Travels):
 
     def prepare(self, seq: int) -> None:
         self._member.gradient.prepare(seq)
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Do nothing: protocols that abort have no teams (`roles.of_job`), so no rank gives up alone."""
 
     def compute(self, seq: int) -> float:
         """Compute the team's gradients and their sum; returns its loss."""

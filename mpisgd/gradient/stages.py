@@ -37,13 +37,7 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
 
 
 def make_gradient(
-    config: Config,
-    model: FlatModel,
-    loss: Loss,
-    data: DataSet,
-    sampling: Sampling,
-    number: int,
-    memory: Memory | None = None,
+    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, number: int, memory: Memory | None = None
 ) -> Gradient:
     """Make the gradient of one rank, in `memory`, by default the model's own.
 

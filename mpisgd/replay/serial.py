@@ -56,12 +56,6 @@ class _InTurn(Travels):
         self.memory = Memory(first.memory.weights, np.empty_like(first.memory.gradients)) if others else first.memory
         self.samples = 0
 
-    def prepare(self, seq: int) -> None:
-        """Do nothing: the model is lent from one to the next."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Do nothing: what was given up is not computed."""
-
     def compute(self, seq: int) -> float:
         summed, losses, self.samples = self.memory.gradients, [], 0
         for rank, gradient in self._ranks.items():

@@ -48,12 +48,6 @@ class Passes(Computes):
         self._parts = 3 * sum(layers)
         self._held = held
 
-    def prepare(self, seq: int) -> None:
-        """Nothing is to be gained: virtual learners wait in virtual time."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Do nothing: what has been pushed cannot be given up."""
-
     def compute(self, seq: int) -> float:
         """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
         gradient, exchange, layers = self._gradient, self._exchange, self._layers

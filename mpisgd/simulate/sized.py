@@ -70,23 +70,8 @@ class SizedUpdate(Updates):
     def room_to_park(self) -> bool:
         return True
 
-    def park(self, learner_id: int) -> None:
-        """Sizes need no memory."""
-
-    def unpark(self, learner_id: int) -> None:
-        """Sizes need no memory."""
-
     def make_room(self, gradients: int) -> Any:
         return SizedVector(gradients * self.scratch.size)
-
-    def turn_to(self, place: int) -> None:
-        """Do nothing: one size is like the other."""
-
-    def renew_scratch(self) -> None:
-        """Do nothing: one size is like the other."""
-
-    def renew_weights(self) -> None:
-        """Do nothing: one size is like the other."""
 
     def scratch_is_finite(self) -> bool:
         return True
@@ -122,12 +107,6 @@ class SizedGradient(Travels):
         self.samples = mu
         self._rank = rank
         self._next_ns = next_ns
-
-    def prepare(self, seq: int) -> None:
-        """There is nothing to prepare."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Its virtual time is interrupted by the wire."""
 
     def compute(self, seq: int) -> float:
         """Returns 0.0 for a loss: there is none."""

@@ -128,12 +128,6 @@ class BatchedGradient(Travels):
         self._batch = batch
         self._learner_id = learner_id
 
-    def prepare(self, seq: int) -> None:
-        """Nothing is to be gained."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Its virtual time is interrupted by the wire."""
-
     def begin(self, seq: int) -> None:
         """The others that compute now register theirs before this one's virtual time is over."""
         self._batch.add(self._learner_id, seq, *self.memory.tensors)
@@ -153,12 +147,6 @@ class Timed(Travels):
         self._gradient = gradient
         self._wire = wire
         self._next_ns = next_ns
-
-    def prepare(self, seq: int) -> None:
-        """Nothing is to be gained: virtual learners wait in virtual time, and the model is lent to others meanwhile."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Its virtual time is interrupted by the wire, before anything is computed."""
 
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""

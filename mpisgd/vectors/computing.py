@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
-
-from mypy_extensions import mypyc_attr
 
 from mpisgd.vectors.memory import Memory
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Computes(ABC):
+class Computes:
     """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
 
     samples: int
@@ -23,26 +19,23 @@ class Computes(ABC):
     rounded: float = 0.0
     """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
 
-    @abstractmethod
     def prepare(self, seq: int) -> None:
-        """Do what mini-batch `seq` needs before its weights are known."""
+        """Do what mini-batch `seq` needs before its weights are known; virtual learners, who wait in virtual time, gain nothing."""
 
-    @abstractmethod
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        raise NotImplementedError
 
-    def at_clock(self, clock: int) -> None:  # noqa: B027 - only a learner that steps by itself has a learning rate of its own
+    def at_clock(self, clock: int) -> None:
         """The weights that `compute` will use were pulled at this clock, the least of all slices'."""
 
-    def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
+    def take_own_step(self) -> None:
         """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
 
-    @abstractmethod
     def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Call this every now and then in `compute`; it may raise to end that."""
+        """Call this every now and then in `compute`; it may raise to end that. In virtual time the wire does."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Exchanges(Protocol):
     """Listener to a gradient whose slices, whole layers, are exchanged one by one while it is computed."""
 
@@ -53,7 +46,6 @@ class Exchanges(Protocol):
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Travels(Computes):
     """A stage of a learner's gradient (`gradient/stages.py`), and the memory that the gradient and its weights travel in.
 
@@ -80,8 +72,7 @@ class Travels(Computes):
         """Compute no more, and keep nothing in memory that is shared: it goes."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Updates(ABC):
+class Updates(Protocol):
     """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
 
     scratch: Any
@@ -102,69 +93,62 @@ class Updates(ABC):
     """Learning rate of the next update."""
 
     @property
-    @abstractmethod
     def inbox(self) -> Any:
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
-    def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
+    def take_in(self) -> None:
         """The gradient that is in `inbox` is to be in `scratch`."""
+        return
 
     @property
-    @abstractmethod
     def served(self) -> Any:
         """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
 
     @property
-    @abstractmethod
     def epochs(self) -> float:
         """Samples applied / training samples."""
 
     @property
-    @abstractmethod
     def room_to_park(self) -> bool:
         """Whether one more gradient may be kept for later."""
 
-    @abstractmethod
     def park(self, learner_id: int) -> None:
         """Keep the gradient in `scratch` for later."""
+        return
 
-    @abstractmethod
     def unpark(self, learner_id: int) -> None:
         """The gradient kept for this learner is in `scratch` again."""
+        return
 
-    @abstractmethod
     def make_room(self, gradients: int) -> Any:
         """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
 
-    def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
+    def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:
         """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
+        return
 
-    @abstractmethod
     def turn_to(self, place: int) -> None:
         """The gradient at this place of that memory is in `scratch`."""
+        return
 
-    @abstractmethod
     def renew_scratch(self) -> None:
         """Receive the next gradient elsewhere: into the old place something may yet be written."""
+        return
 
-    @abstractmethod
     def renew_weights(self) -> None:
         """Go on with the same weights elsewhere: from the old place something may yet be sent."""
+        return
 
-    @abstractmethod
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
 
-    @abstractmethod
     def sum_is_finite(self) -> bool:
         """Whether the sum that the last update was made from is finite."""
 
-    @abstractmethod
     def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
         """Add what is in `scratch` times `weight` to the sum: a gradient, or the sum of so many, of so many samples in all and the
         weights of `timestamp`; `last`: the update is made next."""
 
-    @abstractmethod
     def step(self) -> Any:
         """Make the update from what was summed; returns an `update.Step`."""
 
