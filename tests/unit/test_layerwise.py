@@ -30,6 +30,7 @@ from mpisgd.config import (
     replace,
 )
 from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.gradient.rounding import Rounded
 from mpisgd.job import parts
 from mpisgd.protocols import (
     AllreduceOptions,
@@ -232,6 +233,11 @@ class Batch(Travels):
     def compute(self, seq: int) -> float:
         raise NotImplementedError("its passes are asked for one by one")
 
+    def hand_over(self, loss: Tensor) -> float:
+        """Clipped, say."""
+        self.model.gradients.mul_(0.5)
+        return loss.item() + 1.0
+
     def forward(self, seq: int) -> Tensor:
         torch.manual_seed(seq)
         return self.model.module(self.inputs.clone()).square().sum()  # type: ignore[no-any-return]
@@ -247,6 +253,7 @@ class Shards:
         self.gradients = torch.full_like(self.weights, math.nan)
         self.told: list[tuple[str, int]] = []
         self.seen: set[tuple[int, int, float]] = set()
+        self.rounded: list[float] = []
         self.stop_at = -1
 
     def take_back(self) -> None:
@@ -265,15 +272,16 @@ class Shards:
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         self.told.append(("leave", shard))
         self.seen.add((seq, samples, loss))
+        self.rounded.append(rounded)
         start, end = self.bounds[shard]
         self.gradients[start:end] = self.model.gradients[start:end]
 
 
-def followed(module: nn.Module, shards: int | None = None) -> tuple[LayerwiseGradient, Shards, Batch]:
+def followed(module: nn.Module, shards: int | None = None, held: bool = False) -> tuple[LayerwiseGradient, Shards, Batch]:
     model = FlatModel(module)
     bounds = bounds_of(cut_between(model.layers, shards or len(model.layers)))
     exchange, batch = Shards(model, bounds), Batch(model)
-    return LayerwiseGradient(batch, batch, model, bounds, exchange, held=False), exchange, batch  # type: ignore[arg-type]
+    return LayerwiseGradient(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
 
 
 def seeded(kind: str) -> nn.Module:
@@ -323,6 +331,26 @@ def test_the_order_is_that_of_the_passes(kind: str) -> None:
     gradient.compute(0)
     needed, left = ORDERS[kind]
     assert exchange.told == [*(("need", shard) for shard in needed), *(("leave", shard) for shard in left)]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_what_is_looked_at_as_a_whole_leaves_when_that_is_done(rounds: bool) -> None:
+    """What leaves is what was made of all of it; its loss, too. Rounded, each slice says its own share."""
+    whole = Batch(FlatModel(seeded("in order")))
+    whole.prepare(0)
+    expected = whole.forward(0)
+    expected.backward()
+    gradient, exchange, batch = followed(seeded("in order"), held=True)
+    exchange.take_back()
+    if rounds:
+        gradient._pushed = Rounded(batch, exchange.bounds, tell_nonfinite=False)
+    gradient.prepare(0)
+    assert gradient.compute(0) == expected.item() + 1.0
+    assert torch.equal(exchange.gradients, whole.model.gradients * 0.5)
+    assert [what for what, _ in exchange.told] == ["need"] * 3 + ["leave"] * 3
+    assert exchange.seen == {(0, 5, expected.item() + 1.0)}
+    assert len(set(exchange.rounded)) == (3 if rounds else 1)
+    assert (gradient._pushed.rounded > 0) == rounds
 
 
 def test_a_gradient_leaves_while_those_below_are_still_to_be_computed() -> None:
