@@ -68,7 +68,6 @@ class Sizes:
         return Nowhere()
 
     def shared(self, node: Node) -> SharedMemory:
-        """What stands for the memory of a team."""
         return SharedMemory(node, [self._memory for _ in range(node.places)])
 
     def gradient(

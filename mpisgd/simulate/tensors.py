@@ -82,7 +82,6 @@ class Tensors:
         )
 
     def shared(self, node: Node) -> SharedMemory:
-        """The memory of a team."""
         return SharedMemory.of(node, self.parameters)
 
     def gradient(self, number: int, wire: VirtualWire, next_ns: Callable[[], int] | None, memory: Memory | None = None) -> Travels:
