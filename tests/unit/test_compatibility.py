@@ -92,7 +92,7 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
             assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
-    assert min(counts) > 200, "some of both kinds"
+    assert min(counts) > 150, "some of both kinds"
     capsys.readouterr()
 
 

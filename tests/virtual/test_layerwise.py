@@ -296,6 +296,7 @@ def test_learners_are_batched_layer_by_layer(tmp_path: Path) -> None:
         some(batch, learner_ids)
 
     changes: dict[str, Any] = {**DEEP, "exchange": "layerwise", "shards": 3, "protocol": "async", "clip_norm": 0.3}
+    changes["push_format"] = "bfloat16"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Batch, "_compute_some", counting)
         one, all_ = (simulated(tmp_path / str(b), TENSORS, **changes, virtual={"batched": b}) for b in (False, True))

@@ -15,7 +15,8 @@ from unittest import mock
 import pytest
 
 import mpisgd
-from mpisgd.job import parts
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.simulate import job, sizes, tensors
@@ -166,7 +167,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     counting(job, "learn")
     for cls, names in {
         run.Shard: "serve",
-        parts.LearnerChannel: "push pull goodbye",
+        LearnerChannel: "push pull goodbye",
         run.ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
         run.Evaluator: "evaluate_all",
         Softsync: "on_push update_due on_update",
@@ -204,8 +205,8 @@ def test_so_does_one_whose_learners_double_as_shards(
     counting(job, "learn")
     for cls, names in {
         run.Shard: "begin serve_on",
-        parts.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
-        parts.LearnerChannel: "push",
+        TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
+        LearnerChannel: "push",
         Hardsync: "on_push on_update",
         SliceUpdate: "accumulate step",
     }.items():
