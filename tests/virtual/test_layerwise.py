@@ -345,14 +345,14 @@ def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("protocol", [{"name": "async"}, {"name": "backup", "b": 1}], ids=names)
 def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protocol: dict[str, Any], tmp_path: Path) -> None:
-    """And it does something: the weights are others than without, but for the run in which there is nothing to drop."""
+    """And it does something: the weights are others than without, if only for slices leave later."""
     runs = [
         simulated(tmp_path / str(value), TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, **{stage: value})
         for value in STAGES[stage]
     ]
     assert replay.check(runs[1].path) == ""
     both = [torch.cat([each.reshape(-1) for each in weights(run).values()]) for run in runs]
-    assert torch.equal(*both) == (stage == "nonfinite" and protocol["name"] == "backup")
+    assert not torch.equal(*both)
 
 
 @pytest.mark.parametrize("protocol", VERSIONED, ids=str)
