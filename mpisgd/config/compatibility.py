@@ -43,7 +43,6 @@ def _own_steps(field: str) -> Callable[[Config], bool]:
 #: What real ranks and virtual ones have in common.
 FEATURES: Mapping[str, Feature] = {
     "fresh": Feature(lambda config: config.protocol.fresh, "{}, which applies no stale gradients"),
-    "rejects": Feature(lambda config: config.protocol.rejects, "{}, which rejects gradients"),
     "aborts": Feature(lambda config: config.protocol.aborts, "{}, whose learners give up"),
     "collective": Feature(lambda config: config.protocol.collective, "{}, whose learners double as shards"),
     "no sums": Feature(lambda config: not config.protocol.teams, "{}, which takes no team's sum as one gradient"),
@@ -52,8 +51,6 @@ FEATURES: Mapping[str, Feature] = {
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
-    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
-    "drop": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
@@ -79,23 +76,18 @@ VIRTUAL: Mapping[str, Feature] = {
     ),
 }
 
-_WHOLE = "needs the whole gradient before the first slice is pushed"
-_OWN_STEPS = "each slice is pulled and pushed once in a mini-batch, so learners take no steps of their own"
+_OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 REFUSED: Mapping[tuple[str, str], str] = {
     ("layerwise", "collective"): "its collectives move whole vectors",
-    ("layerwise", "rejects"): "what is computed again is a whole gradient",
     ("layerwise", "aborts"): "what has been pushed cannot be given up",
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
-    ("clipping", "layerwise"): f"the norm {_WHOLE}",
-    ("drop", "layerwise"): f"to drop it on all shards {_WHOLE}",
-    ("cuda", "layerwise"): "slices are exchanged from the host's memory",
-    ("node", "layerwise"): f"a team's sum {_WHOLE}",
-    ("bfloat16", "collective"): "nothing is pushed",
-    ("bfloat16", "layerwise"): "what is rounded is the whole gradient",
+    ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
+    ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
+    ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",
     ("compensation", "fresh"): "a gradient that is not stale needs none",
     ("node", "no sums"): _SUM,
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
@@ -103,8 +95,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("tolerant", "node"): "a team cannot do without any of its ranks",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
-    ("batched", "layerwise"): "gradients that are computed as one batch come all at once",
-    ("batched", "aborts"): "learners that give up are computed one by one",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
 }

@@ -73,11 +73,11 @@ class Config:
     exchange: Literal["whole", "layerwise"] = "whole"
     """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]."""
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
     feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
-    train --ways hardsync hardsync-bfloat16` tells where it pays. Neither for allreduce nor for exchange = 'layerwise'."""
+    train --ways hardsync hardsync-bfloat16` tells where it pays. Not for allreduce."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"

@@ -5,6 +5,9 @@
     layerwise    each slice of the weights is pulled, too, as the forward pass reaches it: so every shard's timestamp is its own,
                  and the top layers, which are read last and pushed first, are the least stale [Chen16 2, Table 1]
 
+Where gradients may be rejected, weights are pulled whole, too, of one clock or not: which mini-batch is next must be known before
+its first layer. Where a gradient is clipped or dropped as a whole, all of its slices are pushed at the end of the backward pass.
+
 To the learner's loop these are channels as any: what it asks for has mostly been done, within `compute`. Between the first slice of
 a mini-batch that is pushed and the last there is no pull, and the loop finishes all of them before the next: so each mini-batch
 comes to all shards or to none, and nothing is new of deadlocks (law 1). A learner that is told to stop, in a forward pass, has
@@ -16,62 +19,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, Tag
+from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
+from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Exchanges
-
-
-def make(
-    wire: Communicator,
-    roles: Roles,
-    learner_id: int,
-    delays: Delays,
-    *,
-    weights: np.ndarray,
-    gradients: np.ndarray,
-    bounds: list[tuple[int, int]],
-    consistent: bool,
-) -> PipelinedChannel:
-    """The channel that suits a protocol; as many arguments as `LearnerChannel` has.
-
-    `delays` are put in before the first slice is pushed, and grow with the seconds of the others; the loop is given none.
-    """
-    kind = PipelinedChannel if consistent else LayerwiseChannel
-    return kind(wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+from mpisgd.vectors.memory import Memory
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
-    """A learner's end that pushes each slice when it is left.
+    """A learner's end that pushes each slice when it is left; `vectors` and what else there is are as in `LearnerChannel`.
 
     What a push tells of seconds is its own slice's: computing from its weights to its gradient, and how long it was delayed on
     purpose until then. `push_ns` is what the learner spent on its last push, not what was hidden behind its backward pass.
     """
 
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        learner_id: int,
-        delays: Delays,
-        *,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        bounds: list[tuple[int, int]],
-        consistent: bool,
-    ) -> None:
-        super().__init__(wire, roles, learner_id, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent)
+    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, delays: Delays, **vectors: Any) -> None:
+        super().__init__(wire, roles, learner_id, **vectors)
         self._delays = delays
         self._sent: list[Any] = []
         self._began_ns = 0
         self._idle_ns = 0
         """Nanoseconds of this mini-batch spent on anything but computing."""
-        self._needed_ns = [0 for _ in bounds]
+        self._needed_ns = [0 for _ in self._shards]
         """Computing in this mini-batch until the weights of each slice were needed."""
         self._delay_s = 0.0
         self._pushing_ns = 0
@@ -92,13 +66,13 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def need(self, shard: int) -> None:
         """Its weights are in place."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
         wire, nbytes = self._wire, self._nbytes[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
         spent = (compute_ns, int(self._delay_s * 1e9), self.push_ns, self._wait_ns, self._pull_ns)
-        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, 0.0, loss)
+        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, rounded, loss)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
         self._pushed_for(wire.now_ns() - start_ns)
 
@@ -132,23 +106,8 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 class LayerwiseChannel(PipelinedChannel):
     """A learner's end that also pulls each slice when it is needed."""
 
-    def __init__(
-        self,
-        wire: Communicator,
-        roles: Roles,
-        learner_id: int,
-        delays: Delays,
-        *,
-        weights: np.ndarray,
-        gradients: np.ndarray,
-        bounds: list[tuple[int, int]],
-        consistent: bool,
-    ) -> None:
-        super().__init__(
-            wire, roles, learner_id, delays, weights=weights, gradients=gradients, bounds=bounds, consistent=consistent
-        )
-        self._min_clock = 0
-        self._stopped: int = Ending.NONE
+    _min_clock = 0
+    _stopped: int = Ending.NONE
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Nothing yet, but that the run is over where a shard has said so. The clocks are the last that are known, -1 for none."""
@@ -178,3 +137,24 @@ class LayerwiseChannel(PipelinedChannel):
 
     def gave_up(self, seq: int) -> None:
         """Do nothing: it was the shards who said so."""
+
+
+def learner_channel(
+    config: Config,
+    protocol: Protocol,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    memory: Memory,
+    bounds: list[tuple[int, int]],
+) -> LearnerChannel:
+    """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
+    vectors = {"weights": memory.weights, "gradients": memory.gradients}
+    consistent = protocol.consistent
+    if config.exchange == "whole":
+        return LearnerChannel(
+            wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
+        )
+    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
+    delays = Delays(config.straggler, config.seed, learner_id)
+    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)

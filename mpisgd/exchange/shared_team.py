@@ -16,35 +16,38 @@ from typing import Any
 
 import numpy as np
 
-from mpisgd.comm.communicator import Node, Team
+from mpisgd.comm.communicator import Communicator, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
+from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates
 
 _WORD = 8
 
 
 class SharedTeam(Team):
-    """All learners, each with its gradient and its shard's update, which move into the shared memory.
+    """All learners, each with its gradient, which lies in the shared memory, and its shard's update, which moves there.
 
     Args:
-        node: theirs, in the order of learner_id.
+        shared: by all of them, in the order of learner_id.
         gradient, update: of this rank; over (parameters,) and (slice,) float32, or what stands for them where only sizes travel.
         bounds: the slice of each.
+
+    Raises ProtocolError for a gradient in memory of its own.
     """
 
-    def __init__(self, node: Node, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
-        self._node = node
+    def __init__(self, shared: SharedMemory, gradient: Travels, update: Updates, bounds: list[tuple[int, int]]) -> None:
+        shared.require(gradient)
+        self._node = node = shared.node
+        self._slots = shared.slots
         self._gradient = gradient
         self._update = update
         self._bounds = bounds
-        self._slots: list[np.ndarray] = []
-        self._settled = False
+        self._settled = not gradient.memory.has_numbers
         room = max(-(-layout.nbytes // _WORD) for layout in LAYOUTS.values())
         self._told = node.words(2 * node.places * room).view(np.uint8).reshape(2, node.places, room * _WORD)
         self._turn = 0
-        if isinstance(gradient.wire_weights, np.ndarray):  # else only sizes travel
-            weights, *self._slots = node.vectors(1 + node.places, len(gradient.wire_weights))
-            gradient.live_in(weights, self._slots[node.place])
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:
         """The headers of all. Who comes late reads them still when others tell the next ones, but not the ones after."""
@@ -59,9 +62,9 @@ class SharedTeam(Team):
 
     def share(self, own: Any, vector: Any) -> None:
         """The new weights lie where all look for them; the first ones are put there, now that all have moved."""
-        if self._slots and not self._settled:
+        if not self._settled:
             start, end = self._bounds[self._node.place]
-            self._update.live_in(self._gradient.wire_weights[start:end], [slot[start:end] for slot in self._slots])
+            self._update.live_in(self._gradient.memory.weights[start:end], [slot.gradients[start:end] for slot in self._slots])
             self._settled = True
 
     def finish(self, shared: None, meanwhile: Callable[[], None]) -> None:
@@ -70,8 +73,25 @@ class SharedTeam(Team):
         meanwhile()
 
     def disband(self) -> None:
-        """Weights and gradient move to memory of their own; the shared memory goes."""
-        if self._slots:
-            self._update.renew_weights()
-            self._gradient.live_in(*(np.zeros_like(self._gradient.wire_weights) for _ in range(2)))
+        """Weights and model move to memory of their own; the shared memory goes."""
+        self._update.renew_weights()
+        self._gradient.move_out()
         self._node.disband()
+
+
+def team_channel(
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    gradient: Travels,
+    update: Updates,
+    bounds: list[tuple[int, int]],
+    shared: SharedMemory | None = None,
+) -> TeamChannel:
+    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share."""
+    team: Team
+    if shared is not None:
+        team, received = SharedTeam(shared, gradient, update, bounds), None
+    else:
+        team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
+    return TeamChannel(wire, roles, learner_id, team=team, memory=gradient.memory, received=received)

@@ -13,6 +13,7 @@ from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.vectors.memory import Memory
 
 
 class TeamChannel(ShardChannel):
@@ -23,7 +24,7 @@ class TeamChannel(ShardChannel):
 
     Args:
         team: all learners.
-        weights, gradients: (parameters,) float32 host memory of the learner.
+        memory: of the learner, on the host, (parameters,) float32.
         received: (learners * slice,) float32, the gradients of all learners for the slice of this shard; None where they lie
             in memory that all share.
     """
@@ -35,8 +36,7 @@ class TeamChannel(ShardChannel):
         learner_id: int,
         *,
         team: Team,
-        weights: np.ndarray,
-        gradients: np.ndarray,
+        memory: Memory,
         received: np.ndarray | None,
     ) -> None:
         super().__init__(wire, roles, learner_id)
@@ -44,8 +44,8 @@ class TeamChannel(ShardChannel):
         self.signal = 0
         """The number of the signal that all have been told of, in one and the same round; 0 = none."""
         self._team = team
-        self._weights = weights
-        self._gradients = gradients
+        self._weights = memory.weights
+        self._gradients = memory.gradients
         self._received = received
         self._sharing: Any = None
         self._made: Buffer | None = None

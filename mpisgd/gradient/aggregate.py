@@ -26,15 +26,17 @@ takes from weights to sum is its slowest rank's time. Nobody can leave a team al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator, Node
 from mpisgd.gradient.straggler import Delays
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import is_finite
+from mpisgd.vectors.memory import Memory
 
 _OVER = -1.0
 
@@ -49,29 +51,50 @@ def team_loss(losses: Sequence[float], summed: np.ndarray | None) -> float:
     return math.nan if summed is not None and not is_finite(summed) else sum(losses) / len(losses)
 
 
-class Member:
-    """A rank's part in its team: its own gradient, and its share of the sum.
+@dataclass(frozen=True)
+class SharedMemory:
+    """Memory that the ranks of a node have in common: the weights once for all, and a slot for the gradient of each."""
 
-    `weights`, the team's, and `summed`, the first slot, are both (parameters,) float32, or, where only sizes travel, what stands
-    for them. After `disband` they are not to be looked at.
+    node: Node
+    slots: Sequence[Memory]
+
+    @classmethod
+    def of(cls, node: Node, size: int) -> SharedMemory:
+        """Memory for so many parameters; all ranks of the node call this."""
+        weights, *gradients = node.vectors(1 + node.places, size)
+        return cls(node, [Memory(weights, each, shared=True) for each in gradients])
+
+    @property
+    def own(self) -> Memory:
+        """This rank's, in which its gradient is to be made."""
+        return self.slots[self.node.place]
+
+    def require(self, gradient: Travels) -> None:
+        """Raises ProtocolError for a gradient that does not lie there: it would train on, unseen by the others."""
+        if gradient.memory is not self.own:
+            raise ProtocolError(f"{type(gradient).__name__} has memory of its own: expected that which the ranks of its node share")
+
+
+class Member:
+    """A rank's part in its team: its own gradient, and its share of the sum, which is made in the first slot.
+
+    After `disband` the shared memory is not to be looked at. Raises ProtocolError for a gradient in memory of its own.
     """
 
-    def __init__(self, node: Node, gradient: Travels, delays: Delays, wire: Communicator) -> None:
-        self.node = node
+    def __init__(self, shared: SharedMemory, gradient: Travels, delays: Delays, wire: Communicator) -> None:
+        shared.require(gradient)
+        self.node = node = shared.node
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
         words = node.words(1 + 3 * node.places)
         self._next, self._told = words[:1], words[1:].reshape(node.places, 3)
-        self.weights: Any = gradient.wire_weights
-        self.summed: Any = gradient.wire_gradients
+        self.memory = shared.slots[0]
         self._parts: list[np.ndarray] = []
-        if isinstance(self.weights, np.ndarray):
-            size, place, places = len(self.weights), node.place, node.places
-            self.weights, *slots = node.vectors(1 + places, size)
-            self.summed = slots[0]
-            gradient.live_in(self.weights, slots[place])
-            self._parts = [slot[size * place // places : size * (place + 1) // places] for slot in slots]
+        if self.memory.has_numbers:
+            size, place, places = len(self.memory.weights), node.place, node.places
+            part = slice(size * place // places, size * (place + 1) // places)
+            self._parts = [slot.gradients[part] for slot in shared.slots]
 
     def begin(self, seq: int | None) -> None:
         """Leader: the weights of mini-batch `seq` are there; None = the run is over."""
@@ -107,9 +130,8 @@ class Member:
                 np.add(self._parts[0], part, out=self._parts[0])
 
     def disband(self) -> None:
-        """Weights and gradient move to memory of their own, as they are; the shared memory goes."""
-        if self._parts:
-            self.gradient.live_in(np.zeros_like(self.weights), np.zeros_like(self.weights))
+        """The shared memory goes; the model moves to memory of its own, as it is."""
+        self.gradient.move_out()
         self.node.disband()
 
 
@@ -122,22 +144,18 @@ class Leader(Travels):
 
     def __init__(self, member: Member, drop_nonfinite: bool) -> None:
         self._member = member
-        self._drop_nonfinite = drop_nonfinite and isinstance(member.summed, np.ndarray)
-        self.wire_weights = member.weights
-        self.wire_gradients = member.summed
+        self.memory = member.memory
+        self._drop_nonfinite = drop_nonfinite and self.memory.has_numbers
         self.samples = 0
 
     def prepare(self, seq: int) -> None:
         self._member.gradient.prepare(seq)
 
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Do nothing: protocols that abort have no teams (`roles.of_job`), so no rank gives up alone."""
-
     def compute(self, seq: int) -> float:
         """Compute the team's gradients and their sum; returns its loss."""
         self._member.begin(seq)
         losses, self.samples = self._member.compute(seq)
-        return team_loss(losses, self.wire_gradients if self._drop_nonfinite else None)
+        return team_loss(losses, self.memory.gradients if self._drop_nonfinite else None)
 
     def stop(self) -> None:
         """The run is over: let the members go."""

@@ -1,4 +1,4 @@
-"""The gradient of a mini-batch: sample, forward, loss, backward into the flat vector, clip."""
+"""The gradient of a mini-batch: sample, forward, loss, backward into the flat vector, clip: the first stage of all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,23 +15,21 @@ from mpisgd.base.streams import Domain
 from mpisgd.data import Split, fetch
 from mpisgd.data.sampling import Sampling
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.crossing import staging, wait_for
-from mpisgd.vectors.flat import FlatModel, is_finite, view_of
+from mpisgd.vectors.flat import FlatModel, is_finite
+from mpisgd.vectors.memory import Memory, staging, wait_for
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Gradient(Travels):
-    """A learner's gradient; after `compute`, it is in `wire_gradients`.
-
-    `wire_weights` and `wire_gradients`, both (parameters,) float32, are what goes over the wire: numpy views of the flat vectors
-    on a CPU; on a GPU those of two pinned buffers that are reused, or, where MPI takes a GPU's memory, the flat vectors themselves.
+    """A learner's gradient; after `compute`, it is in `memory`.
 
     Args:
+        memory: the model's own; else weights are copied from there and the gradient is copied there, each time: it is of pinned
+            vectors, beside a GPU, or the model is lent from one virtual learner to the next.
         clip_norm: global L2 norm that gradients are clipped to [Chen16 A.3]; 0 = off.
         tell_nonfinite: give a gradient that is not finite the loss NaN, so that all shards drop it. Were each to look at its
             own slice only, one might drop what another counts, and their clocks, samples and waiting learners part.
-        direct: MPI takes a GPU's memory.
     """
 
     def __init__(
@@ -41,36 +38,30 @@ class Gradient(Travels):
         loss: Loss,
         split: Split,
         sampling: Sampling,
+        memory: Memory,
         *,
         seed: int,
         learner_id: int,
         clip_norm: float = 0.0,
         tell_nonfinite: bool = False,
-        direct: bool = False,
     ) -> None:
         self._model = model
         self._loss = loss
         self._split = split
         self._sampling = sampling
+        self.memory = memory
         self._seed = seed
         self._learner_id = learner_id
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
-        on_host = model.weights.device.type == "cpu"
-        self._staged = not (on_host or direct)
-        self._weights = staging(model.weights) if self._staged else model.weights
-        self._gradients = staging(model.gradients) if self._staged else model.gradients
-        self._told_loss = None if on_host else staging(model.weights.new_zeros(()))
-        self.wire_weights, self.wire_gradients = view_of(self._weights), view_of(self._gradients)
+        self._apart = None if memory is model.memory else memory.tensors
+        self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
         self.samples = 0
         self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
 
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this host memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`."""
-        self.wire_weights, self.wire_gradients = weights, gradients
-        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
-        if not self._staged:
-            self._model.move_to(self._weights, self._gradients)
+    def move_out(self) -> None:
+        if self._apart is None:
+            self._model.move_to(Memory.zeros(self._model.size))
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         """Call this between the layers, forward and backward."""
@@ -126,23 +117,31 @@ class Gradient(Travels):
         model = self._model
         if self._prepared is None or self._prepared[0] != seq:
             self.prepare(seq)
-        if self._staged:
-            model.weights.copy_(self._weights, non_blocking=True)
+        if self._apart is not None:
+            model.weights.copy_(self._apart[0], non_blocking=True)
         loss = self.forward(seq)
         self._prepared = None
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._clip_norm > 0:
-            norm = torch.linalg.vector_norm(model.gradients)
-            model.gradients.mul_(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))
-        value = self._hand_over(loss.detach())
-        return math.nan if self._tell_nonfinite and not is_finite(self.wire_gradients) else value
+        return self.hand_over(loss)
 
-    def _hand_over(self, loss: Tensor) -> float:
+    def hand_over(self, loss: Tensor) -> float:
+        """After the backward pass: clip the gradient, and hand it over; returns the loss."""
+        clip(self._model.gradients, self._clip_norm)
+        value = self._out(loss.detach())
+        return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else value
+
+    def _out(self, loss: Tensor) -> float:
         """The loss; from a GPU after the only wait for it of a mini-batch, by which the gradient is where MPI is to take it."""
+        if self._apart is not None:
+            self._apart[1].copy_(self._model.gradients, non_blocking=True)
         if self._told_loss is None:
             return loss.item()
-        if self._staged:
-            self._gradients.copy_(self._model.gradients, non_blocking=True)
         self._told_loss.copy_(loss, non_blocking=True)
         wait_for(loss)
         return self._told_loss.item()
+
+
+def clip(gradient: Tensor, norm: float) -> None:
+    """Clip a gradient, (parameters,), in place to this L2 norm; 0 = leave it as it is."""
+    if norm > 0:
+        gradient.mul_(torch.clamp(norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0))

@@ -18,7 +18,7 @@ from torch import nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.vectors.computing import Computes, Exchanges
+from mpisgd.vectors.computing import Computes, Exchanges, Travels
 from mpisgd.vectors.flat import FlatModel
 
 
@@ -26,13 +26,26 @@ class LayerwiseGradient(Computes):
     """Computes the mini-batches of `gradient`, on the CPU, and tells `exchange` which slice is needed, and which is left.
 
     Args:
-        gradient: of `model`; it neither clips nor looks for gradients that are not finite.
+        gradient: of `model`.
+        pushed: `gradient`, or what is pushed of it.
         bounds: the slices of the flat vector; each holds whole parameters.
+        held: no slice is left before the whole gradient is there, for it is clipped, or dropped, as a whole.
     """
 
-    def __init__(self, gradient: Gradient, model: FlatModel, bounds: Sequence[tuple[int, int]], exchange: Exchanges) -> None:
+    def __init__(
+        self,
+        gradient: Gradient,
+        pushed: Travels,
+        model: FlatModel,
+        bounds: Sequence[tuple[int, int]],
+        exchange: Exchanges,
+        *,
+        held: bool,
+    ) -> None:
         self.samples = 0
         self._gradient = gradient
+        self._pushed = pushed
+        self._held = held
         self._exchange = exchange
         self._passing = False
         self._seq, self._loss = 0, 0.0
@@ -81,6 +94,8 @@ class LayerwiseGradient(Computes):
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             self._passing = False
+        if self._held:
+            self._loss = self._pushed.finish(self._gradient.hand_over(loss))
         for shard in reversed(slices):
             if not self._left[shard]:
                 self._leave(shard)
@@ -106,14 +121,16 @@ class LayerwiseGradient(Computes):
                 )
                 raise ConfigError(f"exchange = 'layerwise': expected 'whole' for this model: {why}: parameter {name}")
             self._missing[shard].discard(name)
-            if not self._missing[shard]:
+            if not self._missing[shard] and not self._held:
                 self._leave(shard)
 
         return hook
 
     def _leave(self, shard: int) -> None:
         self._left[shard] = True
-        self._exchange.leave(shard, self._seq, self.samples, self._loss)
+        if not self._held:
+            self._pushed.finish_slice(shard)
+        self._exchange.leave(shard, self._seq, self.samples, self._loss, self._pushed.rounded_of(shard))
 
 
 def _entrances(model: nn.Module, slice_of: dict[nn.Parameter, int], forward: Callable[[], object]) -> dict[nn.Module, set[int]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd.base.errors import ProtocolError
 from mpisgd.vectors.computing import Travels
 
 
@@ -26,8 +27,10 @@ class LocalSteps(Travels):
     The loss is the mean of theirs, the samples are those of all.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `wire_gradients` is replaced by the sum.
+        gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the sum.
         rate: learning rate of the learner's own steps, from weights of a clock.
+
+    Raises ProtocolError where the weights are those of a team.
     """
 
     def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float]) -> None:
@@ -35,12 +38,12 @@ class LocalSteps(Travels):
         self._count = count
         self._rate = rate
         self._alpha = np.float32(rate(0))
-        self.wire_weights = gradient.wire_weights
-        self.wire_gradients = gradient.wire_gradients
+        self.memory = memory = gradient.memory
+        if memory.shared:
+            raise ProtocolError("LocalSteps in shared memory: a learner's own steps would move the weights of its whole team")
         self.samples = 0
-        self._numbers = isinstance(self.wire_weights, np.ndarray)
-        self._step: Any = np.empty_like(self.wire_weights) if self._numbers else None
-        self._accrued = np.empty_like(self.wire_gradients) if self._numbers and count > 1 else None
+        self._step: Any = np.empty_like(memory.weights) if memory.has_numbers else None
+        self._accrued = np.empty_like(memory.gradients) if memory.has_numbers and count > 1 else None
 
     def prepare(self, seq: int) -> None:
         """Do what the first mini-batch of a round needs before its weights are known."""
@@ -65,21 +68,21 @@ class LocalSteps(Travels):
             if self._accrued is not None:
                 self._accrue(self._accrued, first=number == first)
         if self._accrued is not None:
-            self.wire_gradients[:] = self._accrued
+            self.memory.gradients[:] = self._accrued
         return loss / self._count
 
     def _accrue(self, accrued: np.ndarray, first: bool) -> None:
         """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
-        np.multiply(self.wire_gradients, self._alpha, out=self._step)
+        np.multiply(self.memory.gradients, self._alpha, out=self._step)
         if first:
-            accrued[:] = self.wire_gradients
+            accrued[:] = self.memory.gradients
         else:
-            np.add(accrued, self.wire_gradients, out=accrued)
+            np.add(accrued, self.memory.gradients, out=accrued)
 
     def take_own_step(self) -> None:
         """Take the step of the mini-batch computed last; what is pushed is read at most."""
-        if not self._numbers:
+        if self._step is None:
             return
         if self._accrued is None:
-            np.multiply(self.wire_gradients, self._alpha, out=self._step)
-        np.subtract(self.wire_weights, self._step, out=self.wire_weights)
+            np.multiply(self.memory.gradients, self._alpha, out=self._step)
+        np.subtract(self.memory.weights, self._step, out=self.memory.weights)

@@ -15,15 +15,15 @@ one, has the bits of every run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import host_vector, host_view, is_finite, squared_norm
+from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.memory import Memory, host_vector, host_view
 
 _CHUNK = 2**18
 """Elements that are gone over at once, so that gradient, remainder and what is sent of them stay in the cache: 2.5 MiB. 11 M
@@ -48,15 +48,16 @@ class Rounding:
         """(parameters,) float32: what the next gradient will be added to."""
         return self._remainder
 
-    def round(self, gradient: Tensor) -> float:
-        """Let `sent` be what is pushed of `gradient`, (parameters,) float32.
+    def round(self, gradient: Tensor, start: int = 0, end: int | None = None) -> float:
+        """Let `sent` be what is pushed of `gradient`, (parameters,) float32, from element `start` to `end`.
 
-        Returns |r| / |v|, what was rounded off; 0 where there is nothing, or so little that its square is 0 in float32. NaN:
-        something was not finite, in the gradient or, beyond 3.39e38, in bfloat16; there the remainder is 0.
+        Returns |r| / |v| of these, what was rounded off; 0 where there is nothing, or so little that its square is 0 in float32.
+        NaN: something was not finite, in the gradient or, beyond 3.39e38, in bfloat16; there the remainder is 0.
         """
         whole = rest = 0.0
-        for start in range(0, len(self.bits), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        end = len(self.bits) if end is None else end
+        for at in range(start, end, _CHUNK):
+            part = slice(at, min(at + _CHUNK, end))
             remainder, sent = self._remainder[part], self.sent[part]
             left = host_view(remainder.add_(gradient[part]))
             whole += squared_norm(left)
@@ -64,33 +65,35 @@ class Rounding:
             remainder.sub_(sent)
             rest += squared_norm(left)
         if not math.isfinite(whole + rest):
-            if not is_finite(host_view(self._remainder)):
-                self._remainder.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            remainder, sent = self._remainder[start:end], self.sent[start:end]
+            if not is_finite(host_view(remainder)):
+                remainder.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
                 return math.nan
-            return float(self._remainder.double().norm() / self.sent.double().norm())  # beyond 1e19, squares are infinite
+            return float(remainder.double().norm() / sent.double().norm())  # beyond 1e19, squares are infinite
         return math.sqrt(rest / whole) if rest > 0 else 0.0
 
 
 class Rounded(Travels):
-    """A learner's gradient, rounded; `wire_gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
+    """A learner's gradient, rounded; `memory.gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
 
     Args:
         gradient: computes; or, where only sizes travel, stands for that.
+        bounds: the slices that are exchanged one by one, and rounded so; by default, all is one.
         tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
     """
 
-    def __init__(self, gradient: Travels, *, tell_nonfinite: bool) -> None:
+    def __init__(self, gradient: Travels, bounds: Sequence[tuple[int, int]] = (), *, tell_nonfinite: bool) -> None:
         self._gradient = gradient
         self._tell_nonfinite = tell_nonfinite
-        self.wire_weights = gradient.wire_weights
         self.samples = gradient.samples
         self._vector: Tensor | None = None
-        if isinstance(gradient.wire_gradients, np.ndarray):
-            self._vector = torch.from_numpy(gradient.wire_gradients)
-            self._rounding = Rounding(len(gradient.wire_gradients))
-            self.wire_gradients: Any = self._rounding.bits
-        else:
-            self.wire_gradients = gradient.wire_gradients.in_half()
+        below = gradient.memory
+        if below.has_numbers:
+            self._vector = below.tensors[1]
+            self._rounding = Rounding(len(self._vector))
+        self._bounds = bounds or [(0, len(self._vector) if self._vector is not None else 0)]
+        self._rounded = [0.0 for _ in self._bounds]
+        self.memory = Memory(below.weights, below.gradients.in_half() if self._vector is None else self._rounding.bits)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -101,13 +104,27 @@ class Rounded(Travels):
     def interrupt_by(self, check: Callable[[], None]) -> None:
         self._gradient.interrupt_by(check)
 
+    def begin(self, seq: int) -> None:
+        self._gradient.begin(seq)
+
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq` and round it; returns the loss. One that is given up is not rounded."""
         loss = self._gradient.compute(seq)
         self.samples = self._gradient.samples
+        return self.finish(loss)
+
+    def finish(self, loss: float) -> float:
+        for shard in range(len(self._bounds)):
+            self.finish_slice(shard)
+        return math.nan if self._tell_nonfinite and any(map(math.isnan, self._rounded)) else loss
+
+    def finish_slice(self, shard: int) -> None:
         if self._vector is not None:
-            self.rounded = self._rounding.round(self._vector)
-        return math.nan if self._tell_nonfinite and math.isnan(self.rounded) else loss
+            self._rounded[shard] = self._rounding.round(self._vector, *self._bounds[shard])
+        self.rounded = self._rounded[0]
+
+    def rounded_of(self, shard: int) -> float:
+        return self._rounded[shard if len(self._rounded) > 1 else 0]
 
     def take_own_step(self) -> None:
         """Along the gradient as it was computed."""

@@ -27,6 +27,7 @@ from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
 from mpisgd.shard import Shard
+from mpisgd.update import schedule
 from mpisgd.update.divergence import FIRST, has_diverged
 
 _MOST_INITIAL = 0.05
@@ -70,7 +71,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
     if config.averaging == 0 or config.averaging_bias_correction:
         return ""
     of_each = parts.gradients_per_update(config.protocol.make(lambda_), lambda_, ranks)
-    updates = parts.run_samples(config, train_samples) / parts.samples_per_update(config, of_each)
+    updates = parts.run_samples(config, train_samples) / schedule.samples_per_update(config, of_each)
     left = config.averaging**updates
     if left < _MOST_INITIAL:
         return ""

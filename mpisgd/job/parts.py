@@ -19,29 +19,14 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
-from mpisgd.comm.communicator import Communicator, Team
 from mpisgd.config import Config, hints
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
-from mpisgd.exchange import layerwise
-from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.shared_team import SharedTeam
-from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.gradient.gradient import Gradient, Loss
-from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.measure import Measure
-from mpisgd.gradient.rounding import Rounded
-from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.protocols import Protocol
 from mpisgd.records.log.progress import Evaluations
-from mpisgd.update import schedule
-from mpisgd.update.compensation import Compensation
-from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
-from mpisgd.update.schedule import Schedule
-from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.computing import Travels, Updates
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds, vector_like
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
 
 @dataclass(frozen=True)
@@ -132,137 +117,9 @@ def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
-def make_gradient(
-    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, learner_id: int, *, direct: bool = False
-) -> Gradient:
-    """Make the gradient of one rank; its number among those that compute is its learner_id, or `Roles.number` in a team.
-
-    `direct`: MPI takes a GPU's memory.
-    """
-    return Gradient(
-        model,
-        loss,
-        data.train,
-        sampling,
-        seed=config.seed,
-        learner_id=learner_id,
-        clip_norm=config.clip_norm,
-        tell_nonfinite=config.nonfinite == "drop",
-        direct=direct,
-    )
-
-
-def with_local_steps(config: Config, gradient: Travels, train_samples: int) -> Travels:
-    """Wrap a gradient in `LocalSteps` where the protocol lets learners step by themselves: several mini-batches become one."""
-    if not steps_by_itself(config):
-        return gradient
-    protocol = config.protocol
-    alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
-    factor, count = make_schedule(config, 1, train_samples), protocol.mini_batches_per_push
-
-    def rate(clock: int) -> float:
-        return alpha * factor(clock * count * config.mu / train_samples)
-
-    return LocalSteps(gradient, count, rate)
-
-
-def steps_by_itself(config: Config) -> bool:
-    """Whether a learner goes on from its own weights between two pulls."""
-    return config.protocol.mini_batches_per_pull > 1
-
-
-def pushes_what_it_computes(config: Config) -> bool:
-    """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
-    return config.aggregation == "none" and config.push_format == "float32" and not steps_by_itself(config)
-
-
-def as_pushed(config: Config, gradient: Travels) -> Travels:
-    """Wrap a gradient in `Rounded` where it travels in another type than float32."""
-    if config.push_format == "float32":
-        return gradient
-    return Rounded(gradient, tell_nonfinite=config.nonfinite == "drop")
-
-
-def loop_delays(config: Config, learner_id: int) -> Delays:
-    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
-    layer by layer the channel does, before the first push."""
-    by_itself = config.aggregation == "none" and config.exchange == "whole"
-    return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
-
-
-def learner_channel(
-    config: Config,
-    protocol: Protocol,
-    wire: Communicator,
-    roles: Roles,
-    learner_id: int,
-    travels: Travels,
-    bounds: list[tuple[int, int]],
-) -> LearnerChannel:
-    """A learner's end, for whole vectors or for layers."""
-    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients}
-    consistent = protocol.consistent
-    if config.exchange == "layerwise":
-        delays = Delays(config.straggler, config.seed, learner_id)
-        return layerwise.make(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
-    return LearnerChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts)
-
-
-def team_channel(
-    config: Config,
-    wire: Communicator,
-    roles: Roles,
-    learner_id: int,
-    travels: Travels,
-    update: Updates,
-    bounds: list[tuple[int, int]],
-) -> TeamChannel:
-    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share."""
-    team: Team
-    if config.aggregation == "node":
-        team, received = SharedTeam(wire.node(roles.learner_ranks), travels, update, bounds), None
-    else:
-        team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
-    vectors = {"weights": travels.wire_weights, "gradients": travels.wire_gradients, "received": received}
-    return TeamChannel(wire, roles, learner_id, team=team, **vectors)
-
-
 def gradients_per_update(protocol: Protocol, lambda_: int, ranks: int) -> float:
     """Number of gradients that normally make one update, where `ranks` compute for lambda_ learners; whole where all count."""
     return protocol.gradients_per_update * ranks / lambda_
-
-
-def samples_per_update(config: Config, gradients_per_update: float) -> float:
-    """Number of samples that normally make one update; in teams, of all ranks."""
-    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
-
-
-def make_schedule(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
-    """The factor of the learning rate as a function of epochs."""
-    return schedule.make(config.schedule, config.epochs, samples_per_update(config, gradients_per_update) / train_samples)
-
-
-def make_update(
-    config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
-) -> SliceUpdate:
-    """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
-
-    `direct`: MPI takes a GPU's memory.
-    """
-    own = vector_like(weights.detach().to(device))
-    own.copy_(weights)
-    kind = SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate
-    return kind(
-        own,
-        config.optimizer,
-        learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
-        schedule=make_schedule(config, gradients_per_update, train_samples),
-        train_samples=train_samples,
-        averaging=config.averaging,
-        bias_correction=config.averaging_bias_correction,
-        half=config.push_format == "bfloat16",
-        compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
-    )
 
 
 def run_samples(config: Config, train_samples: int) -> int:

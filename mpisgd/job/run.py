@@ -26,11 +26,13 @@ from mpisgd.config.trust import resume_line
 from mpisgd.data import DataSet
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
-from mpisgd.exchange.layerwise import PipelinedChannel
+from mpisgd.exchange.layerwise import PipelinedChannel, learner_channel
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.shared_team import team_channel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
-from mpisgd.gradient.aggregate import Leader, Member, follow
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import Leader, Member, SharedMemory, follow
 from mpisgd.gradient.gradient import Gradient, Loss
 from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
 from mpisgd.gradient.measure import batch_norm_policy
@@ -65,9 +67,11 @@ from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
+from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Computes
-from mpisgd.vectors.flat import FlatModel, host_vector, host_view
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import host_vector, host_view
 
 
 def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
@@ -210,7 +214,7 @@ class Rank:
         """All that learn look at the same mini-batch."""
         if not self.learns or self.data is None:
             return None
-        gradient = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id=0)
+        gradient = stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number=0)
         return of_loss(parts.check_first_batch(self.config, self.meta, self.model, gradient))
 
     def _claim(self, resumed: bool) -> None:
@@ -361,11 +365,12 @@ class Rank:
 
     def _both(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
-        gradient, update = self._gradient(), self._update()
-        channel = parts.team_channel(config, wire, self.roles, learner_id, gradient, update, self.bounds)
+        shared = SharedMemory.of(wire.node(self.roles.learner_ranks), self.model.size) if config.aggregation == "node" else None
+        gradient, update = self._gradient(shared), self._update()
+        channel = team_channel(wire, self.roles, learner_id, gradient, update, self.bounds, shared)
         with self._server(channel, update) as server:
             self._start_clock(wire)
-            delays = Delays(config.straggler, config.seed, learner_id)
+            delays = stages.loop_delays(config, learner_id)
             learn(Collective(channel, server), self.protocol, gradient, delays, first_seq=self._first_seq(learner_id))
             if self.rank == self.roles.evaluator_rank:
                 self._evaluate(wire, server.serve_one)
@@ -374,7 +379,7 @@ class Rank:
 
     def _update(self) -> SliceUpdate:
         start, end = self.bounds[self.roles.index(self.rank)]
-        update = parts.make_update(
+        update = make_update(
             self.config,
             self.model.weights[start:end],
             device=self.shard_device,
@@ -455,20 +460,19 @@ class Rank:
     def _learner(self, wire: Wire) -> np.ndarray:
         config, learner_id = self.config, self.roles.index(self.rank)
         leader = Leader(self._in_team(wire), config.nonfinite == "drop") if config.aggregation == "node" else None
-        direct = self.direct and parts.pushes_what_it_computes(config)
-        computed = leader or parts.with_local_steps(config, self._gradient(direct), self.meta.train_samples)
-        own: Any = parts.as_pushed(config, computed)
-        channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, own, self.bounds)
+        computed = leader or self._gradient()
+        pushed = stages.chain(config, computed, self.bounds, self.meta.train_samples)
+        channel = learner_channel(config, self.protocol, wire, self.roles, learner_id, pushed.memory, self.bounds)
         self.newest_clock = lambda: channel.newest_clock
-        gradient: Computes = own
-        if isinstance(channel, PipelinedChannel):
-            gradient = LayerwiseGradient(own, self.model, self.bounds, channel)
+        gradient: Computes = pushed
+        if isinstance(channel, PipelinedChannel) and isinstance(computed, Gradient):
+            gradient = LayerwiseGradient(computed, pushed, self.model, self.bounds, channel, held=stages.held(config))
         if self.tolerant:
             channel.ask_for_duty()
         self._start_clock(wire)
         self.expendable = self.tolerant
         share = parts.share_of(config, self.protocol, self.meta.train_samples, self.roles.lambda_, learner_id)
-        learn(channel, self.protocol, gradient, parts.loop_delays(config, learner_id), share, self._first_seq(learner_id))
+        learn(channel, self.protocol, gradient, stages.loop_delays(config, learner_id), share, self._first_seq(learner_id))
         if leader is not None:
             leader.stop()
         if channel.duty() if self.tolerant else self.rank == self.roles.evaluator_rank:
@@ -485,9 +489,9 @@ class Rank:
 
     def _in_team(self, wire: Wire) -> Member:
         """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""
-        node = wire.node(self.roles.teams[self.roles.index(self.rank)])
+        shared = SharedMemory.of(wire.node(self.roles.teams[self.roles.index(self.rank)]), self.model.size)
         delays = Delays(self.config.straggler, self.config.seed, self.roles.number(self.rank))
-        member = Member(node, self._gradient(), delays, wire)
+        member = Member(shared, self._gradient(shared), delays, wire)
         self._at_the_end.append(member.disband)
         return member
 
@@ -534,10 +538,11 @@ class Rank:
         snapshots = min(len(account.snapshots) for account in accounts)
         return evaluated(self.path, self.resumption.checkpoint.attempts, snapshots, rows_each, self._warn)
 
-    def _gradient(self, direct: bool = False) -> Gradient:
+    def _gradient(self, shared: SharedMemory | None = None) -> Gradient:
         assert self.data is not None
+        memory = stages.place(self.config, self.model, shared.own if shared else None, direct=self.direct)
         number = self.roles.number(self.rank)
-        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, direct=direct)
+        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
 
     def _table_file(
         self, kind: Literal["shard", "evaluator"], shard: int, before: list[list[int]], counts: Sequence[int] = ()

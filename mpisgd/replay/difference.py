@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mpisgd.base.errors import DataError
 from mpisgd.records.log.sums import check_file
-from mpisgd.vectors.flat import FlatModel, host_view
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import host_view
 
 
 @dataclass(frozen=True)

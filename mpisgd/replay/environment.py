@@ -12,6 +12,7 @@ from torch import Tensor
 from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
+from mpisgd.gradient import stages
 from mpisgd.gradient.measure import batch_norm_policy
 from mpisgd.job import parts
 from mpisgd.job.finish import account, applied_losses, outcome_of
@@ -44,7 +45,7 @@ def compare(record: Record, expected: Mapping[str, Any]) -> None:
 def check_rules(record: Record) -> None:
     """Raises DataError where the run follows rules that are not today's (`schema.RULES`), and no rate would be what it was."""
     config = record.config
-    own_rates = parts.steps_by_itself(config) and not isinstance(config.schedule, ConstantOptions)
+    own_rates = stages.steps_by_itself(config) and not isinstance(config.schedule, ConstantOptions)
     if record.older and (config.schedule.warmup_epochs > 0 or own_rates):
         raise DataError(
             f"{record.path}: written by an earlier mpisgd, which began a warm-up with a rate of 0 and let learners' own steps keep"

@@ -19,7 +19,7 @@ from mpisgd.replay.proof import Proof, Waypoint
 from mpisgd.replay.serial import Serial
 from mpisgd.replay.snapshots import Kept
 from mpisgd.rules.verdict import Kind
-from mpisgd.vectors.flat import host_view
+from mpisgd.vectors.memory import host_view
 
 _NORM_TOLERANCE = 1e-3
 """Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
@@ -112,9 +112,12 @@ class Recompute:
         place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
-        said = float(log.pushes["rounded"][number])
-        if not same(said, rounded) and not math.isclose(said, rounded, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance)):
-            self._find(Finding(f"rounded {said!r}, recomputed {rounded!r}", log.shard, "pushes", **place))
+        for each, share in zip(self.record.shards, rounded, strict=True):
+            at = int(each.rows_of[action.learner_id][action.number])
+            said = float(each.pushes["rounded"][at])
+            if not same(said, share) and not math.isclose(said, share, rel_tol=max(_NORM_TOLERANCE, self.proof.tolerance)):
+                why = f"rounded {said!r}, recomputed {share!r}"
+                self._find(Finding(why, each.shard, "pushes", **{**place, "row": at, "clock": each.row(at).clock}))
         if not same(loss, row.loss):
             self.proof.other_losses += 1
             apart = abs(loss - row.loss)

@@ -8,7 +8,7 @@ had under way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,17 +19,18 @@ from torch import Tensor
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
+from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
-from mpisgd.gradient.local_steps import LocalSteps
-from mpisgd.gradient.rounding import Rounding
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
 from mpisgd.rules.verdict import Kind, Reason
+from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import host_view
+from mpisgd.vectors.memory import Memory
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""
@@ -42,6 +43,30 @@ class _Gradient:
     vector: Tensor
     loss: float
     to_take: int
+
+
+class _InTurn(Travels):
+    """The gradient of a learner, or of all ranks of its team, computed by one process: one rank after the other, and summed."""
+
+    def __init__(self, ranks: Mapping[int, Gradient], take_turn: Callable[[int], None], drop_nonfinite: bool) -> None:
+        self._ranks = ranks
+        self._take_turn = take_turn
+        self._drop_nonfinite = drop_nonfinite
+        (first, *others) = ranks.values()
+        self.memory = Memory(first.memory.weights, np.empty_like(first.memory.gradients)) if others else first.memory
+        self.samples = 0
+
+    def compute(self, seq: int) -> float:
+        summed, losses, self.samples = self.memory.gradients, [], 0
+        for rank, gradient in self._ranks.items():
+            self._take_turn(rank)
+            losses.append(gradient.compute(seq))
+            self.samples += gradient.samples
+            if len(losses) > 1:
+                np.add(summed, gradient.memory.gradients, out=summed)
+            elif self.memory is not gradient.memory:
+                summed[:] = gradient.memory.gradients
+        return team_loss(losses, summed if self._drop_nonfinite else None)
 
 
 class Serial:
@@ -69,7 +94,7 @@ class Serial:
         self._train_samples = meta.train_samples
         self.initial = self.model.weights.clone()
         self.shards = [
-            parts.make_update(
+            make_update(
                 config,
                 self.initial[start:end],
                 gradients_per_update=record.gradients_per_update,
@@ -79,8 +104,8 @@ class Serial:
         ]
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
         """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
-        self._gradients: dict[int, Travels] = {}
-        self._roundings: dict[int, Rounding] = {}
+        self._gradients = [self._chain(ranks) for ranks in record.members]
+        self._own_steps = stages.steps_by_itself(config)
         self._pushes_per_pull = record.protocol().pushes_per_pull
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
@@ -95,42 +120,30 @@ class Serial:
                 update.restore({name: torch.from_numpy(array) for name, array in begun[shard].items()}, log.start.samples)
             self._keep(shard, log.start.clock)
 
-    def compute(self, action: Compute) -> tuple[float, int, float]:
-        """A learner's gradient, from the slices of the clocks that its pushes name; its loss, samples, and what was rounded off.
-
-        Of a team, the sum of its ranks' gradients, in their order.
-        """
+    def compute(self, action: Compute) -> tuple[float, int, list[float]]:
+        """A learner's gradient, from the slices of the clocks that its pushes name; its loss, samples, and what was rounded off
+        for each shard."""
         learner_id, number = action
+        shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
         pulled = number == 0 or seq % self._pushes_per_pull == 0
         timestamps = [int(log.pushes["timestamp"][log.rows_of[learner_id][number]]) for log in self.record.shards]
-        for shard, timestamp in enumerate(timestamps):
-            self._load(learner_id, shard, timestamp, pulled)
+        for shard in shards:
+            self._load(learner_id, shard, timestamps[shard], pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
-        losses, samples, summed = [], 0, torch.empty(0)
-        for rank in self.record.members[learner_id]:
-            gradient = self._gradient(rank)
-            self._take_turn(rank)
-            gradient.at_clock(min(timestamps))
-            losses.append(gradient.compute(seq))
-            samples += gradient.samples
-            summed = summed.add_(self.model.gradients) if len(losses) > 1 else self.model.gradients.clone()
-        loss = team_loss(losses, host_view(summed) if self.config.nonfinite == "drop" else None)
-        rounded = 0.0
-        if self.config.push_format == "bfloat16":
-            rounding = self._roundings.setdefault(learner_id, Rounding(self.model.size))
-            rounded = rounding.round(summed)
-            if math.isnan(rounded) and self.config.nonfinite == "drop":
-                loss = math.nan
-            summed.copy_(rounding.sent)
+        gradient = self._gradients[learner_id]
+        gradient.at_clock(min(timestamps))
+        loss = gradient.compute(seq)
+        pushed = gradient.memory.tensors[1]
+        vector = pushed.clone() if pushed.dtype == torch.float32 else pushed.view(torch.bfloat16).float()
         if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
-        if isinstance(gradient, LocalSteps):
-            self._loaded = [-1 for _ in self.shards]  # it has moved the model's weights
-        self._under_way[learner_id, number] = _Gradient(summed, loss, to_take=len(self.shards))
-        return loss, samples, rounded
+        if self._own_steps:
+            self._loaded = [-1 for _ in shards]  # they have moved the model's weights
+        self._under_way[learner_id, number] = _Gradient(vector, loss, to_take=len(shards))
+        return loss, gradient.samples, [gradient.rounded_of(shard) for shard in shards]
 
     def take(self, action: Take, row: Row) -> float:
         """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
@@ -159,12 +172,11 @@ class Serial:
         """(parameters,) float32: the slices of all shards as they are now, a copy."""
         return torch.cat([_of(update, averaged) for update in self.shards])
 
-    def _gradient(self, rank: int) -> Travels:
-        """Gradient of the rank of this number; that is its learner_id, unless it is in a team."""
-        if rank not in self._gradients:
-            made = parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, rank)
-            self._gradients[rank] = parts.with_local_steps(self.config, made, self._train_samples)
-        return self._gradients[rank]
+    def _chain(self, ranks: Sequence[int]) -> Travels:
+        """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
+        config = self.config
+        made = {rank: stages.make_gradient(config, self.model, self.loss, self.data, self.sampling, rank) for rank in ranks}
+        return stages.chain(config, _InTurn(made, self._take_turn, config.nonfinite == "drop"), self.bounds, self._train_samples)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""

@@ -29,7 +29,7 @@ from mpisgd.replay.checks.seconds import seconds_of
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.serial import Serial
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.flat import host_view
+from mpisgd.vectors.memory import host_view
 
 Which = Literal["all", "last", "none"]
 

@@ -7,7 +7,7 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.rules.rules import Rules
 from mpisgd.vectors.computing import Updates
-from mpisgd.vectors.flat import on_host
+from mpisgd.vectors.memory import on_host
 
 
 class SnapshotDesk:

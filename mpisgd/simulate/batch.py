@@ -19,8 +19,8 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import Loss
-from mpisgd.vectors.flat import FlatModel
+from mpisgd.gradient.gradient import Loss, clip
+from mpisgd.vectors.flat import FlatModel, is_finite
 
 TOGETHER = 64
 """Gradients in one batch, at most: beyond it memory grows and speed does not."""
@@ -54,7 +54,11 @@ class Batch:
         self._there.clear()
 
     def add(self, learner_id: int, seq: int, weights: Tensor, gradients: Tensor) -> None:
-        """A learner begins mini-batch `seq` at `weights`, (parameters,) float32, and wants the gradient in `gradients`."""
+        """A learner begins mini-batch `seq` at `weights`, (parameters,) float32, and wants the gradient in `gradients`.
+
+        What it had begun and given up is forgotten.
+        """
+        self._there.pop(learner_id, None)
         self._wanted[learner_id] = (seq, weights, gradients)
 
     def result(self, learner_id: int) -> tuple[int, float]:
@@ -78,10 +82,8 @@ class Batch:
         inputs = inputs.reshape(len(wanted), mu, *inputs.shape[1:])
         targets = targets.reshape(len(wanted), mu, *targets.shape[1:])
         gradients, losses = self._compute(torch.stack([weights for _, weights, _ in wanted]), inputs, targets)
-        if config.clip_norm > 0:
-            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            gradients = gradients * torch.clamp(config.clip_norm / (norms + 1e-6), max=1.0)
         for learner_id, (_, _, into), gradient, loss in zip(learner_ids, wanted, gradients, losses.tolist(), strict=True):
+            clip(gradient, config.clip_norm)
             into.copy_(gradient)
-            told = loss if config.nonfinite != "drop" or bool(gradient.isfinite().all()) else math.nan
+            told = math.nan if config.nonfinite == "drop" and not is_finite(gradient) else loss
             self._there[learner_id] = (mu, told)

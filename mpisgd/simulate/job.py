@@ -21,10 +21,12 @@ from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
-from mpisgd.exchange.layerwise import PipelinedChannel
+from mpisgd.exchange.layerwise import PipelinedChannel, learner_channel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.gradient.aggregate import Leader, Member, follow
+from mpisgd.exchange.shared_team import team_channel
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import Leader, Member, SharedMemory, follow
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job import naming, parts, placement
 from mpisgd.job.allreduce import Collective
@@ -45,6 +47,7 @@ from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.simulate.passes import Passes
 from mpisgd.simulate.sizes import Sizes
 from mpisgd.simulate.tensors import Tensors, after
+from mpisgd.vectors.computing import Computes, Travels
 
 
 def simulate(config: Config, brought: Brought = NOTHING_BROUGHT) -> Outcome:
@@ -137,10 +140,11 @@ class Job:
 
     def _both(self, learner_id: int, wire: VirtualWire, stack: ExitStack) -> Callable[[], None]:
         config = self.config
-        gradient, update = self.work.gradient(learner_id, wire, self.costs), self._update(learner_id, wire)
-        channel = parts.team_channel(config, wire, self.roles, learner_id, gradient, update, self.work.bounds)
+        shared = self.work.shared(wire.node(self.roles.learner_ranks)) if config.aggregation == "node" else None
+        gradient, update = self._computed(learner_id, wire, shared), self._update(learner_id, wire)
+        channel = team_channel(wire, self.roles, learner_id, gradient, update, self.work.bounds, shared)
         server = self._server(learner_id, channel, update, stack)
-        delays = Delays(config.straggler, config.seed, learner_id)
+        delays = stages.loop_delays(config, learner_id)
 
         def main() -> None:
             wire.start_clock()
@@ -194,12 +198,16 @@ class Job:
         return mains
 
     def _in_team(self, learner_id: int, number: int, wire: VirtualWire) -> Member:
-        node = wire.node(self.roles.teams[learner_id])
+        shared = self.work.shared(wire.node(self.roles.teams[learner_id]))
         delays = Delays(self.config.straggler, self.config.seed, number)
-        member = Member(node, self.work.gradient(number, wire, self.costs), delays, wire)
-        sum_ns = self.costs.sum_ns(4 * self.work.parameters, node.places)
+        member = Member(shared, self._computed(number, wire, shared), delays, wire)
+        sum_ns = self.costs.sum_ns(4 * self.work.parameters, shared.node.places)
         member.add = after(member.add, wire, sum_ns)  # type: ignore[method-assign]
         return member
+
+    def _computed(self, number: int, wire: VirtualWire, shared: SharedMemory | None = None) -> Travels:
+        memory = None if shared is None else shared.own
+        return self.work.gradient(number, wire, self.costs.compute_of(number, wire), memory)
 
     def _member(self, member: Member, wire: VirtualWire) -> None:
         wire.start_clock()
@@ -211,14 +219,15 @@ class Job:
 
     def _learner(self, learner_id: int, wire: VirtualWire, leader: Leader | None = None) -> Callable[[], None]:
         config, failures = self.config, self.config.failures
-        whole = leader or parts.with_local_steps(
-            config, self.work.gradient(learner_id, wire, self.costs), self.work.meta.train_samples
-        )
-        gradient: Any = parts.as_pushed(config, whole)
-        channel = parts.learner_channel(config, self.protocol, wire, self.roles, learner_id, gradient, self.work.bounds)
+        next_ns, bounds = self.costs.compute_of(learner_id, wire), self.work.bounds
+        computed = leader or self.work.gradient(learner_id, wire, next_ns if config.exchange == "whole" else None)
+        pushed = stages.chain(config, computed, bounds, self.work.meta.train_samples)
+        channel = learner_channel(config, self.protocol, wire, self.roles, learner_id, pushed.memory, bounds)
+        gradient: Computes = pushed
         if isinstance(channel, PipelinedChannel):
-            gradient = Passes(gradient, wire, [len(layers) for layers in self.work.slices], channel)
-        delays = parts.loop_delays(config, learner_id)
+            layers = [len(layers) for layers in self.work.slices]
+            gradient = Passes(pushed, wire, next_ns, layers, channel, held=stages.held(config))
+        delays = stages.loop_delays(config, learner_id)
         share = parts.share_of(config, self.protocol, self.work.meta.train_samples, self.roles.lambda_, learner_id)
 
         def main() -> None:

@@ -4,68 +4,69 @@ A mini-batch takes as long as its cost model says: a third of it forward, two th
 products of matrices where the forward pass has one; in each pass every layer takes the same. The layers are reached in the order
 of the vector, and left in the reverse.
 
-Where there are tensors, the gradient is computed at once, when the last slice's weights are there: virtual ranks are greenlets and
-share one model, so they must not wait for each other in the middle of an autograd pass. The numbers are the same: a gradient
-depends on the weights of all slices, whenever they came. So what hooks do on a real rank, a plain loop does here.
+Where there are tensors, the gradient is computed at once, when its first slice is left: virtual ranks are greenlets and share one
+model, so they must not wait for each other in the middle of an autograd pass. The numbers are the same: a gradient depends on the
+weights of all slices, whenever they came. So what hooks do on a real rank, a plain loop does here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from mpisgd.comm.virtual.cluster import VirtualRank
-from mpisgd.vectors.computing import Computes, Exchanges
-
-
-class ComputesAtOnce(Protocol):
-    """Gradients of a virtual learner, and how long they take."""
-
-    samples: int
-    next_ns: Callable[[], int]
-    """Nanoseconds of the next mini-batch."""
-
-    def at_once(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq`, in no time; returns the loss."""
+from mpisgd.vectors.computing import Computes, Exchanges, Travels
 
 
 class Passes(Computes):
     """A learner's forward and backward passes, layer by layer.
 
     Args:
+        gradient: computes, and rounds, in no virtual time.
         rank: the learner's, on whose clock nanoseconds pass.
+        next_ns: how many its next mini-batch takes.
         layers: how many each slice has.
         exchange: told which slice is needed, and which is left.
+        held: no slice is left before the backward pass has ended.
     """
 
-    def __init__(self, gradient: ComputesAtOnce, rank: VirtualRank, layers: Sequence[int], exchange: Exchanges) -> None:
+    def __init__(
+        self,
+        gradient: Travels,
+        rank: VirtualRank,
+        next_ns: Callable[[], int],
+        layers: Sequence[int],
+        exchange: Exchanges,
+        *,
+        held: bool,
+    ) -> None:
         self.samples = 0
         self._gradient = gradient
         self._rank = rank
+        self._next_ns = next_ns
         self._exchange = exchange
         self._layers = list(layers)
         self._parts = 3 * sum(layers)
-
-    def prepare(self, seq: int) -> None:
-        """Nothing is to be gained: virtual learners wait in virtual time."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Do nothing: what has been pushed cannot be given up."""
+        self._held = held
 
     def compute(self, seq: int) -> float:
         """Both passes over mini-batch `seq`; returns the loss. Raises what `exchange` raises."""
         gradient, exchange, layers = self._gradient, self._exchange, self._layers
-        ns, done = gradient.next_ns(), 0
+        ns, done = self._next_ns(), 0
         for shard, count in enumerate(layers):
             exchange.need(shard)
             self._work(ns, done, done + count)
             done += count
-        loss = gradient.at_once(seq)
-        self.samples = gradient.samples
-        for shard in range(len(layers) - 1, -1, -1):
-            self._work(ns, done, done + 2 * layers[shard])
-            done += 2 * layers[shard]
-            exchange.leave(shard, seq, self.samples, loss)
+        gradient.begin(seq)
+        last, loss = len(layers) - 1, 0.0
+        if self._held:
+            self._work(ns, done, self._parts)
+        for shard in range(last, -1, -1):
+            if not self._held:
+                self._work(ns, done, done + 2 * layers[shard])
+                done += 2 * layers[shard]
+            if shard == last:
+                loss, self.samples = gradient.compute(seq), gradient.samples
+            exchange.leave(shard, seq, self.samples, loss, gradient.rounded_of(shard))
         return loss
 
     def _work(self, ns: int, start: int, end: int) -> None:

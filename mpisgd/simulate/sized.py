@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mpisgd.comm.communicator import Buffer
 from mpisgd.comm.virtual.cluster import VirtualRank
-from mpisgd.simulate.passes import ComputesAtOnce
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
 from mpisgd.vectors.computing import Travels, Updates
-
-
-class SizedVector(Buffer):
-    """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
-
-    __slots__ = ("_itemsize", "nbytes", "size")
-
-    nbytes: int
-
-    def __init__(self, size: int, itemsize: int = 4) -> None:
-        self.size = size
-        self._itemsize = itemsize
-        self.nbytes = itemsize * size
-
-    def __getitem__(self, part: slice) -> SizedVector:
-        start, stop, _ = part.indices(self.size)
-        return SizedVector(stop - start, self._itemsize)
-
-    def in_half(self) -> SizedVector:
-        """Size of as many elements of half the bytes (`rounding.py`)."""
-        return SizedVector(self.size, self._itemsize // 2)
+from mpisgd.vectors.memory import Memory, SizedVector
 
 
 class SizedUpdate(Updates):
@@ -92,23 +70,8 @@ class SizedUpdate(Updates):
     def room_to_park(self) -> bool:
         return True
 
-    def park(self, learner_id: int) -> None:
-        """Sizes need no memory."""
-
-    def unpark(self, learner_id: int) -> None:
-        """Sizes need no memory."""
-
     def make_room(self, gradients: int) -> Any:
         return SizedVector(gradients * self.scratch.size)
-
-    def turn_to(self, place: int) -> None:
-        """Do nothing: one size is like the other."""
-
-    def renew_scratch(self) -> None:
-        """Do nothing: one size is like the other."""
-
-    def renew_weights(self) -> None:
-        """Do nothing: one size is like the other."""
 
     def scratch_is_finite(self) -> bool:
         return True
@@ -130,33 +93,23 @@ class SizedUpdate(Updates):
         return step
 
 
-class SizedGradient(Travels, ComputesAtOnce):
-    """Stand-in for `gradient.Gradient` without a model: mini-batches take their virtual seconds, and have no loss.
+class SizedGradient(Travels):
+    """Stand-in for `gradient.Gradient` without a model: mini-batches have no loss.
 
     Args:
-        size: parameters of the model.
         mu: samples of a mini-batch.
         rank: the learner's, on whose clock nanoseconds pass.
-        next_ns: how many its next mini-batch takes.
+        next_ns: how many its next mini-batch takes; None: they pass elsewhere.
     """
 
-    def __init__(self, vector: SizedVector, mu: int, rank: VirtualRank, next_ns: Callable[[], int]) -> None:
-        self.wire_weights = self.wire_gradients = vector
+    def __init__(self, memory: Memory, mu: int, rank: VirtualRank, next_ns: Callable[[], int] | None) -> None:
+        self.memory = memory
         self.samples = mu
         self._rank = rank
-        self.next_ns = next_ns
-
-    def prepare(self, seq: int) -> None:
-        """There is nothing to prepare."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Its virtual time is interrupted by the wire."""
+        self._next_ns = next_ns
 
     def compute(self, seq: int) -> float:
         """Returns 0.0 for a loss: there is none."""
-        self._rank.work(self.next_ns())
-        return 0.0
-
-    def at_once(self, seq: int) -> float:
-        """Return what `compute` does, when its time has passed elsewhere."""
+        if self._next_ns is not None:
+            self._rank.work(self._next_ns())
         return 0.0

@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.comm.communicator import Node
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.simulate.costs import Costs
-from mpisgd.simulate.sized import SizedGradient, SizedUpdate, SizedVector
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate
+from mpisgd.update import schedule
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
+from mpisgd.vectors.memory import Memory, SizedVector
 
 
 class Sizes:
@@ -35,7 +39,8 @@ class Sizes:
             self.slices = parts.cut(config, model)
         elif config.exchange == "layerwise":  # of a model of which only the size is known, each slice is one layer
             self.slices = [[Layer(f"layer {shard}", end - start)] for shard, (start, end) in enumerate(self.bounds)]
-        self._vector: Any = SizedVector(self.parameters)
+        vector = SizedVector(self.parameters)
+        self._memory = Memory(vector, vector)
 
     @property
     def batch_norm_policy(self) -> str:
@@ -51,7 +56,7 @@ class Sizes:
         return SizedUpdate(
             end - start,
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
-            schedule=parts.make_schedule(config, gradients_per_update, self.meta.train_samples),
+            schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
             train_samples=self.meta.train_samples,
             half=config.push_format == "bfloat16",
             rank=wire,
@@ -62,15 +67,22 @@ class Sizes:
     def snapshots(self, path: Path, shard: int, update: Any) -> Snapshots:
         return Nowhere()
 
-    def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> Any:
-        """Make the gradient of one learner."""
-        return SizedGradient(self._vector, self.config.mu, wire, costs.compute_of(learner_id, wire))
+    def shared(self, node: Node) -> SharedMemory:
+        return SharedMemory(node, [self._memory for _ in range(node.places)])
+
+    def gradient(
+        self, number: int, wire: VirtualWire, next_ns: Callable[[], int] | None, memory: Memory | None = None
+    ) -> SizedGradient:
+        """Make the gradient of one rank; `next_ns` None: its virtual time passes elsewhere."""
+        return SizedGradient(memory or self._memory, self.config.mu, wire, next_ns)
 
     def evaluate(
         self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None
     ) -> None:
         """There is nothing to evaluate: the evaluator says goodbye."""
-        channel = EvaluatorChannel(wire, roles, weights=self._vector, averaged=None, bounds=self.bounds, serve_here=serve_here)
+        channel = EvaluatorChannel(
+            wire, roles, weights=self._memory.weights, averaged=None, bounds=self.bounds, serve_here=serve_here
+        )
         channel.goodbye()
 
 

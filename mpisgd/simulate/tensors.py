@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from mpisgd.comm.communicator import Node
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
 from mpisgd.job import parts
@@ -23,9 +23,10 @@ from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.costs import Costs
+from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, host_vector, host_view
+from mpisgd.vectors.memory import Memory, host_vector, host_view
 
 
 class Tensors:
@@ -54,14 +55,14 @@ class Tensors:
 
     def check(self) -> None:
         """The first mini-batch must fit the model. Raises ConfigError."""
-        parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
+        parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0, self.model.memory))
         if self._batch is not None:
             self._batch.check()
 
     def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> SliceUpdate:
         """The update of one shard: the real one, which also takes its virtual time."""
         start, end = self.bounds[shard]
-        update = parts.make_update(
+        update = make_update(
             self.config,
             self.initial[start:end],
             gradients_per_update=gradients_per_update,
@@ -80,15 +81,19 @@ class Tensors:
             size=len(update.weights),
         )
 
-    def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> VirtualGradient:
-        """Make the gradient of one learner."""
-        gradient, next_ns = self._gradient(learner_id), costs.compute_of(learner_id, wire)
-        if self._batch is not None:
-            return BatchedGradient(self.model, gradient, wire, next_ns, self._batch, learner_id)
-        return VirtualGradient(self.model, gradient, wire, next_ns)
+    def shared(self, node: Node) -> SharedMemory:
+        return SharedMemory.of(node, self.parameters)
 
-    def _gradient(self, learner_id: int) -> Gradient:
-        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
+    def gradient(self, number: int, wire: VirtualWire, next_ns: Callable[[], int] | None, memory: Memory | None = None) -> Travels:
+        """Make the gradient of one rank, which takes its virtual time; `next_ns` None: that passes elsewhere."""
+        memory = memory or Memory.zeros(self.parameters)
+        gradient: Travels = self._gradient(number, memory)
+        if self._batch is not None:
+            gradient = BatchedGradient(memory, wire, self._batch, number)
+        return gradient if next_ns is None else Timed(gradient, wire, next_ns)
+
+    def _gradient(self, number: int, memory: Memory) -> Gradient:
+        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
 
     def evaluate(
         self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None
@@ -112,70 +117,41 @@ class Tensors:
         evaluator.evaluate_all(weights_file)
 
 
-class VirtualGradient(Travels):
-    """A virtual learner's gradient: its own weights and gradients, the model of all.
+class BatchedGradient(Travels):
+    """A virtual learner's gradient, computed together with those of all learners that are computing at that virtual time."""
 
-    `wire_weights` and `wire_gradients`, both (parameters,) float32, are what travels.
-    """
-
-    def __init__(self, model: FlatModel, gradient: Gradient, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
-        self._model = model
-        self._gradient = gradient
-        self._wire = wire
-        self.next_ns = next_ns
-        self._weights = host_vector(model.size)
-        self._gradients = host_vector(model.size)
-        self.wire_weights = host_view(self._weights)
-        self.wire_gradients = host_view(self._gradients)
+    def __init__(self, memory: Memory, wire: VirtualWire, batch: Batch, learner_id: int) -> None:
+        self.memory = memory
         self.samples = 0
-
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory take the place of `wire_weights` and `wire_gradients`."""
-        self.wire_weights, self.wire_gradients = weights, gradients
-        self._weights, self._gradients = torch.from_numpy(weights), torch.from_numpy(gradients)
-
-    def prepare(self, seq: int) -> None:
-        """Nothing is to be gained: virtual learners wait in virtual time."""
-
-    def interrupt_by(self, check: Callable[[], None]) -> None:
-        """Its virtual time is interrupted by the wire, before anything is computed."""
-
-    def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
-        self._wire.work(self.next_ns())
-        return self.at_once(seq)
-
-    def at_once(self, seq: int) -> float:
-        """Compute, when its virtual time has passed elsewhere."""
-        self._model.weights.copy_(self._weights)
-        loss = self._gradient.compute(seq)
-        self._gradients.copy_(self._model.gradients)
-        self.samples = self._gradient.samples
-        return loss
-
-
-class BatchedGradient(VirtualGradient):
-    """A virtual gradient, computed together with those of all learners that are computing at that virtual time."""
-
-    def __init__(
-        self,
-        model: FlatModel,
-        gradient: Gradient,
-        wire: VirtualWire,
-        next_ns: Callable[[], int],
-        batch: Batch,
-        learner_id: int,
-    ) -> None:
-        super().__init__(model, gradient, wire, next_ns)
+        self._wire = wire
         self._batch = batch
         self._learner_id = learner_id
 
-    def compute(self, seq: int) -> float:
+    def begin(self, seq: int) -> None:
         """The others that compute now register theirs before this one's virtual time is over."""
-        self._batch.add(self._learner_id, seq, self._weights, self._gradients)
-        self._wire.work(self.next_ns())
+        self._batch.add(self._learner_id, seq, *self.memory.tensors)
+
+    def compute(self, seq: int) -> float:
         self._wire.catch_up()
         self.samples, loss = self._batch.result(self._learner_id)
+        return loss
+
+
+class Timed(Travels):
+    """A virtual learner's gradient, which is computed when its virtual time is over."""
+
+    def __init__(self, gradient: Travels, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
+        self.memory = gradient.memory
+        self.samples = 0
+        self._gradient = gradient
+        self._wire = wire
+        self._next_ns = next_ns
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        self._gradient.begin(seq)
+        self._wire.work(self._next_ns())
+        loss, self.samples = self._gradient.compute(seq), self._gradient.samples
         return loss
 
 

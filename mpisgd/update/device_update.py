@@ -23,9 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.config import Config
+from mpisgd.update import schedule
+from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate, Step
-from mpisgd.vectors.crossing import Copy, staging, wait_for
-from mpisgd.vectors.flat import host_view, is_finite
+from mpisgd.vectors.flat import is_finite
+from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
 
 
 class DeviceUpdate(SliceUpdate):
@@ -166,3 +169,26 @@ class StagedUpdate(DeviceUpdate):
         for cut, copy in zip(self._cuts, self._leaving, strict=True):
             copy.wait()
             yield host_view(self._out[cut])
+
+
+def make_update(
+    config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
+) -> SliceUpdate:
+    """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
+
+    `direct`: MPI takes a GPU's memory.
+    """
+    own = vector_like(weights.detach().to(device))
+    own.copy_(weights)
+    kind = SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate
+    return kind(
+        own,
+        config.optimizer,
+        learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
+        schedule=schedule.of_run(config, gradients_per_update, train_samples),
+        train_samples=train_samples,
+        averaging=config.averaging,
+        bias_correction=config.averaging_bias_correction,
+        half=config.push_format == "bfloat16",
+        compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
+    )

@@ -16,7 +16,7 @@ from torch.optim.sgd import sgd
 
 from mpisgd.base.errors import CheckpointError
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.vectors.flat import vector_like
+from mpisgd.vectors.memory import vector_like
 
 _Group = dict[str, Any]
 """An optimiser's settings (`torch.optim.Optimizer.param_groups`)."""

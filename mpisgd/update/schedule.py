@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpisgd.config import ConstantOptions, ExponentialOptions, LinearOptions, ScheduleOptions, StepOptions
+from mpisgd.config import Config, ConstantOptions, ExponentialOptions, LinearOptions, ScheduleOptions, StepOptions
 
 Schedule = Callable[[float], float]
 
@@ -27,6 +27,16 @@ def make(options: ScheduleOptions, total_epochs: float, update_epochs: float = 0
         return value * min(1.0, (epochs + update_epochs) / warmup) if warmup > 0 else value
 
     return factor
+
+
+def of_run(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
+    """The schedule of a run, so many gradients of which normally make one update."""
+    return make(config.schedule, config.epochs, samples_per_update(config, gradients_per_update) / train_samples)
+
+
+def samples_per_update(config: Config, gradients_per_update: float) -> float:
+    """Number of samples that normally make one update; in teams, of all ranks."""
+    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
 
 
 def _factor(options: ScheduleOptions, epochs: float, total_epochs: float) -> float:

@@ -24,7 +24,8 @@ from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, rest
 from mpisgd.update.schedule import Schedule
 from mpisgd.vectors.chunks import chunks_of, cuts
 from mpisgd.vectors.computing import Updates
-from mpisgd.vectors.flat import host_vector, host_view, is_finite, squared_norm, vector_like, view_of
+from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
 
 PARKED_NBYTES = 2**30
 """Memory that a shard may use for gradients that came before their turn."""
@@ -121,23 +122,19 @@ class SliceUpdate(Updates):
         return self.scratch if self._half is None else view_of(self._half)
 
     def take_in(self) -> None:
-        """Let `scratch` hold the gradient that was received."""
         if self._half is not None:
             self._scratch.copy_(self._half.view(torch.bfloat16))
 
     @property
     def served(self) -> Any:
-        """The weights as they are sent, (slice,) float32."""
         return self._served
 
     @property
     def epochs(self) -> float:
-        """Samples applied / training samples."""
         return self.samples / self._train_samples
 
     @property
     def room_to_park(self) -> bool:
-        """Whether one more gradient may be kept for later."""
         return (len(self._parked) + 1) * self._scratch.nbytes <= PARKED_NBYTES
 
     def park(self, learner_id: int) -> None:
@@ -146,12 +143,10 @@ class SliceUpdate(Updates):
         self._receive_into(self._spare.pop() if self._spare else vector_like(self.weights))
 
     def unpark(self, learner_id: int) -> None:
-        """The gradient kept for this learner is in `scratch` again."""
         self._spare.append(self._scratch)
         self._receive_into(self._parked.pop(learner_id))
 
     def make_room(self, gradients: int) -> np.ndarray:
-        """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
         room = host_vector(gradients * len(self.weights))
         self._room = torch.split(room, len(self.weights))
         return host_view(room)
@@ -167,7 +162,6 @@ class SliceUpdate(Updates):
         self._receive_into(vector_like(self.weights))
 
     def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
-        """Let this memory, each (slice,) float32, take the place of the weights, as they are, and of what `make_room` makes."""
         self._room = tuple(torch.from_numpy(each) for each in gradients)
         self._move_to(torch.from_numpy(weights))
 

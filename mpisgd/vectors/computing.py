@@ -9,9 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from mpisgd.base.errors import ProtocolError
+from mpisgd.vectors.memory import Memory
 
 
 class Computes(ABC):
@@ -22,8 +20,7 @@ class Computes(ABC):
     rounded: float = 0.0
     """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
 
-    @abstractmethod
-    def prepare(self, seq: int) -> None:
+    def prepare(self, seq: int) -> None:  # noqa: B027 - virtual learners, who wait in virtual time, gain nothing
         """Do what mini-batch `seq` needs before its weights are known."""
 
     @abstractmethod
@@ -36,8 +33,7 @@ class Computes(ABC):
     def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
         """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
 
-    @abstractmethod
-    def interrupt_by(self, check: Callable[[], None]) -> None:
+    def interrupt_by(self, check: Callable[[], None]) -> None:  # noqa: B027 - in virtual time the wire does
         """Call this every now and then in `compute`; it may raise to end that."""
 
 
@@ -47,23 +43,34 @@ class Exchanges(Protocol):
     def need(self, shard: int) -> None:
         """The forward pass is about to use the weights of a slice for the first time: they must be in place on return."""
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         """The gradient of a slice, of mini-batch `seq`, will not change any more, nor will its memory until the push is done."""
 
 
 class Travels(Computes):
-    """A gradient and its weights as they travel: (parameters,) float32, numpy's or, on a GPU whose memory MPI takes, torch's; the
-    gradient perhaps (parameters,) int16, the bits of bfloat16 (`rounding.py`). Where only sizes travel, what stands for them."""
+    """A stage of a learner's gradient (`gradient/stages.py`), and the memory that the gradient and its weights travel in.
 
-    wire_weights: Any
-    wire_gradients: Any
+    Where layers are exchanged one by one, `finish_slice` is called for each slice when its gradient is there, or `finish` for all.
+    """
 
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Let this memory, each (parameters,) float32, take the place of `wire_weights` and `wire_gradients`.
+    memory: Memory
 
-        Raises ProtocolError unless a stage says how: it may keep memory of the one below, which nobody else sees then.
-        """
-        raise ProtocolError(f"{type(self).__name__} cannot move into shared memory; what goes together is in `compatibility.py`")
+    def begin(self, seq: int) -> None:
+        """The weights of mini-batch `seq` are there; it is computed some virtual time later."""
+
+    def finish_slice(self, shard: int) -> None:
+        """Make what is pushed of a slice from its gradient."""
+
+    def finish(self, loss: float) -> float:
+        """Make what is pushed of all slices; returns the loss that is to be told."""
+        return loss
+
+    def rounded_of(self, shard: int) -> float:
+        """What was rounded off a slice, as a share of the slice; of a gradient that is rounded whole, off all of it."""
+        return self.rounded
+
+    def move_out(self) -> None:
+        """Compute no more, and keep nothing in memory that is shared: it goes."""
 
 
 class Updates(ABC):
@@ -109,12 +116,10 @@ class Updates(ABC):
     def room_to_park(self) -> bool:
         """Whether one more gradient may be kept for later."""
 
-    @abstractmethod
-    def park(self, learner_id: int) -> None:
+    def park(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
         """Keep the gradient in `scratch` for later."""
 
-    @abstractmethod
-    def unpark(self, learner_id: int) -> None:
+    def unpark(self, learner_id: int) -> None:  # noqa: B027 - only where there are tensors
         """The gradient kept for this learner is in `scratch` again."""
 
     @abstractmethod
@@ -124,16 +129,13 @@ class Updates(ABC):
     def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
         """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
 
-    @abstractmethod
-    def turn_to(self, place: int) -> None:
+    def turn_to(self, place: int) -> None:  # noqa: B027 - only where there are tensors
         """The gradient at this place of that memory is in `scratch`."""
 
-    @abstractmethod
-    def renew_scratch(self) -> None:
+    def renew_scratch(self) -> None:  # noqa: B027 - only where there are tensors
         """Receive the next gradient elsewhere: into the old place something may yet be written."""
 
-    @abstractmethod
-    def renew_weights(self) -> None:
+    def renew_weights(self) -> None:  # noqa: B027 - only where there are tensors
         """Go on with the same weights elsewhere: from the old place something may yet be sent."""
 
     @abstractmethod

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.vectors.memory import Memory
 
 
 def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
@@ -77,6 +78,7 @@ class FlatModel:
         module: the model itself, changed in place.
         weights: (parameters,) float32, on the model's device.
         gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
+        memory: both as MPI takes them.
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
     Raises ConfigError for a model without trainable parameters or with ones that are not float32.
@@ -95,7 +97,7 @@ class FlatModel:
             if parameter.dtype != torch.float32:
                 raise ConfigError(f"model: parameter {name} is {parameter.dtype}, expected torch.float32")
         size = sum(parameter.numel() for _, parameter in parameters)
-        self.move_to(host_vector(size).to(device), host_vector(size).to(device))
+        self.move_to(Memory.zeros(size, device))
 
     @property
     def fingerprint(self) -> str:
@@ -104,12 +106,12 @@ class FlatModel:
         digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
         return f"{self.size:,} ({digest})"
 
-    def move_to(self, weights: Tensor, gradients: Tensor) -> None:
-        """Let the parameters, with the values that they have, be views into `weights`, their gradients views into `gradients`,
-        both (parameters,) float32 on the model's device."""
-        self.weights, self.gradients = weights, gradients
-        places = self.views(gradients)
-        for (name, parameter), into in zip(self._parameters, self.views(weights).values(), strict=True):
+    def move_to(self, memory: Memory) -> None:
+        """Let the parameters, as they are, and their gradients be views into this memory, on the model's device."""
+        self.memory = memory
+        self.weights, self.gradients = memory.tensors
+        places = self.views(self.gradients)
+        for (name, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
             into.copy_(parameter.detach())
             parameter.data = into
             parameter.grad = places[name]
@@ -157,36 +159,6 @@ def owner_of(parameter: str) -> str:
     """The name of the module whose layer a parameter, by its name, belongs to; "" is the model itself."""
     module, inside, _ = f".{parameter}".partition(".parametrizations.")
     return (module if inside else module.rpartition(".")[0]).removeprefix(".")
-
-
-def host_view(vector: Tensor) -> np.ndarray:
-    """The numpy view of a vector on the CPU, without a copy: what goes over the wire."""
-    array: np.ndarray = vector.detach().numpy()
-    return array
-
-
-def view_of(vector: Tensor) -> np.ndarray | Tensor:
-    """View of a vector to look at, and to give to MPI: numpy's on the CPU; on a GPU the vector itself."""
-    return host_view(vector) if vector.device.type == "cpu" else vector
-
-
-def on_host(vector: Tensor) -> np.ndarray:
-    """A vector's elements, to be read: a copy where it lies on a GPU."""
-    return host_view(vector.cpu())
-
-
-def host_vector(size: int) -> Tensor:
-    """(size,) float32 zeros in host memory to send from or receive into.
-
-    Made by numpy, which asks the kernel for huge pages where the vector is large; torch does not, and a single-copy transfer
-    between processes then takes up to twice as long.
-    """
-    return torch.from_numpy(np.zeros(size, np.float32))
-
-
-def vector_like(vector: Tensor) -> Tensor:
-    """Float32 zeros as many as these, where these are: a `host_vector` on the CPU."""
-    return host_vector(len(vector)) if vector.device.type == "cpu" else torch.zeros_like(vector)
 
 
 def squared_norm(vector: np.ndarray | Tensor) -> float:

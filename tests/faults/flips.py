@@ -55,7 +55,8 @@ from mpisgd.replay.difference import load_weights
 from mpisgd.simulate import simulate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Updates
-from mpisgd.vectors.flat import FlatModel, host_view
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import host_view
 from tests.faults.campaign import Found, main
 
 LIMIT_S = 20

@@ -47,7 +47,8 @@ def gradient_on(device: str, model: ModelOptions, **special: Any) -> Gradient:
     module = models.make(model, input_shape=data.input_shape, classes=data.classes, seed=1)
     dealt = sampling.make("epoch", size=DATA.samples, mu=16, lambda_=1, seed=1)
     flat = FlatModel(module, "channels_last", device)
-    return Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=1, learner_id=0, **special)
+    memory = flat.memory if device == "cpu" else flat.memory.pinned()
+    return Gradient(flat, nn.functional.cross_entropy, data.train, dealt, memory, seed=1, learner_id=0, **special)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -56,10 +57,10 @@ def test_the_gradient_is_that_of_a_cpu(model: ModelOptions, special: dict[str, A
     theirs, ours = gradient_on("cpu", model, **special), gradient_on("cuda", model, **special)
     generator = np.random.default_rng(1)
     for seq in range(5):
-        theirs.wire_weights += 0.01 * generator.standard_normal(len(theirs.wire_weights), np.float32)
-        ours.wire_weights[:] = theirs.wire_weights
+        theirs.memory.weights[:] += 0.01 * generator.standard_normal(len(theirs.memory.weights), np.float32)
+        ours.memory.weights[:] = theirs.memory.weights
         assert ours.compute(seq) == pytest.approx(theirs.compute(seq), rel=1e-4)
-        np.testing.assert_allclose(ours.wire_gradients, theirs.wire_gradients, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(ours.memory.gradients, theirs.memory.gradients, rtol=1e-3, atol=1e-5)
         theirs.prepare(seq + 1)
         ours.prepare(seq + 1)
 

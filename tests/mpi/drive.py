@@ -38,10 +38,10 @@ from mpisgd.comm.mpi.library import MPI
 from mpisgd.config import config_file, replace
 from mpisgd.config.config_file import from_mapping
 from mpisgd.exchange.roles import of_job
-from mpisgd.gradient.gradient import Gradient
-from mpisgd.job import parts
+from mpisgd.gradient import stages
 from mpisgd.liveness.guard import SIZE_VARIABLES, failing_fast
 from mpisgd.update import optimizer
+from mpisgd.vectors.memory import Memory
 
 
 def recording(config, seen):
@@ -164,13 +164,12 @@ def interrupted(jobs: list[dict]) -> None:
         wait_politely(world)
 
 
-class OfTorch(Gradient):
-    """Gives MPI tensors where a GPU's would be given."""
-
-    def __init__(self, *arguments, direct=False, **fields):
-        super().__init__(*arguments, direct=direct, **fields)
-        if direct:
-            self.wire_weights, self.wire_gradients = self._weights, self._gradients
+def of_torch(config, model, shared=None, *, direct=False, place=stages.place):
+    """Give MPI tensors where a GPU's would be given."""
+    memory = place(config, model, shared)
+    if direct and stages.pushes_what_it_computes(config):
+        model.memory = memory = Memory(*memory.tensors)
+    return memory
 
 
 @contextmanager
@@ -187,7 +186,7 @@ def gpu(how: str | None) -> Iterator[None]:
             stack.enter_context(under({"MPISGD_GPU_MEMORY": how}))
             stack.enter_context(pretend_gpu())
         if how == "direct":
-            stack.enter_context(mock.patch.object(parts, "Gradient", OfTorch))
+            stack.enter_context(mock.patch.object(stages, "place", of_torch))
         yield
 
 

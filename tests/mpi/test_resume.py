@@ -51,7 +51,10 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
     "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
     "ssp-S2": (4, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": "softmax"}),
-    "layers-S2": (4, {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01}),
+    "layers-S2": (
+        4,
+        {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01, "clip_norm": 0.5, "push_format": "bfloat16"},
+    ),
     "bfloat16-S2": (4, {"protocol": "hardsync", "shards": 2, "push_format": "bfloat16"}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }

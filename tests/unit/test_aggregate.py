@@ -7,22 +7,42 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.config import StragglerOptions
-from mpisgd.gradient.aggregate import Leader, Member, follow, team_loss
+from mpisgd.comm.virtual.cluster import VirtualRank
+from mpisgd.config import Config, StragglerOptions, replace
+from mpisgd.data import Split
+from mpisgd.data.sampling import EpochSampling
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import Leader, Member, SharedMemory, follow, team_loss
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import Delays
+from mpisgd.simulate.sized import SizedGradient
+from mpisgd.simulate.tensors import Timed
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import Memory, SizedVector
 
 SIZE = 10
+DATA = Split(torch.arange(24.0).view(8, 3) / 24, torch.arange(16.0).view(8, 2))
 
 
-class Memory:
+def network() -> nn.Module:
+    """Of ten parameters; its last two are free."""
+    torch.manual_seed(1)
+    module = nn.Linear(3, 2)
+    module.register_parameter("free", nn.Parameter(torch.ones(2)))
+    return module
+
+
+class Room:
     """What threads share, and where they meet; nobody waits for ever."""
 
     def __init__(self, places: int) -> None:
@@ -33,7 +53,7 @@ class Memory:
 
 
 class ThreadNode:
-    def __init__(self, memory: Memory, place: int) -> None:
+    def __init__(self, memory: Room, place: int) -> None:
         self.place, self.places = place, memory.places
         self.memory = memory
         self.disbanded = False
@@ -69,41 +89,44 @@ class Wire:
         self.slept.append(seconds)
 
 
-class Rank:
+class Rank(Travels):
     """A rank's gradient: the weights times (1 + its place + mini-batch), after a while; it tells what it does."""
 
-    def __init__(self, place: int, told: list[tuple[str, int, int]], nap: Callable[[], None]) -> None:
+    def __init__(self, memory: Memory, place: int, told: list[tuple[str, int, int]], nap: Callable[[], None]) -> None:
         self.place = place
         self.told = told
         self.nap = nap
         self.samples = 4 + place
-        self.wire_weights = np.zeros(SIZE, np.float32)
-        self.wire_gradients = np.zeros(SIZE, np.float32)
-
-    def live_in(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        if not np.isnan(self.wire_weights).any():
-            weights[:], gradients[:] = self.wire_weights, self.wire_gradients
-        self.wire_weights, self.wire_gradients = weights, gradients
+        self.memory = memory
 
     def prepare(self, seq: int) -> None:
         self.nap()
-        self.wire_gradients[:] = 0
+        self.memory.gradients[:] = 0
         self.told.append(("prepare", self.place, seq))
 
     def compute(self, seq: int) -> float:
         self.nap()
         self.told.append(("compute", self.place, seq))
-        self.wire_gradients += self.wire_weights * (1 + self.place + seq)
+        self.memory.gradients[:] += self.memory.weights * (1 + self.place + seq)
         return 10.0 * self.place + seq
 
     def interrupt_by(self, check: Callable[[], None]) -> None: ...
+
+    def move_out(self) -> None:
+        self.told.append(("move out", self.place, 0))
+
+
+def sharing(places: int) -> list[SharedMemory]:
+    """What the ranks of a node share, as each of them sees it."""
+    room = Room(places)
+    return [SharedMemory.of(ThreadNode(room, place), SIZE) for place in range(places)]
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("places", [1, 2, 3, 12])
 def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
     """Whoever is slow at what: the sum holds all gradients when it is pushed, and these are of the weights that were pulled."""
-    rounds, told, memory, generator = 4, [], Memory(places), random.Random(seed)
+    rounds, told, shared, generator = 4, [], sharing(places), random.Random(seed)
     waits = {place: [generator.choice([0.0, 0.0, 0.01]) for _ in range(50)] for place in range(places)}
     members: list[Member] = []
 
@@ -111,8 +134,8 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
         return lambda: time.sleep(waits[place].pop())
 
     for place in range(places):
-        rank = Rank(place, told, nap_of(place))
-        member = Member(ThreadNode(memory, place), rank, Delays(StragglerOptions(), 1, place), Wire())  # type: ignore[arg-type]
+        rank = Rank(shared[place].own, place, told, nap_of(place))
+        member = Member(shared[place], rank, Delays(StragglerOptions(), 1, place), Wire())  # type: ignore[arg-type]
         member.add = slowly(member.add, rank.nap)  # type: ignore[method-assign]
         members.append(member)
     others = [threading.Thread(target=follow, args=(member,), daemon=True) for member in members[1:]]
@@ -121,10 +144,10 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
     leader = Leader(members[0], drop_nonfinite=True)
     leader.prepare(0)
     for seq in range(rounds):
-        leader.wire_weights[:] = np.arange(SIZE) + seq  # pulled
+        leader.memory.weights[:] = np.arange(SIZE) + seq  # pulled
         told.append(("pull", 0, seq))
         loss = leader.compute(seq)
-        pushed = leader.wire_gradients.copy()
+        pushed = leader.memory.gradients.copy()
         told.append(("push", 0, seq))
         assert pushed.tolist() == [(number + seq) * sum(1 + place + seq for place in range(places)) for number in range(SIZE)]
         assert loss == sum(10.0 * place + seq for place in range(places)) / places
@@ -142,8 +165,7 @@ def test_nobody_goes_on_too_early(places: int, seed: int) -> None:
     for member in members:
         member.disband()
         assert member.node.disbanded  # type: ignore[attr-defined]
-        assert member.gradient.wire_weights is not memory.vectors[0], "the model has memory of its own again"
-        assert member.gradient.wire_weights.tolist() == (np.arange(SIZE) + rounds - 1).tolist()
+    assert told[-places:] == [("move out", number, 0) for number in range(places)]
 
 
 def slowly(action: Callable[[], None], nap: Callable[[], None]) -> Callable[[], None]:
@@ -156,26 +178,19 @@ def slowly(action: Callable[[], None], nap: Callable[[], None]) -> Callable[[], 
 
 def test_a_straggler_waits_before_the_sum() -> None:
     """Three times as long as its 10 ms of work, by its own number."""
-    memory, wire = Memory(1), Wire()
+    (shared,), wire = sharing(1), Wire()
     delays = Delays(StragglerOptions(slowdown={5: 3.0}), seed=1, learner_id=5)
-    rank = Rank(0, [], lambda: None)
-    member = Member(ThreadNode(memory, 0), rank, delays, wire)  # type: ignore[arg-type]
+    member = Member(shared, Rank(shared.own, 0, [], lambda: None), delays, wire)  # type: ignore[arg-type]
     member.compute(0)
     assert wire.slept == [pytest.approx(0.02)]
 
 
 def test_where_only_sizes_travel_nothing_is_shared() -> None:
-    class Sized:
-        wire_weights: Any = object()
-        wire_gradients: Any = object()
-        samples = 4
-
-        def compute(self, seq: int) -> float:
-            return 0.0
-
-    member = Member(ThreadNode(Memory(1), 0), Sized(), Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
+    memory, rank = Memory(SizedVector(SIZE), SizedVector(SIZE)), VirtualRank(0)
+    shared = SharedMemory(ThreadNode(Room(1), 0), [memory])
+    member = Member(shared, SizedGradient(memory, 4, rank, None), Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
     leader = Leader(member, drop_nonfinite=True)
-    assert leader.wire_gradients is Sized.wire_gradients
+    assert leader.memory is memory
     assert leader.compute(0) == 0.0
     member.disband()
 
@@ -189,13 +204,48 @@ def test_the_loss_of_a_team() -> None:
     assert team_loss([0.1], None) == 0.1, "of one rank, its very bits"
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [lambda below: Rounded(below, tell_nonfinite=False), lambda below: LocalSteps(below, 2, lambda clock: 0.1)],
-    ids=["rounded", "own steps"],
-)
-def test_a_stage_that_would_keep_its_own_memory_is_refused(stage: Callable[[Any], Any]) -> None:
-    """It would train on, unseen by its team."""
-    member = stage(Rank(0, [], lambda: None))
-    with pytest.raises(ProtocolError, match=f"{type(member).__name__} cannot move into shared memory"):
-        Member(ThreadNode(Memory(2), 0), member, Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
+STAGES: dict[str, Callable[[Travels], Travels]] = {
+    "rounded": lambda below: Rounded(below, tell_nonfinite=False),
+    "own steps": lambda below: LocalSteps(below, 2, lambda clock: 0.1),
+    "timed": lambda below: Timed(below, VirtualRank(0), lambda: 0),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("theirs", [True, False], ids=["made in it", "beside it"])
+def test_only_what_computes_in_shared_memory_is_taken_into_a_team(stage: str, theirs: bool) -> None:
+    """All else would train on, unseen by the others; or step with their weights."""
+    shared, _ = sharing(2)
+    below = Rank(shared.own if theirs else Memory.zeros(SIZE), 0, [], lambda: None)
+
+    def join() -> None:
+        Member(shared, STAGES[stage](below), Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
+
+    if theirs and stage == "timed":
+        join()
+        return
+    with pytest.raises(ProtocolError, match="of its whole team" if theirs and stage == "own steps" else "memory of its own"):
+        join()
+
+
+def test_a_model_in_shared_memory_trains_there_and_leaves_as_it_is() -> None:
+    """Beside the same, alone; its gradient is in its slot, and what is pulled is what it computes with."""
+    alone, ours = (FlatModel(network()) for _ in range(2))
+    shared, _ = sharing(2)
+    config = replace(Config(), aggregation="node")
+    gradients = []
+    for model, memory in ((alone, None), (ours, shared.own)):
+        where = stages.place(config, model, memory)
+        dealt = EpochSampling(8, 4, 2, 1)
+        gradients.append(Gradient(model, torch.nn.functional.mse_loss, DATA, dealt, where, seed=1, learner_id=0))
+    Member(shared, gradients[1], Delays(StragglerOptions(), 1, 0), Wire())  # type: ignore[arg-type]
+    for seq in range(3):
+        for gradient in gradients:
+            gradient.memory.weights[:] += 0.25  # pulled
+        assert gradients[0].compute(seq) == gradients[1].compute(seq)
+        assert shared.slots[0].gradients.tobytes() == gradients[0].memory.gradients.tobytes()
+    gradients[1].move_out()
+    for vector in (shared.own.weights, shared.own.gradients):
+        vector.fill(np.nan)
+    assert torch.equal(ours.weights, alone.weights)
+    assert all(torch.equal(one, other) for one, other in zip(ours.module.parameters(), alone.module.parameters(), strict=True))

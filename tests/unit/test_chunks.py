@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
-from mpisgd.simulate.sized import SizedVector
 from mpisgd.update import optimizer
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
-from mpisgd.vectors.flat import host_vector
+from mpisgd.vectors.memory import SizedVector, host_vector
 
 SIZE = 1000
 OPTIMIZERS = (

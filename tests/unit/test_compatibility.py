@@ -37,8 +37,6 @@ VARIANTS: list[dict[str, Any]] = [
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
     "push_format": ("float32", "bfloat16"),
-    "clip_norm": (0.0, 1.0),
-    "nonfinite": ("stop", "drop"),
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
     "team_size": (0, 2),
@@ -72,14 +70,14 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 3,840 configurations; the command lines that print, whose reading is slow, are asked for each 97th of them."""
+    """Of 960 configurations; the command lines that print, whose reading is slow, are asked for each 23rd of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)
         said = refusal(lambda config=config: compatibility.check(config))
         counts[bool(said)] += 1
         assert refused_by_train(config) == said
-        if number % 97:
+        if number % 23:
             continue
         path.write_text(config_file.dumps(config))
         assert refusal(lambda: train_cli.main([str(path), "--print-config"])) == said
@@ -94,13 +92,13 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
             assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
-    assert min(counts) > 200, "some of both kinds"
+    assert min(counts) > 150, "some of both kinds"
     capsys.readouterr()
 
 
 def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text('exchange = "layerwise"\npush_format = "bfloat16"\nclip_norm = 1.0\nprotocol = "versioned"\n')
+    path.write_text('exchange = "layerwise"\npush_format = "bfloat16"\naggregation = "node"\nprotocol = "allreduce"\n')
     for action in (
         lambda: train_cli.main([str(path), "--print-config"]),
         lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"]),
@@ -108,9 +106,9 @@ def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None
     ):
         said = refusal(action)
         assert len(said.splitlines()) == 3
-        assert "exchange = 'layerwise': expected 'whole' beside protocol versioned, which rejects gradients" in said
-        assert "clip_norm = 1.0: expected 0 beside exchange = 'layerwise'" in said
-        assert "push_format = 'bfloat16': expected 'float32' beside exchange = 'layerwise'" in said
+        assert "exchange = 'layerwise': expected 'whole' beside protocol allreduce, whose learners double as shards" in said
+        assert "aggregation = 'node': expected 'none' beside exchange = 'layerwise'" in said
+        assert "push_format = 'bfloat16': expected 'float32' beside protocol allreduce" in said
     path.write_text('compensation = 0.5\nprotocol = "hardsync"\n')
     said = refusal(lambda: train_cli.main([str(path), "--print-config"]))
     assert said.startswith("compensation = 0.5: expected 0 beside protocol hardsync, which applies no stale gradients: ")

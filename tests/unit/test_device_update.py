@@ -16,8 +16,7 @@ from mpisgd.update.compensation import Compensation
 from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
-from mpisgd.vectors.crossing import Copy
-from mpisgd.vectors.flat import on_host
+from mpisgd.vectors.memory import Copy, on_host
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
 
 SIZE = 256

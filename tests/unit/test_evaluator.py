@@ -17,7 +17,8 @@ from mpisgd.exchange.evaluator_channel import Snapshot
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
-from mpisgd.vectors.flat import FlatModel, host_vector
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import host_vector
 
 QUIET = Evaluations("off", 0, 0, 0.0)
 

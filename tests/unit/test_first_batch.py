@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, make_options
 from mpisgd.config.config_file import from_mapping
+from mpisgd.gradient import stages
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.simulate import simulate
@@ -29,7 +30,7 @@ def first_batch(model: Any = None, loss: Any = None, data: Any = None, kind: str
     meta = parts.meta_of(found)
     flat = parts.build_model(config, meta, brought)
     sampling = parts.make_sampling(config, meta, 1)
-    made = parts.make_gradient(config, flat, parts.load_loss(config, brought), found, sampling, 0)
+    made = stages.make_gradient(config, flat, parts.load_loss(config, brought), found, sampling, 0)
     return parts.check_first_batch(config, meta, flat, made)
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.vectors.flat import FlatModel, host_vector, host_view, slice_bounds
+from mpisgd.vectors.flat import FlatModel, slice_bounds
+from mpisgd.vectors.memory import host_vector, host_view
 
 FORMATS = ["channels_last", "contiguous"]
 

@@ -14,6 +14,7 @@ from mpisgd.data import Split
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import Memory
 from tests.pretend_gpu import OnGpu, held, pretend_gpu
 
 MU, SEED = 4, 3
@@ -31,11 +32,13 @@ def network(dropout: float = 0.0) -> nn.Module:
 
 
 def gradient(split: Split, module: nn.Module, *, learner_id: int = 0, seed: int = SEED, **fields: Any) -> Gradient:
+    model = FlatModel(module, "channels_last")
     return Gradient(
-        FlatModel(module, "channels_last"),
+        model,
         nn.functional.cross_entropy,
         split,
         EpochSampling(len(split), MU, 2, SEED),
+        model.memory,
         seed=seed,
         learner_id=learner_id,
         **fields,
@@ -57,7 +60,7 @@ def test_it_is_autograds_on_the_learners_own_mini_batches(split: Split, learner_
     for seq in (0, 1, 7):  # one after the other: nothing of the last may be left
         loss, expected = by_hand(split, module, EpochSampling(40, MU, 2, SEED).indices(learner_id, seq))
         assert computed.compute(seq) == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(computed.wire_gradients, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(computed.memory.gradients, expected, rtol=1e-4, atol=1e-6)
         assert computed.samples == MU
 
 
@@ -69,13 +72,13 @@ def test_what_was_prepared_is_used_once_and_only_for_its_own_mini_batch(split: S
             prepared.prepare(prepare)
         loss, expected = by_hand(split, network(), EpochSampling(40, MU, 2, SEED).indices(0, seq))
         assert prepared.compute(seq) == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(prepared.wire_gradients, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(prepared.memory.gradients, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_weights_that_are_pulled_are_the_weights_it_computes_with(split: Split) -> None:
     computed = gradient(split, network())
     before = computed.compute(0)
-    computed.wire_weights[:] = 0.0
+    computed.memory.weights[:] = 0.0
     assert computed.compute(0) == pytest.approx(np.log(3))
     assert before != pytest.approx(np.log(3))
 
@@ -86,8 +89,8 @@ def test_clipping_to_a_global_norm(split: Split, norm: float) -> None:
     free, clipped = (gradient(split, network(), clip_norm=each) for each in (0.0, norm))
     free.compute(2)
     clipped.compute(2)
-    length = float(np.linalg.norm(free.wire_gradients))
-    np.testing.assert_allclose(clipped.wire_gradients, free.wire_gradients * min(1.0, norm / length), rtol=1e-4, atol=1e-8)
+    length = float(np.linalg.norm(free.memory.gradients))
+    np.testing.assert_allclose(clipped.memory.gradients, free.memory.gradients * min(1.0, norm / length), rtol=1e-4, atol=1e-8)
 
 
 def test_dropout_is_a_function_of_seed_learner_and_seq(split: Split) -> None:
@@ -117,7 +120,7 @@ class Enough(Exception):
 def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: Split) -> None:
     """Five layers forward, four parameters backward: nine places; then the same bits as without."""
     alone = gradient(split, network(dropout=0.5))
-    wanted = alone.compute(3), alone.wire_gradients.copy()
+    wanted = alone.compute(3), alone.memory.gradients.copy()
     interrupted = gradient(split, network(dropout=0.5))
     left = 0
 
@@ -136,7 +139,7 @@ def test_it_can_be_interrupted_between_any_two_layers_and_computed_anew(split: S
     left = 10
     assert interrupted.compute(3) == wanted[0]
     assert left == 1, "nine places"
-    assert np.array_equal(interrupted.wire_gradients, wanted[1])
+    assert np.array_equal(interrupted.memory.gradients, wanted[1])
 
 
 class _OnGpu:
@@ -146,6 +149,7 @@ class _OnGpu:
 
     def __init__(self) -> None:
         self.weights, self.gradients = (torch.zeros(8, device="cuda:0") for _ in range(2))
+        self.memory = Memory(self.weights, self.gradients)
         self.module = self._loss = self
 
     def inputs(self, batch: torch.Tensor) -> torch.Tensor:
@@ -175,9 +179,10 @@ def test_on_a_gpu_it_waits_once_and_all_is_there(split: Split, direct: bool, lat
     with pretend_gpu(late) as gpu:
         model: Any = _OnGpu()
         sampling = EpochSampling(len(split), MU, 2, SEED)
-        computed = Gradient(model, model.loss, split, sampling, seed=SEED, learner_id=0, direct=direct)
-        assert isinstance(computed.wire_weights, OnGpu if direct else np.ndarray)
-        weights, gradients = (np.asarray(held(each)) for each in (computed.wire_weights, computed.wire_gradients))
+        memory = model.memory if direct else model.memory.pinned()
+        computed = Gradient(model, model.loss, split, sampling, memory, seed=SEED, learner_id=0)
+        assert isinstance(computed.memory.weights, OnGpu if direct else np.ndarray)
+        weights, gradients = (np.asarray(held(each)) for each in (computed.memory.weights, computed.memory.gradients))
         generator = np.random.default_rng(1)
         for seq in range(5):
             weights[:] = generator.standard_normal(8, np.float32)
@@ -195,8 +200,9 @@ def test_on_a_gpu_it_is_clipped_and_looked_at(split: Split, direct: bool) -> Non
     with pretend_gpu():
         model: Any = _OnGpu()
         sampling, special = EpochSampling(len(split), MU, 2, SEED), {"clip_norm": 1.0, "tell_nonfinite": True}
-        computed = Gradient(model, model.loss, split, sampling, seed=SEED, learner_id=0, direct=direct, **special)
-        weights, gradients = (np.asarray(held(each)) for each in (computed.wire_weights, computed.wire_gradients))
+        memory = model.memory if direct else model.memory.pinned()
+        computed = Gradient(model, model.loss, split, sampling, memory, seed=SEED, learner_id=0, **special)
+        weights, gradients = (np.asarray(held(each)) for each in (computed.memory.weights, computed.memory.gradients))
         weights[:] = 3.0
         assert computed.compute(0) == pytest.approx(72.0)
         np.testing.assert_allclose(gradients, np.full(8, 8**-0.5), rtol=1e-5)

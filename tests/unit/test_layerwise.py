@@ -27,9 +27,9 @@ from mpisgd.config import (
     SmallCnnOptions,
     SoftmaxOptions,
     compatibility,
-    replace,
 )
 from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.gradient.rounding import Rounded
 from mpisgd.job import parts
 from mpisgd.protocols import (
     AllreduceOptions,
@@ -42,6 +42,7 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between
 
 # ---------------------------------------------------------------------------------------------------------- where slices end
@@ -106,7 +107,6 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
     ("changes", "message"),
     [
         ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol allreduce"),
-        ({"protocol": VersionedOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol versioned"),
         (
             {"protocol": BackupOptions(abort=True)},
             "exchange = 'layerwise': expected 'whole' beside protocol backup, whose learners give up",
@@ -114,8 +114,6 @@ def test_equal_layers_are_dealt_out_evenly() -> None:
         ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
         ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
         ({"protocol": SspOptions(get_model_frequency=2)}, "protocol.get_model_frequency = 2: expected 1 beside"),
-        ({"clip_norm": 1.0}, "clip_norm = 1.0: expected 0 beside exchange = 'layerwise': the norm needs the whole gradient"),
-        ({"nonfinite": "drop"}, "nonfinite = 'drop': expected 'stop' or 'continue' beside exchange"),
         ({"device": "cuda"}, "device = 'cuda': expected 'cpu' beside exchange"),
     ],
     ids=str,
@@ -137,10 +135,12 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
         HardsyncOptions(),
         BackupOptions(late="apply"),
         TimeoutOptions(),
+        VersionedOptions(),
     ],
 )
-def test_what_makes_sense_is_not(protocol: Any) -> None:
-    compatibility.check(replace(Config(exchange="layerwise", nonfinite="continue", averaging=0.9), protocol=protocol))
+@pytest.mark.parametrize("stages", [{"nonfinite": "continue"}, {"nonfinite": "drop", "clip_norm": 1.0, "push_format": "bfloat16"}])
+def test_what_makes_sense_is_not(protocol: Any, stages: dict[str, Any]) -> None:
+    compatibility.check(Config(exchange="layerwise", averaging=0.9, protocol=protocol, **stages))
 
 
 # ------------------------------------------------------------------------------------------------------- models of all kinds
@@ -213,17 +213,28 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-class Batch:
+class Batch(Travels):
     """A `Gradient` that computes one mini-batch, whatever it is called."""
 
     samples = 5
 
     def __init__(self, model: FlatModel) -> None:
+        self.memory = model.memory
         self.model = model
         self.inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
 
     def prepare(self, seq: int) -> None:
         self.model.zero_gradients()
+
+    def interrupt_by(self, check: Any) -> None: ...
+
+    def compute(self, seq: int) -> float:
+        raise NotImplementedError("its passes are asked for one by one")
+
+    def hand_over(self, loss: Tensor) -> float:
+        """Clipped, say."""
+        self.model.gradients.mul_(0.5)
+        return loss.item() + 1.0
 
     def forward(self, seq: int) -> Tensor:
         torch.manual_seed(seq)
@@ -240,6 +251,7 @@ class Shards:
         self.gradients = torch.full_like(self.weights, math.nan)
         self.told: list[tuple[str, int]] = []
         self.seen: set[tuple[int, int, float]] = set()
+        self.rounded: list[float] = []
         self.stop_at = -1
 
     def take_back(self) -> None:
@@ -255,18 +267,19 @@ class Shards:
         start, end = self.bounds[shard]
         self.model.weights[start:end] = self.weights[start:end]
 
-    def leave(self, shard: int, seq: int, samples: int, loss: float) -> None:
+    def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         self.told.append(("leave", shard))
         self.seen.add((seq, samples, loss))
+        self.rounded.append(rounded)
         start, end = self.bounds[shard]
         self.gradients[start:end] = self.model.gradients[start:end]
 
 
-def followed(module: nn.Module, shards: int | None = None) -> tuple[LayerwiseGradient, Shards, Batch]:
+def followed(module: nn.Module, shards: int | None = None, held: bool = False) -> tuple[LayerwiseGradient, Shards, Batch]:
     model = FlatModel(module)
     bounds = bounds_of(cut_between(model.layers, shards or len(model.layers)))
     exchange, batch = Shards(model, bounds), Batch(model)
-    return LayerwiseGradient(batch, model, bounds, exchange), exchange, batch  # type: ignore[arg-type]
+    return LayerwiseGradient(batch, batch, model, bounds, exchange, held=held), exchange, batch  # type: ignore[arg-type]
 
 
 def seeded(kind: str) -> nn.Module:
@@ -316,6 +329,26 @@ def test_the_order_is_that_of_the_passes(kind: str) -> None:
     gradient.compute(0)
     needed, left = ORDERS[kind]
     assert exchange.told == [*(("need", shard) for shard in needed), *(("leave", shard) for shard in left)]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_what_is_looked_at_as_a_whole_leaves_when_that_is_done(rounds: bool) -> None:
+    """What leaves is what was made of all of it; its loss, too. Rounded, each slice says its own share."""
+    whole = Batch(FlatModel(seeded("in order")))
+    whole.prepare(0)
+    expected = whole.forward(0)
+    expected.backward()
+    gradient, exchange, batch = followed(seeded("in order"), held=True)
+    exchange.take_back()
+    if rounds:
+        gradient._pushed = Rounded(batch, exchange.bounds, tell_nonfinite=False)
+    gradient.prepare(0)
+    assert gradient.compute(0) == expected.item() + 1.0
+    assert torch.equal(exchange.gradients, whole.model.gradients * 0.5)
+    assert [what for what, _ in exchange.told] == ["need"] * 3 + ["leave"] * 3
+    assert exchange.seen == {(0, 5, expected.item() + 1.0)}
+    assert len(set(exchange.rounded)) == (3 if rounds else 1)
+    assert (gradient._pushed.rounded > 0) == rounds
 
 
 def test_a_gradient_leaves_while_those_below_are_still_to_be_computed() -> None:

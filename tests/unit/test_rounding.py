@@ -13,7 +13,7 @@ from mpisgd.config import SgdOptions
 from mpisgd.gradient import rounding
 from mpisgd.gradient.aggregate import Leader
 from mpisgd.gradient.rounding import Rounded, Rounding
-from mpisgd.simulate.sized import SizedVector
+from mpisgd.simulate.sized import Memory, SizedVector
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
 
@@ -94,8 +94,7 @@ class Computed(Travels):
 
     def __init__(self, *given: list[float]) -> None:
         self.given = [np.array(each, np.float32) for each in given]
-        self.wire_weights = np.zeros(len(given[0]), np.float32)
-        self.wire_gradients = np.zeros(len(given[0]), np.float32)
+        self.memory = Memory.zeros(len(given[0]))
         self.prepared: list[int] = []
         self.steps = 0
 
@@ -106,7 +105,7 @@ class Computed(Travels):
         self.check = check
 
     def compute(self, seq: int) -> float:
-        self.wire_gradients[:] = self.given[seq]
+        self.memory.gradients[:] = self.given[seq]
         return 0.5 + seq
 
     def take_own_step(self) -> None:
@@ -116,18 +115,18 @@ class Computed(Travels):
 def test_a_rounded_gradient_is_otherwise_the_same() -> None:
     inner = Computed([1.001, 3.0], [0.0, 0.0])
     gradient = Rounded(inner, tell_nonfinite=True)
-    assert gradient.wire_weights is inner.wire_weights
+    assert gradient.memory.weights is inner.memory.weights
     gradient.prepare(0)
     gradient.take_own_step()
     gradient.interrupt_by(print)
     assert (inner.prepared, inner.steps, inner.check) == ([0], 1, print)
     assert gradient.compute(0) == 0.5
     assert gradient.samples == 4
-    assert widened(gradient.wire_gradients).tolist() == [1.0, 3.0]
+    assert widened(gradient.memory.gradients).tolist() == [1.0, 3.0]
     assert gradient.rounded == pytest.approx(0.001 / math.hypot(1.001, 3), rel=1e-3)
-    assert inner.wire_gradients.tolist() == [np.float32(1.001), 3.0], "the learner's own steps take it as it was computed"
+    assert inner.memory.gradients.tolist() == [np.float32(1.001), 3.0], "the learner's own steps take it as it was computed"
     assert gradient.compute(1) == 1.5
-    assert widened(gradient.wire_gradients)[0] == pytest.approx(0.001, rel=1e-2)
+    assert widened(gradient.memory.gradients)[0] == pytest.approx(0.001, rel=1e-2)
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -139,12 +138,12 @@ def test_shards_drop_alike_what_only_rounding_makes_infinite(drop: bool) -> None
 
 def test_where_only_sizes_travel_they_are_half() -> None:
     inner = Computed([0.0])
-    inner.wire_weights = inner.wire_gradients = SizedVector(1000)  # type: ignore[assignment]
+    inner.memory = Memory(SizedVector(1000), SizedVector(1000))
     inner.given = [np.zeros(1, np.float32)]
     inner.compute = lambda seq: 0.0  # type: ignore[method-assign]
     gradient = Rounded(inner, tell_nonfinite=True)
-    assert (gradient.wire_weights.nbytes, gradient.wire_gradients.nbytes) == (4000, 2000)
-    assert gradient.wire_gradients[100:350].nbytes == 500
+    assert (gradient.memory.weights.nbytes, gradient.memory.gradients.nbytes) == (4000, 2000)
+    assert gradient.memory.gradients[100:350].nbytes == 500
     assert (gradient.compute(0), gradient.rounded) == (0.0, 0.0)
 
 
@@ -199,7 +198,7 @@ def test_in_float32_nothing_is_copied() -> None:
 
 def test_a_team_rounds_its_sum() -> None:
     class Team:
-        weights, summed = np.zeros(2, np.float32), np.array([1.001, 2.0], np.float32)
+        memory = Memory(np.zeros(2, np.float32), np.array([1.001, 2.0], np.float32))
 
         def begin(self, seq: int | None) -> None: ...
 
@@ -210,4 +209,4 @@ def test_a_team_rounds_its_sum() -> None:
     gradient = Rounded(Leader(member, drop_nonfinite=False), tell_nonfinite=False)
     assert gradient.compute(0) == 1.5
     assert gradient.samples == 8
-    assert widened(gradient.wire_gradients).tolist() == [1.0, 2.0]
+    assert widened(gradient.memory.gradients).tolist() == [1.0, 2.0]

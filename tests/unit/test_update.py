@@ -20,7 +20,7 @@ from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slot
 from mpisgd.update.schedule import make as make_schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.chunks import CHUNK_NBYTES, cuts
-from mpisgd.vectors.flat import host_view
+from mpisgd.vectors.memory import host_view
 from tests.unit.fakes import tensor
 
 SIZE = 37

@@ -19,6 +19,7 @@ from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import Config
 from mpisgd.exchange.roles import of_job, world_size
+from mpisgd.gradient import stages
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.plan.costs.fit import fit
@@ -133,7 +134,7 @@ def test_teams_are_serial_sums_in_that_order(learners: int, size: int, sizes: li
     model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
     sampling = parts.make_sampling(made, parts.meta_of(data), learners)
     loss = parts.load_loss(made, NOTHING_BROUGHT)
-    ranks = [parts.make_gradient(made, model, loss, data, sampling, number) for number in range(learners)]
+    ranks = [stages.make_gradient(made, model, loss, data, sampling, number) for number in range(learners)]
     theta = nn.Parameter(model.weights.clone())
     optimizer = torch.optim.SGD([theta], lr=0.01 * learners, momentum=0.9)
     for seq in range(int(run.summaries["final_clock"][0])):

@@ -23,7 +23,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
-from mpisgd.simulate.sized import SizedVector
+from mpisgd.simulate.sized import Memory, SizedVector
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated, tables
 from tests.virtual.scene import Scene, packed
 
@@ -128,7 +128,7 @@ def test_a_header_of_another_learner_or_model_is_refused_before_slices_move(fiel
     headers = [tuple(fields.values()), tuple((fields | {"learner_id": 1, field: value}).values())]
     told: Any = Told(headers)
     roles = packed(shards=0, learners=2)
-    channel = TeamChannel(told, roles, 0, team=told, weights=vector, gradients=vector, received=vector)
+    channel = TeamChannel(told, roles, 0, team=told, memory=Memory(vector, vector), received=vector)
     said = {"learner_id": "learner 1 says it is learner 0", "nbytes": "its gradient 36 bytes; expected 40 bytes"}
     with pytest.raises(PeerError, match=said[field]):
         channel.exchange(Report(0, samples=1, loss=0.0, compute_ns=0, delay_ns=0))

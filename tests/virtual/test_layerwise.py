@@ -18,12 +18,14 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import replace
 from mpisgd.job import parts
+from mpisgd.job.parts import Brought
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.report import single as report
 from mpisgd.simulate import job
+from mpisgd.simulate.batch import Batch
 from tests.forge import forge
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
@@ -31,9 +33,18 @@ from tests.virtual.test_laws import COMMON, Laws, jitters, jobs, obeys
 
 DEEP = {"model": {"name": "mlp", "hidden": [8, 8, 8]}}
 """Four layers."""
-REFUSED = {"allreduce", "versioned"}
+REFUSED = {"allreduce"}
 ASYNCHRONOUS = [{"name": "async"}, {"name": "softsync", "n": 2}, {"name": "ssp", "slack": 1}, {"name": "downpour", "warm_up": 3}]
 SYNCHRONOUS = [{"name": "hardsync"}, {"name": "backup", "b": 1}, {"name": "timeout", "N_min": 2, "timeout_s": 0.11}]
+
+
+#: What is done to a gradient before it is pushed.
+STAGES: dict[str, tuple[Any, Any]] = {
+    "clip_norm": (0.0, 0.3),
+    "nonfinite": ("stop", "drop"),
+    "push_format": ("float32", "bfloat16"),
+}
+VERSIONED = [{"name": "versioned"}, {"name": "versioned", "tolerance": 1}]
 
 
 def names(protocol: dict[str, Any]) -> str:
@@ -49,7 +60,8 @@ def layerwise_jobs(draw: st.DrawFn, protocol: str, most_learners: int) -> dict[s
     changes = draw(jobs(protocol, most_learners))
     own = {"abort": False, "n_push": 1, "n_fetch": 1, "get_model_frequency": 1}
     options = {name: own.get(name, value) for name, value in changes["protocol"].items()}
-    return {**changes, "protocol": options, "exchange": "layerwise"}
+    stages = {name: draw(st.sampled_from(values)) for name, values in STAGES.items()}
+    return {**changes, **stages, "protocol": options, "exchange": "layerwise"}
 
 
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - REFUSED))
@@ -228,6 +240,73 @@ def test_hardsync_arrives_at_the_weights_of_whole_vectors(
         torch.testing.assert_close(tensor, weights(even)[name])
 
 
+@pytest.mark.parametrize("changes", [{name: values[1]} for name, values in STAGES.items()] + [{n: v[1] for n, v in STAGES.items()}])
+def test_so_does_hardsync_whatever_is_done_to_the_gradient(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Its norm is that of all layers, and each element is rounded by itself."""
+    runs = [
+        simulated(tmp_path / how, TENSORS, **DEEP, **changes, exchange=how, shards=3, protocol="hardsync")
+        for how in ("whole", "layerwise")
+    ]
+    ours, theirs = map(weights, runs)
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize("stage", [{"clip_norm": 1.0}, {"nonfinite": "drop"}], ids=str)
+@pytest.mark.parametrize("base", [SIZES, merged(TENSORS, DEEP)], ids=["sizes", "tensors"])
+def test_where_the_whole_gradient_is_looked_at_no_slice_leaves_before(
+    stage: dict[str, Any], base: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights are still pulled when they are needed; all pushes are of the end of the backward pass."""
+    changes = {"virtual": {"learners": 1}, "compute": {"name": "constant", "mean_s": 0.9}, "shards": 3, "exchange": "layerwise"}
+    run = simulated(tmp_path / "run", base, protocol="async", **changes, **stage)
+    first = run.pushes[run.pushes["seq"] == 0]
+    assert first["arrival_s"] == pytest.approx(0.9, abs=1e-3)
+    assert first["compute_s"][np.argsort(first["shard"])] == pytest.approx([0.9, 0.8, 0.7], abs=0.06)
+
+
+class Sometimes(torch.nn.Module):
+    """In some mini-batches, by their content, the output is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layers(inputs)
+        return output * float("nan") if int(inputs.abs().sum() * 1e4) % 6 == 0 else output
+
+
+@pytest.mark.parametrize("push_format", STAGES["push_format"])
+def test_what_is_not_finite_is_dropped_on_all_shards_alike(push_format: str, tmp_path: Path) -> None:
+    brought, changes = Brought(model=Sometimes), {"nonfinite": "drop", "push_format": push_format, "epochs": 4}
+    run = simulated(tmp_path / "run", TENSORS, brought, exchange="layerwise", shards=2, protocol="async", **changes)
+    dropped = [run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.DROP)] for shard in (0, 1)]
+    names = [sorted(rows[rows["reason"] == Reason.NONFINITE][["learner_id", "seq"]].tolist()) for rows in dropped]
+    assert names[0] == names[1] != []
+    assert replay.check(run.path, brought) == ""
+
+
+def test_learners_are_batched_layer_by_layer(tmp_path: Path) -> None:
+    """The schedule is that of learners one by one, and so are the losses, but for float tolerance; several are computed at once."""
+    many: list[int] = []
+    some = Batch._compute_some
+
+    def counting(batch: Batch, learner_ids: list[int]) -> None:
+        many.append(len(learner_ids))
+        some(batch, learner_ids)
+
+    changes: dict[str, Any] = {**DEEP, "exchange": "layerwise", "shards": 3, "protocol": "async", "clip_norm": 0.3}
+    changes["push_format"] = "bfloat16"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Batch, "_compute_some", counting)
+        one, all_ = (simulated(tmp_path / str(b), TENSORS, **changes, virtual={"batched": b}) for b in (False, True))
+    same = ["learner_id", "seq", "clock", "timestamp", "arrival_s"]
+    assert one.pushes[same].tolist() == all_.pushes[same].tolist()
+    assert one.pushes["loss"] == pytest.approx(all_.pushes["loss"], abs=1e-3)
+    assert max(many[1:]) > 1
+    assert replay.check(all_.path) == ""
+
+
 def test_pipelined_pushes_hide_behind_the_backward_pass(tmp_path: Path) -> None:
     """Four slices of 0.05 s on the wire each, backward passes of 0.4 s: only the last is still under way at its end."""
     changes = {
@@ -263,6 +342,53 @@ def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path)
     assert mixed == 0 or protocol in ASYNCHRONOUS
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("protocol", [{"name": "async"}, {"name": "backup", "b": 1}], ids=names)
+def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protocol: dict[str, Any], tmp_path: Path) -> None:
+    """And it does something: the weights are others than without, if only for slices leave later."""
+    runs = [
+        simulated(tmp_path / str(value), TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, **{stage: value})
+        for value in STAGES[stage]
+    ]
+    assert replay.check(runs[1].path) == ""
+    both = [torch.cat([each.reshape(-1) for each in weights(run).values()]) for run in runs]
+    assert not torch.equal(*both)
+
+
+@pytest.mark.parametrize("protocol", VERSIONED, ids=str)
+def test_a_rejected_mini_batch_is_computed_again_and_replayed(protocol: dict[str, Any], tmp_path: Path) -> None:
+    """Its slices are of the clocks that the learner had pulled: of one, where no stale gradient is taken."""
+    run = simulated(tmp_path / "run", TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, virtual={"learners": 6})
+    assert (run.pushes["verdict"] == Verdict.REJECT).any()
+    assert replay.check(run.path) == ""
+    stamps: dict[tuple[int, int, int], set[int]] = {}
+    for shard in range(3):
+        rows = run.pushes[run.pushes["shard"] == shard]
+        for learner_id in range(6):
+            for number, row in enumerate(rows[rows["learner_id"] == learner_id]):
+                stamps.setdefault((learner_id, number, row["seq"]), set()).add(row["timestamp"])
+    assert len(stamps) == len(run.pushes) / 3, "each is pushed to all shards"
+    assert (max(map(len, stamps.values())) == 1) == ("tolerance" not in protocol)
+
+
+def test_a_push_says_what_was_rounded_off_its_own_slice(tmp_path: Path) -> None:
+    """Of the whole gradient all shards are told the same; replay finds a share that is another slice's."""
+    import h5py
+
+    changes: dict[str, Any] = {**DEEP, "shards": 3, "protocol": "hardsync", "push_format": "bfloat16"}
+    whole, layers = (simulated(tmp_path / how, TENSORS, **changes, exchange=how) for how in ("whole", "layerwise"))
+    shares = [[run.pushes["rounded"][run.pushes["shard"] == shard] for shard in range(3)] for run in (whole, layers)]
+    assert sorted(shares[0][0]) == sorted(shares[0][1]) == sorted(shares[0][2])
+    assert len({float(each[0]) for each in shares[1]}) == 3
+    assert all(((each > 0) & (each < 1 / 256)).all() for each in shares[1])
+    with h5py.File(layers.path / schema.shard_file(1), "r+") as file:
+        forge(file)
+        rows = file["pushes"][:]
+        rows["rounded"][4] = shares[1][0][4]
+        file["pushes"][:] = rows
+    assert "rounded" in replay.check(layers.path)
+
+
 def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
     import h5py
 
@@ -281,10 +407,8 @@ def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
 
 
 def test_a_virtual_job_refuses_what_a_real_one_does(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"clip_norm = 1.0: expected 0 beside exchange = 'layerwise'"):
-        simulated(tmp_path / "run", SIZES, exchange="layerwise", clip_norm=1.0)
-    with pytest.raises(ConfigError, match=r"virtual.batched = True: expected False beside exchange = 'layerwise'"):
-        simulated(tmp_path / "run", TENSORS, exchange="layerwise", virtual={"batched": True})
+    with pytest.raises(ConfigError, match=r"aggregation = 'node': expected 'none' beside exchange = 'layerwise'"):
+        simulated(tmp_path / "run", SIZES, exchange="layerwise", aggregation="node")
     with pytest.raises(ConfigError, match="shards = 5: expected at most the number of layers with parameters, 4, for"):
         simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=5, **DEEP)
     assert not (tmp_path / "run").exists()

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mpisgd import replay
+from mpisgd.gradient import stages
 from mpisgd.gradient.local_steps import LocalSteps
-from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import FREE
@@ -37,7 +37,7 @@ def test_only_what_outlasts_the_push_takes_time(
             super().take_own_step()
             self._gradient._rank.work(round(step_s * 1e9))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(parts, "LocalSteps", Slow)
+    monkeypatch.setattr(stages, "LocalSteps", Slow)
     pushes = simulated(tmp_path / "run", SIZES, **JOB, protocol=protocol).pushes
     assert len(pushes) == 100
     apart_s = np.diff(pushes["arrival_s"])
@@ -72,13 +72,13 @@ def test_own_steps_have_the_rate_that_the_shard_had_when_it_gave_the_weights(
             self.clock = clock
 
         def take_own_step(self) -> None:
-            before = self.wire_weights.item()
+            before = self.memory.weights.item()
             super().take_own_step()
-            taken.append((self.clock, before - self.wire_weights.item()))
+            taken.append((self.clock, before - self.memory.weights.item()))
 
     ones = torch.ones(120, 1)
     brought = Brought(lambda: nn.Linear(1, 1, bias=False), lambda output, _: output.mean(), ((ones, ones), (ones, ones)))
-    monkeypatch.setattr(parts, "LocalSteps", Told)
+    monkeypatch.setattr(stages, "LocalSteps", Told)
     job = {"protocol": OWN[name], "schedule": schedule, "epochs": 4}
     run = simulated(tmp_path / "run", TENSORS, brought, **job, optimizer={"name": "sgd", "momentum": 0.0})
     monkeypatch.undo()

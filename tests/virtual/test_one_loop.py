@@ -15,10 +15,12 @@ from unittest import mock
 import pytest
 
 import mpisgd
-from mpisgd.job import parts
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.simulate import job, sizes, tensors
+from mpisgd.update import device_update
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Status
 from tests.virtual.jobs import TENSORS, simulated
@@ -139,14 +141,14 @@ def run() -> types.ModuleType:
 
 def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
     for name in (
-        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays",
+        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays", "stages",
         "placement", "parts", "finish",
     ):  # fmt: skip
         assert getattr(run, name) is getattr(job, name), name
     for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
         assert getattr(run, name) is getattr(tensors, name), name
     assert run.EvaluatorChannel is sizes.EvaluatorChannel
-    assert parts.make_update.__annotations__["return"] == "SliceUpdate"
+    assert device_update.make_update.__annotations__["return"] == "SliceUpdate"
 
 
 def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     counting(job, "learn")
     for cls, names in {
         run.Shard: "serve",
-        parts.LearnerChannel: "push pull goodbye",
+        LearnerChannel: "push pull goodbye",
         run.ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
         run.Evaluator: "evaluate_all",
         Softsync: "on_push update_due on_update",
@@ -202,8 +204,8 @@ def test_so_does_one_whose_learners_double_as_shards(
     counting(job, "learn")
     for cls, names in {
         run.Shard: "begin serve_on",
-        parts.TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
-        parts.LearnerChannel: "push",
+        TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
+        LearnerChannel: "push",
         Hardsync: "on_push on_update",
         SliceUpdate: "accumulate step",
     }.items():

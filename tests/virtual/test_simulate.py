@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpisgd import data, models
+from mpisgd import data, models, replay
 from mpisgd.__main__ import main
 from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.config import DigitsOptions, MlpOptions
@@ -434,6 +434,16 @@ def test_batched_gradients_are_those_computed_one_by_one(protocol: Any, tmp_path
     assert moved > 0.02
     assert np.abs(first - second).max() < 1e-4 * moved
     assert one.pushes["loss"] == pytest.approx(together.pushes["loss"], abs=1e-4)
+
+
+def test_learners_that_give_up_are_batched(tmp_path: Path) -> None:
+    """What they had begun is forgotten: each gradient is of the weights that they pulled then, as one by one."""
+    changes = {"protocol": {"name": "backup", "b": 3, "abort": True}, "compute": {"name": "lognormal", "sigma": 0.7}}
+    one, together = one_by_one_and_batched(tmp_path, **changes)
+    assert len(one.table("events")[one.table("events")["kind"] == schema.Event.GAVE_UP]) > 10
+    assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist()
+    assert one.pushes["loss"] == pytest.approx(together.pushes["loss"], abs=1e-4)
+    assert replay.check(together.path) == ""
 
 
 # Where nothing is drawn, messages arrive at the very same nanosecond; the order must not follow that in which the ranks' code

@@ -46,7 +46,7 @@ def alone(case: Case, learner_id: int, device: Device = "cpu", memory_format: Me
     module = models.make(case.model, input_shape=data.input_shape, classes=data.classes, seed=SEED)
     flat = FlatModel(module, memory_format, _own(device, learner_id))
     dealt = sampling.make("epoch", size=case.data.samples, mu=case.mu, lambda_=LEARNERS, seed=SEED)
-    gradient = Gradient(flat, nn.functional.cross_entropy, data.train, dealt, seed=SEED, learner_id=learner_id)
+    gradient = Gradient(flat, nn.functional.cross_entropy, data.train, dealt, flat.memory, seed=SEED, learner_id=learner_id)
     weights = nn.Parameter(flat.weights)
     weights.grad = flat.gradients
     optimizer = torch.optim.SGD([weights], lr=0.001, momentum=0.9, fused=True)

@@ -29,7 +29,7 @@ from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log import schema
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.flat import on_host
+from mpisgd.vectors.memory import on_host
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from mpisgd.base.errors import DataError
 from mpisgd.base.storage import writing
 from mpisgd.vectors.computing import Updates
-from mpisgd.vectors.flat import on_host
+from mpisgd.vectors.memory import on_host
 
 
 @dataclass(frozen=True)

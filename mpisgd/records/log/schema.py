@@ -98,7 +98,7 @@ PUSHES = np.dtype(
         ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
         ("wait_s", np.float64),  # then, from its pull request until the first answer began
         ("pull_s", np.float64),  # then, until the weights of all shards were there
-        ("rounded", np.float64),  # what was rounded off the whole gradient, as a share of its norm (`rounding.py`); NaN: not finite
+        ("rounded", np.float64),  # rounded off the gradient (by layers: off the slice), as a share of its norm; NaN: not finite
         ("loss", np.float64),  # of the mini-batch; of a team, the mean over its ranks
     ]
 )

@@ -1,6 +1,7 @@
 """Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
 
-Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far.
+Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
+share that was rounded off.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mpisgd.rules.verdict import Kind
 #: What every shard is told alike.
 TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s", "rounded")
 #: But not where slices are exchanged one by one.
-OWN = ("compute_s", "delay_s")
+OWN = ("compute_s", "delay_s", "rounded")
 
 
 def compare_shards(record: Record) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config
-from mpisgd.job.parts import budget_samples, make_schedule
+from mpisgd.job.parts import budget_samples
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
+from mpisgd.update import schedule
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
@@ -34,7 +35,7 @@ def walk(record: Record, shard: ShardRecord) -> None:
 def learning_rates(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int], float]:
     """The learning rate after so many applied samples; `gradients_per_update` is the protocol's at the start."""
     alpha0 = config.alpha0 * (gradients_per_update if config.linear_scaling else 1)
-    factor = make_schedule(config, gradients_per_update, train_samples)
+    factor = schedule.of_run(config, gradients_per_update, train_samples)
     return lambda samples: alpha0 * factor(samples / train_samples)
 
 

@@ -1,0 +1,92 @@
+"""The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
+
+compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`)
+own steps  several mini-batches as one (`local_steps.py`)
+node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
+rounding   to bfloat16 (`rounding.py`), each slice by itself where they are exchanged one by one
+delay      a straggler's, before the first slice is pushed (`straggler.py`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpisgd.config import Config
+from mpisgd.data import DataSet
+from mpisgd.data.sampling import Sampling
+from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.gradient.rounding import Rounded
+from mpisgd.gradient.straggler import NO_DELAYS, Delays
+from mpisgd.update import schedule
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import Memory
+
+
+def place(config: Config, model: FlatModel, shared: Memory | None = None, *, direct: bool = False) -> Memory:
+    """Where the gradient of one real rank is to lie: in its model, which moves to `shared` memory; or, beside a GPU, on the host.
+
+    `direct`: MPI takes a GPU's memory; it is given what is pushed as it was computed.
+    """
+    if model.weights.device.type != "cpu":
+        return shared or (model.memory if direct and pushes_what_it_computes(config) else model.memory.pinned())
+    if shared is not None:
+        model.move_to(shared)
+    return model.memory
+
+
+def make_gradient(
+    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, number: int, memory: Memory | None = None
+) -> Gradient:
+    """Make the gradient of one rank, in `memory`, by default the model's own.
+
+    `number` is its place among those that compute: its learner_id, or `Roles.number` in a team.
+    """
+    return Gradient(
+        model,
+        loss,
+        data.train,
+        sampling,
+        memory or model.memory,
+        seed=config.seed,
+        learner_id=number,
+        clip_norm=config.clip_norm,
+        tell_nonfinite=config.nonfinite == "drop",
+    )
+
+
+def chain(config: Config, computed: Travels, bounds: Sequence[tuple[int, int]], train_samples: int) -> Travels:
+    """Make what is pushed of what a rank, or its team, computes."""
+    if steps_by_itself(config):
+        protocol = config.protocol
+        alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
+        factor, count = schedule.of_run(config, 1, train_samples), protocol.mini_batches_per_push
+        computed = LocalSteps(computed, count, lambda clock: alpha * factor(clock * count * config.mu / train_samples))
+    if config.push_format == "bfloat16":
+        slices = bounds if config.exchange == "layerwise" else ()
+        computed = Rounded(computed, slices, tell_nonfinite=config.nonfinite == "drop")
+    return computed
+
+
+def pushes_what_it_computes(config: Config) -> bool:
+    """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
+    alone = config.aggregation == "none" and not config.protocol.collective
+    return alone and config.push_format == "float32" and not steps_by_itself(config)
+
+
+def steps_by_itself(config: Config) -> bool:
+    """Whether a learner goes on from its own weights between two pulls."""
+    return config.protocol.mini_batches_per_pull > 1
+
+
+def held(config: Config) -> bool:
+    """Whether no slice may leave before the whole gradient is there: it is clipped, or dropped, as a whole."""
+    return config.clip_norm > 0 or config.nonfinite == "drop"
+
+
+def loop_delays(config: Config, learner_id: int) -> Delays:
+    """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
+    layer by layer the channel does, before the first push."""
+    by_itself = config.exchange == "whole" and (config.aggregation == "none" or config.protocol.collective)
+    return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS
