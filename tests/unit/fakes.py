@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -144,7 +144,8 @@ def wire_without_mpi() -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):
+    with pytest.MonkeyPatch.context() as patch:  # of that one alone: what else is imported meanwhile stays
+        patch.setitem(sys.modules, stub.__name__, stub)
         spec.loader.exec_module(module)
     return module
 
