@@ -16,6 +16,8 @@ from mpisgd.bench import peers
 from mpisgd.bench.parts.cases import CASES
 from mpisgd.comm.mpi.launch import environment, mpirun
 
+pytestmark = pytest.mark.slow
+
 
 def bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     command = [*mpirun(ranks), sys.executable, "-m", "mpisgd", "bench", *words]
