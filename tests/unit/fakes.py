@@ -165,7 +165,7 @@ def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> P
     }
     given |= {"learner_id": learner_id, "timestamp": timestamp, "seq": seq, **fields}
     arrival_ns = given.pop("arrival_ns", 0)
-    return Push(tuple(given.values()), arrival_ns)  # type: ignore[arg-type]
+    return Push(tuple(given.values()), arrival_ns)
 
 
 def told(message: Message | None) -> tuple[Any, ...]:
@@ -209,6 +209,7 @@ class ScriptedChannel:
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):
+            message: Any
             message, values = item if isinstance(item, tuple) and not hasattr(item, "_fields") else (item, None)
             if message is None:
                 assert until_s < math.inf, "nobody asked for a time-out"
