@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test check lint types test-unit test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit clean
+.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,13 @@ help:  ## this list
 demo: $(READY)  ## train on real digits with real ranks on this machine, and show the report
 	$(IN_VENV) mpisgd demo
 
-test: check test-unit test-mpi  ## lint, types and all tests; those that need real ranks run under Open MPI
+test: check test-unit test-mpi  ## lint, types and the tests that take six minutes on two cores, some on real ranks
+test-all: export MPISGD_TESTS := all
+test-all: check test-unit test-mpi  ## lint, types and all tests, with all the examples that are drawn
+
+# MPISGD_TESTS=all: every test but those of `make faults`; else those marked `slow` and `alone` are left out, and properties draw fewer examples.
+export MPISGD_TESTS ?= some
+LEFT_OUT = $(if $(filter all,$(MPISGD_TESTS)),long,long or slow)
 
 check: lint types  ## lint and types
 
@@ -52,16 +58,21 @@ types: $(READY)  ## mypy, strict
 # Batch scripts with real ranks; the rest of tests/jobs has fakes.
 REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
 
+WITHOUT_RANKS = --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%)
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
-	$(IN_VENV) python -m pytest -n auto --dist worksteal --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%) $(ARGS)
+	$(IN_VENV) python -m pytest -n auto --dist worksteal $(WITHOUT_RANKS) -m 'not ($(LEFT_OUT))' $(ARGS)
 
 # Two at a time, since much of it is waiting; then those that measure seconds, by themselves. ARGS may select none of either (5).
 TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
-	first=0; $(TEST_MPI) -m 'not alone and not long' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
-	  [[ $$first == [05] ]] || exit $$first; \
+	first=0; $(TEST_MPI) -m 'not (alone or $(LEFT_OUT))' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
+	  [[ $$first == [05] ]] || exit $$first; [[ $(MPISGD_TESTS) == all ]] || exit 0; \
 	  second=0; $(TEST_MPI) -m 'alone and not long' $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
+
+# Of branches, by the tests that need no MPI. setup.cfg has the least that is accepted.
+coverage: $(READY)  ## which branches of the package the tests that need no MPI run; fails below the floor
+	$(IN_VENV) python -m pytest -n auto --dist worksteal $(WITHOUT_RANKS) -m 'not ($(LEFT_OUT))' --cov --cov-config=setup.cfg $(ARGS)
 
 bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/bench
 	$(IN_VENV) mpirun --oversubscribe -n 4 mpisgd bench wire $(ARGS)

@@ -17,7 +17,7 @@ from tests.jobs import slurm
 from tests.jobs.checkout import Checkout, hosts_of
 
 REASON = slurm.no_hosts()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "there can be hosts")
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON or "there can be hosts"), pytest.mark.slow]
 
 #: `blaunch [options] host command`: runs the command there. Notes down what it was asked for.
 BLAUNCH = f"""\

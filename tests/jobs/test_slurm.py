@@ -21,7 +21,7 @@ from tests.jobs.golden import JOBS
 from tests.jobs.submitting import FOUR_NODES, NODES, ONE_EACH, Submitting
 
 REASON = slurm.missing()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "a SLURM is here")
+pytestmark = [pytest.mark.skipif(bool(REASON), reason=REASON or "a SLURM is here"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
+from tests.effort import EVERYTHING
 
 DRIVE = Path(__file__).parent / "drive.py"
 COMMANDS = Path(__file__).parent / "commands.py"
@@ -135,12 +136,15 @@ Case = tuple[str, str]
 """A switch, and the name of a run that is made under it."""
 
 
-def dealt(names: Iterable[str], once: Collection[str] = ()) -> list[Case]:
+def dealt(names: Iterable[str], once: Collection[str] = (), always: Collection[str] = ()) -> list[Case]:
     """Every run with synchronous sends, which find what rests on buffers; every second one, but for `once`, also otherwise.
 
+    `make test` makes those of `always` alone, with synchronous sends (`effort.py`).
     The other switches take turns: all of the suite's other launches send as users do, and wait as the machine suggests. Ranks that
     block while others need their core are what costs most here.
     """
+    if not EVERYTHING:
+        return [("ssend", name) for name in names if name in always]
     all_names = list(names)
     turns = zip((name for name in all_names if name not in once), itertools.cycle(("blocking", None, "send", None)), strict=False)
     return [*(("ssend", name) for name in all_names), *((switch, name) for name, switch in turns if switch)]

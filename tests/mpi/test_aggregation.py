@@ -26,11 +26,8 @@ LAST_LATE = {"delay": "constant", "delay_mean_s": 0.01, "slowdown": {"4": 3.0}}
 """A team is late, however the ranks come to a core: any of them; that of learner 4 alone."""
 #: name -> (ranks, sizes of the teams that come out; none = each learner alone, what differs from COMMON)
 RUNS: dict[str, tuple[int, list[int], dict[str, Any]]] = {
-    "alone": (5, [], {}),
-    "one": (5, [4], {"team_size": 0}),
     "alone-S2": (6, [], {"shards": 2, "model": "small_cnn", "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
     "one-S2": (6, [4], {"shards": 2, "model": "small_cnn", "averaging": 0.9, "evaluation": {"every_epochs": 0.2}}),
-    "two": (5, [2, 2], {"team_size": 2, "straggler": STRAGGLERS}),
     "two-S2": (6, [2, 2], {"team_size": 2, "shards": 2, "linear_scaling": True, "alpha0": 0.005}),
     "uneven": (6, [3, 2], {"team_size": 3, "optimizer": "adam", "alpha0": 0.002}),
     "evaluator": (7, [2, 2, 1], {"team_size": 2, "evaluator": True, "evaluation": {"every_epochs": 0.2, "train": True}}),
@@ -59,7 +56,7 @@ def job(directory: Path, name: str) -> dict:
     return {"ranks": ranks, "config": {**config, "aggregation": "node"} if sizes else config}
 
 
-CASES = dealt(RUNS, once=("alone", "alone-S2"))
+CASES = dealt(RUNS, once=("alone-S2",), always=("alone-S2", "one-S2", "backup-S2"))
 SHARED = Shared(CASES, job)
 
 
@@ -136,6 +133,7 @@ def crossed(text: str, tag: str) -> int:
     return round(sum(float(size) for size in re.findall(rf"r\d+ -> \d+ {tag} ([\d.e+-]+) MB", text)) * 1e6)
 
 
+@pytest.mark.slow
 def test_the_wire_carries_a_vector_for_each_team_and_the_users_model_is_whole_afterwards(tmp_path: Path) -> None:
     """Six ranks on hosts that take turns: five that compute are teams (1, 3, 5) and (2, 4)."""
     done = launch(6, "-c", MINE, cwd=tmp_path, MPISGD_MESSAGES="1")
@@ -171,6 +169,7 @@ mpisgd.train(loss=loss, config={"out": sys.argv[1], "threads": 1, "aggregation":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "who"), [(1, "learner 0"), (2, "member 1 of learner 0")])
 def test_a_rank_that_fails_ends_the_job_by_name(rank: int, who: str, tmp_path: Path) -> None:
     done = launch(3, "-c", FAILING, str(tmp_path / "run"), str(rank), timeout_s=180)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from mpisgd.comm.mpi.launch import environment
@@ -60,6 +61,7 @@ def test_a_users_script_fails_as_safely_as_the_command(tmp_path: Path) -> None:
 GUARDED = SCRIPT.replace("outcome = ", 'if __name__ == "__main__":\n  outcome = ').replace("\nassert", "\n  assert")
 
 
+@pytest.mark.slow
 def test_replay_says_how_a_scripts_objects_are_brought_again(tmp_path: Path) -> None:
     """In a line that works, and from anywhere."""
     (tmp_path / "mine.py").write_text(GUARDED)

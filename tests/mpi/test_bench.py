@@ -17,6 +17,8 @@ from mpisgd.comm.mpi.launch import environment, mpirun
 from tests.bench import peers
 from tests.bench.__main__ import BENCHES
 
+pytestmark = pytest.mark.slow
+
 
 def bench(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
     module = ["tests.bench"] if words[0] in BENCHES else ["mpisgd", "bench"]

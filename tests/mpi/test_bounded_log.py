@@ -19,6 +19,8 @@ from mpisgd.report.single import report
 from .conftest import drive
 from .test_resume import newest, together_until
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 6000
 JOB: dict[str, Any] = {
     "protocol": "hardsync",

@@ -9,6 +9,8 @@ import pytest
 
 from . import pages
 
+pytestmark = pytest.mark.slow
+
 DOCS = pages.ROOT / "docs"
 
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from .conftest import launch
 
 #: Real ranks, but no torch, which would take seconds to import: {patch} runs on each rank first, rank 0 prints {show}.
@@ -38,6 +40,7 @@ def test_three_ranks_give_one_report_without_a_fault(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_fault_is_every_ranks_exit_status(tmp_path):
     done = launch(2, "-m", "mpisgd", "doctor", "--dir", "nowhere", cwd=tmp_path, timeout_s=120)
     assert done.status == 1, done.text
@@ -45,6 +48,7 @@ def test_a_fault_is_every_ranks_exit_status(tmp_path):
     assert "Traceback" not in done.text
 
 
+@pytest.mark.slow
 def test_a_process_that_should_be_one_of_three_says_so(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "mpisgd", "doctor"],
@@ -59,6 +63,7 @@ def test_a_process_that_should_be_one_of_three_says_so(tmp_path):
     assert "3 times 1 rank, not 3 ranks: SLURM_STEP_NUM_TASKS = 3" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_wrong_byte_is_found(tmp_path):
     patch = """\
 pattern = survey._pattern
@@ -72,11 +77,13 @@ survey._pattern = spoilt
     assert "wrong bytes at rank 2" in done.out, done.text
 
 
+@pytest.mark.slow
 def test_round_trips_are_measured_to_every_rank(tmp_path):
     done = examine(4, "[0 < us < 1e6 for us in found.ring.round_trip_us], found.ring.corrupted", cwd=tmp_path)
     assert done.out == "[True, True, True] ()\n", done.text
 
 
+@pytest.mark.slow
 def test_every_host_is_examined_and_reads_the_files_of_the_next(tmp_path):
     patch = """\
 socket.gethostname = lambda: "even" if rank % 2 == 0 else "odd"
@@ -88,6 +95,7 @@ survey._read_rows = lambda path: read(path) or path.name
     assert done.out == "['even', 'odd'] ['odd.h5', 'even.h5', 'odd.h5'] 3 on 2 hosts: even x 2, odd x 1\n", done.text
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_ends_the_doctor(tmp_path):
     patch = """\
 survey._ring = survey._ring if rank != 1 else lambda comm: time.sleep(60)
@@ -100,6 +108,7 @@ survey._deadline = lambda step, timeout_s: deadline(step, 2.0 if step == "the ri
     assert "not reached" not in done.out
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_rank_ends_the_doctor(tmp_path):
     patch = "survey._write_rows = survey._write_rows if rank != 0 else lambda path: 1 / 0"
     done = examine(3, "'not reached'", patch, timeout_s=60.0, cwd=tmp_path)

@@ -231,17 +231,20 @@ def check_refused(directory: Path, done: Launched, expected: list[str]) -> None:
     assert not (directory / "results").exists(), "refused before anything was made"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_is_refused_by_name_before_the_start(ended: dict[str, tuple[Path, Launched]], name: str) -> None:
     check_refused(*ended[name], BAD_INPUT[name][2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_its_exit_status_is_the_launchers(tmp_path: Path, name: str) -> None:
     ranks, words, expected = BAD_INPUT[name]
     check_refused(tmp_path, train(ranks, tmp_path, *words), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_data_files(ended: dict[str, tuple[Path, Launched]], kind: str) -> None:
     _, done = ended[kind]
@@ -252,6 +255,7 @@ def test_damaged_data_files(ended: dict[str, tuple[Path, Launched]], kind: str) 
     assert "Traceback" not in done.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TOML)
 def test_toml_files_with_unknown_keys_and_wrong_types(ended: dict[str, tuple[Path, Launched]], text: str) -> None:
     _, done = ended[text]
@@ -260,6 +264,7 @@ def test_toml_files_with_unknown_keys_and_wrong_types(ended: dict[str, tuple[Pat
     assert TOML[text] in done.text
 
 
+@pytest.mark.slow
 def test_run_directories_are_never_overwritten_unless_asked(ended: dict[str, tuple[Path, Launched]]) -> None:
     directory = ended["first"][0]
     said = {name: ended[name][1] for name in TWICE}
@@ -271,6 +276,7 @@ def test_run_directories_are_never_overwritten_unless_asked(ended: dict[str, tup
     assert "cannot be made" in said["blocked"].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RUN_ON if name.startswith("dropped")])
 def test_nan_in_mid_run_is_dropped_and_logged(ended: dict[str, tuple[Path, Launched]], name: str) -> None:
     run = run_of(ended, name)
@@ -280,6 +286,7 @@ def test_nan_in_mid_run_is_dropped_and_logged(ended: dict[str, tuple[Path, Launc
     assert run.evaluations["error"][-1] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in RUN_ON if name.startswith("partly")])
 def test_all_shards_drop_what_is_bad_in_one_slice(ended: dict[str, tuple[Path, Launched]], name: str) -> None:
     run = run_of(ended, name)
@@ -291,12 +298,14 @@ def test_all_shards_drop_what_is_bad_in_one_slice(ended: dict[str, tuple[Path, L
     assert len(set(run.summaries["samples"])) == 1
 
 
+@pytest.mark.slow
 def test_an_experiment_may_run_on_and_is_reported_as_diverged(ended: dict[str, tuple[Path, Launched]]) -> None:
     run = run_of(ended, "continued")
     assert run.done is not None
     assert run.done["diverged"]
 
 
+@pytest.mark.slow
 def test_nan_in_mid_run_stops(tmp_path: Path) -> None:
     done = train(3, tmp_path, "--loss", "user:nan_at_20")
     assert done.status != 0
@@ -308,12 +317,14 @@ def test_nan_in_mid_run_stops(tmp_path: Path) -> None:
     assert {(0, 18), (1, 18)} <= {(int(row["learner_id"]), int(row["seq"])) for row in pushes}, "logged up to the failure"
 
 
+@pytest.mark.slow
 def test_a_diverged_run_that_drops_everything_ends(tmp_path: Path) -> None:
     done = train(2, tmp_path, "--alpha0", "1e30", "--nonfinite", "drop")
     assert done.status != 0
     assert "all dropped" in done.text
 
 
+@pytest.mark.slow
 def test_of_ranks_that_leave_together_the_first_says_the_status_for_all(tmp_path: Path) -> None:
     """Where several ranks of several nodes end with one that is not 0, Open MPI's launcher may never end.
 
@@ -346,6 +357,7 @@ def test_an_exception_in_one_rank_of_an_allreduce_ends_the_job(tmp_path: Path) -
     assert not (tmp_path / "results" / "run" / "DONE").exists()
 
 
+@pytest.mark.slow
 def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:
     done = train(1, tmp_path, SLURM_NTASKS="4")
     assert done.status == 2
@@ -361,6 +373,7 @@ import mpisgd.comm.mpi.library
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_starts_mpi_does_not_hang_the_others() -> None:
     """As where its node cannot be reached: in MPI_Init all wait for all."""
     done = launch(2, "-c", NEVER_COMES, timeout_s=60, MPISGD_START_S="5")

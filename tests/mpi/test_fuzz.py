@@ -12,6 +12,8 @@ from mpisgd.comm.mpi.launch import mpirun
 from tests.faults import fuzz
 from tests.faults.fuzz import Case
 
+pytestmark = pytest.mark.slow
+
 
 def needs_ulfm(case: Case) -> None:
     version = subprocess.run([mpirun(1)[0], "--version"], capture_output=True, text=True, check=False).stdout

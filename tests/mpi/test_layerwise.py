@@ -59,19 +59,14 @@ BOTH = ("layerwise", "whole")
 STAGES = {"clip_norm": 0.5, "nonfinite": "drop", "push_format": "bfloat16"}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "async-S2": (5, {"protocol": "async", "shards": 2}),
     "pausing-async-S2": (5, {"protocol": "async", "shards": 2, "model": {"name": f"{__name__}:pausing"}}),
     "pausing-ssp-S2": (6, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": {"name": f"{__name__}:pausing"}}),
     "async-S3": (6, {"protocol": {"name": "async", "modulation": "inverse"}, "shards": 3, "straggler": LATE, "averaging": 0.9}),
     "softsync-S2": (6, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "evaluator": True}),
-    "ssp-S3": (6, {"protocol": {"name": "ssp", "slack": 1}, "shards": 3, "straggler": LATE}),
     "attending-S4": (6, {"protocol": "async", "shards": 4, "model": {"name": f"{__name__}:attending"}, "alpha0": 0.01}),
     **{f"hardsync-S2-{how}": (5, {"protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
-    **{f"hardsync-S3-{how}": (6, {"protocol": "hardsync", "shards": 3, "exchange": how, "straggler": LATE}) for how in BOTH},
     **{f"hardsync-S2-stages-{how}": (5, {**STAGES, "protocol": "hardsync", "shards": 2, "exchange": how}) for how in BOTH},
     "bfloat16-S2": (5, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16"}),
-    "clipped-S3": (6, {"protocol": "async", "shards": 3, "clip_norm": 0.5}),
-    "dropping-S2": (5, {"protocol": "async", "shards": 2, "nonfinite": "drop"}),
     "versioned-S2": (5, {"protocol": "versioned", "shards": 2, "straggler": LATE}),
     "backup-S2": (5, {"protocol": {"name": "backup", "b": 1}, "shards": 2, "straggler": ALWAYS_LATE, "epochs": 1.0}),
 }
@@ -84,7 +79,11 @@ COMMON = {
     "log": {"progress": "off"},
     "evaluation": {"every_epochs": 0},
 }
-CASES = dealt(RUNS, once=[name for name in RUNS if name.endswith("-whole")])
+CASES = dealt(
+    RUNS,
+    once=[name for name in RUNS if name.endswith("-whole")],
+    always=("attending-S4", "pausing-async-S2", "hardsync-S2-layerwise", "hardsync-S2-whole"),
+)
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
@@ -119,7 +118,7 @@ def test_slices_are_of_different_clocks_where_nobody_promises_one(runs: Path) ->
 
 
 def test_the_slices_are_layers(runs: Path) -> None:
-    assert Run(runs / "ssend" / "async-S2").environment["layers"] == [["1"], ["3", "5", "7"]]
+    assert Run(runs / "ssend" / "hardsync-S2-layerwise").environment["layers"] == [["1"], ["3", "5", "7"]]
     names = [name for names in Run(runs / "ssend" / "attending-S4").environment["layers"] for name in names]
     assert names[:3] == ["norm", "encoder.self_attn", "encoder.self_attn.out_proj"]
     assert "layers" not in Run(runs / "ssend" / "hardsync-S2-whole").environment

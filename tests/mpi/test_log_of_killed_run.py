@@ -10,9 +10,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.records.log.reader import Run
+
+pytestmark = pytest.mark.slow
 
 
 def test_readable_while_running_and_after_kill(tmp_path: Path) -> None:

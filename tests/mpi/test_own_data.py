@@ -14,6 +14,8 @@ from mpisgd.records.log.reader import Run
 
 from .conftest import Launched, execute
 
+pytestmark = pytest.mark.slow
+
 USER = '''
 import random
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from mpisgd.job.interruption import newest
 from mpisgd.records.log.reader import Run
 from tests import majority
@@ -33,6 +35,7 @@ def test_majority_trains_and_is_replayed(tmp_path: Path) -> None:
     assert run.environment["brought"]["protocol"]["file"] == str(tmp_path / "majority.py")
 
 
+@pytest.mark.slow
 def test_a_run_of_it_goes_on_where_it_is_named_again(tmp_path: Path) -> None:
     """All ranks are killed once there is a checkpoint; what the run names is code, which nobody runs unasked."""
     majority.written(tmp_path)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mpisgd.records.log.reader import Run
 from tests.staged import staged
 
 from .conftest import launch
+
+pytestmark = pytest.mark.slow
 
 LAST = ("--evaluation.every-epochs", "0")
 """Only the last weights are evaluated: on 10,000 samples each."""

@@ -9,6 +9,8 @@ import pytest
 
 from . import pages
 
+pytestmark = pytest.mark.slow
+
 README = pages.ROOT / "README.md"
 
 

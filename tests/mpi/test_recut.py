@@ -23,6 +23,8 @@ from mpisgd.report import single as report
 from .conftest import drive
 from .test_resume import COMMON, newest, together_until
 
+pytestmark = pytest.mark.slow
+
 #: name -> what differs from COMMON; then, for each attempt, ranks, shards and learners.
 JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, int, int]]]] = {
     "hardsync": ({"optimizer": {"name": "adam"}, "alpha0": 0.002}, [(4, 2, 2), (4, 1, 3), (5, 3, 2)]),

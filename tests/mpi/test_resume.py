@@ -28,6 +28,7 @@ from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
+from tests.effort import EVERYTHING
 from tests.forge import unsealed
 
 from .conftest import DRIVE, Launched, drive, execute
@@ -45,12 +46,10 @@ HELD = 3 * EVERY
 #: name -> (ranks, what differs from COMMON)
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "hardsync-S2": (4, {"shards": 2, "optimizer": {"name": "adam"}, "alpha0": 0.002, "averaging": 0.9}),
-    "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}),
     "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}),
     "backup": (3, {"protocol": {"name": "backup", "b": 0}, "model": "softmax", "optimizer": "adagrad"}),
     "softsync-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2}),
     "async": (4, {"protocol": "async", "evaluator": True, "compensation": 0.1, "compensation_memory": 0.9}),
-    "ssp-S2": (4, {"protocol": {"name": "ssp", "slack": 1}, "shards": 2, "model": "softmax"}),
     "layers-S2": (
         4,
         {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01, "clip_norm": 0.5, "push_format": "bfloat16"},
@@ -58,11 +57,13 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "bfloat16-S2": (4, {"protocol": "hardsync", "shards": 2, "push_format": "bfloat16"}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
-SYNCHRONOUS = ("hardsync-S2", "allreduce", "allreduce-node", "backup", "teams")
+if not EVERYTHING:
+    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async")}
+SYNCHRONOUS = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "backup", "teams")]
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 
-TWICE = ("hardsync-S2", "allreduce", "softsync-S2", "async")
+TWICE = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "softsync-S2", "async")]
 """Which are killed once more after they have gone on."""
 
 
@@ -272,6 +273,7 @@ def refused(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, L
     return dict(zip(commands, ended, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status", "said"),
     [

@@ -14,6 +14,8 @@ from mpisgd.records.log.reader import Run
 from . import laws
 from .conftest import Shared, launch
 
+pytestmark = pytest.mark.slow
+
 ON_GPU = ("staged", "direct")
 #: name -> (ranks, what differs from COMMON)
 RUNS = {

@@ -144,6 +144,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("time", ["first", "second"])
 def test_nothing_that_was_done_is_lost(runs: Path, name: str, time: str) -> None:
@@ -163,6 +164,7 @@ def test_nothing_that_was_done_is_lost(runs: Path, name: str, time: str) -> None
     assert replay.check(path, trust=True) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_it_says_how_to_go_on(runs: Path, name: str) -> None:
     for attempt, what in enumerate(["SIGUSR1", "SIGTERM"]):
@@ -174,6 +176,7 @@ def test_it_says_how_to_go_on(runs: Path, name: str) -> None:
         assert line in (runs / "said").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_it_goes_on_to_its_end(runs: Path, name: str) -> None:
     run = Run(runs / name)
@@ -195,6 +198,7 @@ def test_it_goes_on_to_its_end(runs: Path, name: str) -> None:
     assert not list((runs / name).glob(".*")), "no scratch is left"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
     proof = replay.replay(runs / name, trust=True)
@@ -204,6 +208,7 @@ def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
     assert not [line for line in proof.seams if "slice of the checkpoint" in line], "the log alone gives all of it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_the_bits_of_a_run_without_interruption(runs: Path, name: str) -> None:
     cut, whole = (torch.load(path / name / schema.WEIGHTS, weights_only=True) for path in (runs, runs / "whole"))
@@ -236,6 +241,7 @@ def test_the_command_ends_with_status_85(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / schema.LOCK).exists()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     with ranks_of(command(tmp_path / "run")) as process:
         wait_for(lambda: updates(tmp_path / "run", 0) > 0, process)
@@ -248,6 +254,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_failure(tmp_path: Path) -> Non
     assert "has no checkpoint that is complete" in said
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """The shard waits for learners that sleep, and cannot drain: the first signal alone would take a minute."""
     with ranks_of(command(tmp_path / "run", "--straggler.delay", "constant", "--straggler.delay-mean-s", "60")) as process:

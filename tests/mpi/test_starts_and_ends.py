@@ -19,6 +19,8 @@ from mpisgd.records.log.reader import Run
 from tests.faults import dying
 from tests.faults.job import Job
 
+pytestmark = pytest.mark.slow
+
 ULFM = ("--with-ft", "ulfm")
 HERE = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])}
 COMMON = ("--threads", "1", "--epochs", "1", "--model", "softmax", "--log.progress", "plain")

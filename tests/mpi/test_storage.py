@@ -31,6 +31,8 @@ from mpisgd.records.log.schema import Event
 
 from .conftest import Launched, execute
 
+pytestmark = pytest.mark.slow
+
 USER = '''
 import datetime, os, pathlib, resource, time
 from torch import nn

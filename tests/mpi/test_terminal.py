@@ -44,6 +44,7 @@ def test_ctrl_c_ends_real_ranks_with_the_way_on(tmp_path: Path) -> None:
         assert f"checkpoint at clock {clock:,} (nothing is lost)" in screen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computes", ["--virtual.no-gradients --epochs 100000", "--model softmax --epochs 1000"])
 def test_ctrl_c_ends_one_process_with_one_line(computes: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpisgd", "simulate", "--virtual.learners", "4", *computes.split()]

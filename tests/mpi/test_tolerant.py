@@ -127,6 +127,7 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
     assert proof.lines()[-1].startswith("identical"), proof.lines()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
 @pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
 def test_what_a_dead_learner_had_rounded_off_is_in_nobodys_books(started: list[Job], tmp_path: Path, protocol: str) -> None:
@@ -141,6 +142,7 @@ def test_what_a_dead_learner_had_rounded_off_is_in_nobodys_books(started: list[J
     assert replay.check(out, trust=True) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
 def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -187,6 +189,7 @@ def test_one_that_hangs_for_good_does_not_hold_up_the_end(started: list[Job], tm
     assert told(run, Event.LOST) == [2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_dead_shard_ends_the_job(shards: int, started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -205,6 +208,7 @@ def test_a_dead_shard_ends_the_job(shards: int, started: list[Job], tmp_path: Pa
     assert not (out / "DONE").exists()
 
 
+@pytest.mark.slow
 def test_an_exception_on_a_shard_ends_the_job(started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "user.py").write_text(
         "import pathlib, torch\n"
@@ -222,6 +226,7 @@ def test_an_exception_on_a_shard_ends_the_job(started: list[Job], tmp_path: Path
     assert "DivergenceError" in job.text
 
 
+@pytest.mark.slow
 def test_an_exception_in_one_learners_code_costs_that_learner(
     started: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +251,7 @@ def test_an_exception_in_one_learners_code_costs_that_learner(
     assert told(run, Event.LOST) == [1]
 
 
+@pytest.mark.slow
 def test_a_signal_after_a_death_leads_to_a_checkpoint_all_the_same(started: list[Job], tmp_path: Path) -> None:
     out = tmp_path / "run"
     job = begin(started, out, 5, "--shards", "2", "--epochs", "1000", "--protocol", "ssp")
@@ -258,6 +264,7 @@ def test_a_signal_after_a_death_leads_to_a_checkpoint_all_the_same(started: list
     assert re.search("go on with: mpirun --with-ft ulfm (--oversubscribe )?-n 5 mpisgd train --resume", job.text), job.text
 
 
+@pytest.mark.slow
 def test_allreduce_fails_fast_there_too(started: list[Job], tmp_path: Path) -> None:
     job = begin(started, tmp_path / "run", 3, "--protocol", "allreduce", "--epochs", "1000")
     assert "fail-fast" in job.text
@@ -267,6 +274,7 @@ def test_allreduce_fails_fast_there_too(started: list[Job], tmp_path: Path) -> N
     assert "rank 1 is lost" in job.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
 def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> None:
     """A slice of 8 MB takes a while to travel: some of those killed meanwhile leave half of one behind; replay knows."""

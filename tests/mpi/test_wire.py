@@ -50,6 +50,7 @@ assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", ["blocking", "polite"])
 def test_what_has_come_is_found_at_the_first_asking(wait: str, tmp_path: Path) -> None:
     """By a rank that has not called MPI since: Open MPI's Improbe looks before it takes in what has come."""
@@ -92,6 +93,7 @@ else:
     assert "received as it was sent" in said_by_two_ranks(script)
 
 
+@pytest.mark.slow
 def test_what_nobody_wants_takes_little_memory() -> None:
     """300 MB and a bit under an unknown tag; and what comes after it is received whole."""
     script = """
@@ -115,6 +117,7 @@ else:
     assert "thrown away" in said_by_two_ranks(script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "aware", "taken"),
     [(None, True, True), (None, False, False), (None, None, False), ("direct", False, True), ("staged", True, False)],

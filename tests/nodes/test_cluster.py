@@ -16,6 +16,8 @@ import pytest
 
 from tests.nodes.cluster import Cluster, Direction, missing
 
+pytestmark = pytest.mark.slow
+
 #: Says what it hears, to whoever has sent it.
 ECHO = """
 import socket

@@ -14,6 +14,8 @@ from mpisgd.records.log.reader import Run
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 
+pytestmark = pytest.mark.slow
+
 SPREAD = (2, 1, 1)
 """A shard and a learner on the first node, a learner alone on each other one."""
 FAR = 2

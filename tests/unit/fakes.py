@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -144,7 +144,8 @@ def wire_without_mpi() -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):
+    with pytest.MonkeyPatch.context() as patch:  # of that one alone: what else is imported meanwhile stays
+        patch.setitem(sys.modules, stub.__name__, stub)
         spec.loader.exec_module(module)
     return module
 
@@ -164,7 +165,7 @@ def push(learner_id: int, timestamp: int = 0, seq: int = -1, **fields: Any) -> P
     }
     given |= {"learner_id": learner_id, "timestamp": timestamp, "seq": seq, **fields}
     arrival_ns = given.pop("arrival_ns", 0)
-    return Push(tuple(given.values()), arrival_ns)  # type: ignore[arg-type]
+    return Push(tuple(given.values()), arrival_ns)
 
 
 def told(message: Message | None) -> tuple[Any, ...]:
@@ -208,6 +209,7 @@ class ScriptedChannel:
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         for place, item in enumerate(self.waiting):
+            message: Any
             message, values = item if isinstance(item, tuple) and not hasattr(item, "_fields") else (item, None)
             if message is None:
                 assert until_s < math.inf, "nobody asked for a time-out"

@@ -140,6 +140,7 @@ def test_a_layout_has_first_its_shards_then_its_learners(layout: wire.Layout) ->
 # ------------------------------------------------------------------------------------------------- launches of their own
 
 
+@pytest.mark.slow
 def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
     rows = settings.measure(2)
     assert {len(each) for _, _, each in launches} == {0, 1}
@@ -151,6 +152,7 @@ def test_settings_name_what_is_worth_an_export(launches: list[tuple[Config, int,
         assert settings.lines_of([none])[-1] == "  leave all as it is: nothing tried here is faster by 3 %"
 
 
+@pytest.mark.slow
 def test_scaling_and_what_is_predicted_of_it(
     launches: list[tuple[Config, int, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scale.up_to_the_cores() == expected
 
 
+@pytest.mark.slow
 def test_the_cost_of_faults_is_that_of_three_ways_in_turn(launches: list[tuple[Config, int, dict[str, str]]]) -> None:
     rows = faults.measure(3, every_updates=20)
     ways = [(config.checkpoint.every_updates > 0, config.log.quiet_s > 0, config.faults.mode) for config, _, _ in launches[:9]]
@@ -277,6 +280,7 @@ def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:
     assert [ranks for ranks in range(1, 7) if BENCHES["train"].fits(ranks)] == [3]
 
 
+@pytest.mark.slow
 def test_one_json_file_with_the_machine(
     launches: list[tuple[Config, int, dict[str, str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

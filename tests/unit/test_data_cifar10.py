@@ -130,6 +130,7 @@ def test_a_cache_has_the_users_mode(umask: int, tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()} == {0o666 & ~umask}
 
 
+@pytest.mark.slow
 def test_ranks_that_start_at_once_share_one_cache(tmp_path: Path) -> None:
     """Real processes, since ranks are: each must see the whole file, whichever of them makes it."""
     program = (

@@ -166,6 +166,7 @@ def test_mnist_as_published() -> None:
     assert inputs.abs().max() <= 1
 
 
+@pytest.mark.slow
 def test_cifar10_as_published_and_cifar10_full_starts_to_learn_it(cache: Path) -> None:
     data_dir = staged("cifar10/cifar-10-binary.tar.gz")
     data = load(Cifar10Options(), data_dir=data_dir, seed=1)

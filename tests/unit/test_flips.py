@@ -20,6 +20,7 @@ from tests.faults import flips
 from tests.faults.campaign import table_of
 
 
+@pytest.mark.slow
 def test_a_hundred(tmp_path: Path) -> None:
     """Ten of each kind of file, in runs of one, two and three shards."""
     runs = [(number, flips.execute(random.Random(number), tmp_path, number), 0.0) for number in range(10 * len(flips.KINDS))]

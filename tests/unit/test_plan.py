@@ -46,6 +46,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return virtual_run(path, HardsyncOptions(), learners=LAMBDA, pushes=12_000, compute=HeavyTailComputeOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_log", [False, True])
 def test_some_backup_learners_are_best_and_many_are_not(heavy: Run, from_log: bool) -> None:
     """[Chen16 Fig. 6]: neither none nor many; as many samples are assumed whatever N is."""
@@ -59,6 +60,7 @@ def test_some_backup_learners_are_best_and_many_are_not(heavy: Run, from_log: bo
     assert many.time > 2 * chosen.best.time
 
 
+@pytest.mark.slow
 def test_seconds_per_update_are_those_of_runs_with_so_many_backup_learners(heavy: Run, tmp_path: Path) -> None:
     """Medians: means of so heavy a tail would need far longer runs. The log's order statistics know nothing of who is late."""
     config = fit(heavy, from_log=True)
@@ -249,6 +251,7 @@ def test_a_plan_says_how_well_its_fit_repeats_the_log(
     assert "virtual run beside the log" in (tmp_path / "out" / "costs.csv").read_text()
 
 
+@pytest.mark.slow
 def test_another_network_slows_the_plan(small: Run, tmp_path: Path) -> None:
     wishes = Wishes(pushes=400, learners=4, network={"bandwidth": 1e7})
     made = plan([small.path], tmp_path / "out", wishes, Console(file=io.StringIO()))
@@ -314,6 +317,7 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
         plan([path])
 
 
+@pytest.mark.slow
 def test_targets_of_several_runs_are_planned_for(tmp_path: Path) -> None:
     """Two logs with evaluations: 100 updates at N = 4, 130 at N = 3; the plan's time is those times seconds per update."""
     paths = []

@@ -78,6 +78,7 @@ TRACES: dict[str, tuple[int, ProtocolOptions, str]] = {
         pull 3     -> weights 2
         push 0 @1  -> apply 1, update 3
         push 1 @0  -> apply 0.333
+        bad 2 @3   -> -
         leave 0    -> update 4
         leave 1    -> -
         push 2 @2  -> apply 0.5, update 5

@@ -27,6 +27,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.simulate import job
+from tests.effort import examples
 from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
 from tests.virtual.test_laws import COMMON, jitters, jobs, obeys
@@ -69,7 +70,7 @@ def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout"])
 def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
-    @settings(COMMON, max_examples=50)
+    @settings(COMMON, max_examples=examples(50))
     @given(team_jobs(protocol), jitters)
     def one(changes: dict[str, Any], jitter_s: float) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -81,7 +82,7 @@ def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout"])
 def test_so_does_one_with_gradients(protocol: str) -> None:
-    @settings(COMMON, max_examples=8)
+    @settings(COMMON, max_examples=examples(8))
     @given(team_jobs(protocol), jitters)
     def one(changes: dict[str, Any], jitter_s: float) -> None:
         with tempfile.TemporaryDirectory() as directory:

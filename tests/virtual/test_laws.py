@@ -27,6 +27,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.simulate import job
 from mpisgd.vectors import chunks
+from tests.effort import examples
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
 
@@ -433,12 +434,12 @@ COMMON = settings(
 
 
 def drawn_jobs(max_examples: int, most_learners: int = 8) -> Callable[[Check], Any]:
-    """So many drawn jobs of each protocol, each in a directory of its own."""
+    """So many drawn jobs of each protocol (`effort.py`), each in a directory of its own."""
 
     def over_protocols(check: Check) -> Any:
         @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
         def test(protocol: str) -> None:
-            @settings(COMMON, max_examples=max_examples)
+            @settings(COMMON, max_examples=examples(max_examples))
             @given(jobs(protocol, most_learners), jitters)
             def one(changes: dict[str, Any], jitter_s: float) -> None:
                 with tempfile.TemporaryDirectory() as directory:

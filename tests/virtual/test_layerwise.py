@@ -26,6 +26,7 @@ from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.report import single as report
 from mpisgd.simulate import job
 from mpisgd.simulate.batch import Batch
+from tests.effort import examples
 from tests.forge import forge
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
@@ -66,7 +67,7 @@ def layerwise_jobs(draw: st.DrawFn, protocol: str, most_learners: int) -> dict[s
 
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - REFUSED))
 def test_any_virtual_job_obeys(protocol: str) -> None:
-    @settings(COMMON, max_examples=20)
+    @settings(COMMON, max_examples=examples(20))
     @given(layerwise_jobs(protocol, 8), jitters)
     def one(changes: dict[str, Any], jitter_s: float) -> None:
         with tempfile.TemporaryDirectory() as directory:
@@ -79,7 +80,7 @@ def test_any_virtual_job_obeys(protocol: str) -> None:
 def test_so_does_one_with_gradients(protocol: str) -> None:
     """And it is replayed to the same bits."""
 
-    @settings(COMMON, max_examples=5)
+    @settings(COMMON, max_examples=examples(5))
     @given(layerwise_jobs(protocol, 4), jitters)
     def one(changes: dict[str, Any], jitter_s: float) -> None:
         with tempfile.TemporaryDirectory() as directory:

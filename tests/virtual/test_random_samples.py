@@ -18,6 +18,7 @@ from mpisgd import replay
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.replay.serial import as_in_the_run
+from tests.effort import examples
 from tests.virtual.jobs import TENSORS, config, simulated
 
 SIDE = 4
@@ -69,7 +70,9 @@ PROTOCOLS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(12), deadline=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(
     protocol=st.sampled_from(PROTOCOLS),
     learners=st.integers(2, 5),

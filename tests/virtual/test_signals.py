@@ -24,6 +24,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.shard import Shard
 from mpisgd.simulate import job
+from tests.effort import examples
 from tests.virtual import jobs as small
 from tests.virtual.test_laws import JitteryWire
 from tests.virtual.test_laws import jobs as any_job
@@ -159,7 +160,7 @@ def test_a_signal_at_any_time_to_any_ranks(name: str) -> None:
     ends: list[bool] = []
 
     @settings(
-        max_examples=15, derandomize=True, deadline=None, phases=[Phase.generate, Phase.shrink], database=None,
+        max_examples=examples(15), derandomize=True, deadline=None, phases=[Phase.generate, Phase.shrink], database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(scenes(name))
