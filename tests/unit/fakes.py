@@ -20,7 +20,7 @@ from torch import Tensor
 import mpisgd
 from mpisgd.comm.messages import LAYOUTS, Ending, Goodbye, Interrupt, Message, Pull, Push, SnapshotPull, Tag
 
-WIRE = Path(mpisgd.__file__).parent / "comm" / "mpi" / "wire.py"
+ROOM = Path(mpisgd.__file__).parent / "comm" / "mpi"
 
 
 class Stuck(AssertionError):
@@ -134,19 +134,21 @@ class Comm:
 
 
 def wire_without_mpi() -> types.ModuleType:
-    """`mpisgd.comm.mpi.wire`, loaded beside the real one, which would start MPI."""
+    """`mpisgd.comm.mpi.wire` and what it is made of, loaded beside the real ones, which would start MPI."""
     stub = types.ModuleType("mpisgd.comm.mpi.library")
     request = types.SimpleNamespace(Waitall=lambda requests: None)
     errors = {"Exception": TruncatedError, "ERR_TRUNCATE": ERR_TRUNCATE, "ERR_IN_STATUS": 18}
     mpi = types.SimpleNamespace(Status=Status, ANY_SOURCE=-1, ANY_TAG=-1, BYTE=object(), Request=request, **errors)
     stub.MPI = mpi  # type: ignore[attr-defined]
-    spec = importlib.util.spec_from_file_location("wire_without_mpi", WIRE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:  # of that one alone: what else is imported meanwhile stays
+    with pytest.MonkeyPatch.context() as patch:  # of these alone: what else is imported meanwhile stays
         patch.setitem(sys.modules, stub.__name__, stub)
-        spec.loader.exec_module(module)
+        for name in ("transfers", "arrivals", "wire"):
+            spec = importlib.util.spec_from_file_location(f"{name}_without_mpi", ROOM / f"{name}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, f"mpisgd.comm.mpi.{name}", module)
+            spec.loader.exec_module(module)
     return module
 
 
