@@ -82,7 +82,8 @@ class Job(Ranks):
                 self.machine.leave(process)
                 return
             alone = self.expendable.get(process.rank, False) and not _is_of_others(error)
-            self.fails(process, f"{self.roles.describe(process.rank)}: {type(error).__name__}: {error}")
+            if not (alone and self._is_given_up(process.rank)):  # others do its work: it is in their way
+                self.fails(process, f"{self.roles.describe(process.rank)}: {type(error).__name__}: {error}")
             if alone:
                 self.machine.kill(process.rank)
             elif self.machine.tells:
@@ -94,6 +95,9 @@ class Job(Ranks):
         except BaseException as error:  # a bug: it must not be lost in a greenlet
             self.machine.end(f"{type(error).__name__}: {error}")
             raise
+
+    def _is_given_up(self, rank: int) -> bool:
+        return any(rank in self.wires[shard].given_up() for shard in self.roles.shard_ranks if shard in self.wires)
 
     def _drop_files(self, rank: int) -> None:
         """The process is dead: what it had not written is lost."""

@@ -212,7 +212,9 @@ class Ranks:
 
     def _learner(self, rank: int, wire: Any) -> np.ndarray:
         config, roles, learner_id = self.config, self.roles, self.roles.index(rank)
-        protocol, seconds = config.protocol.make(roles.lambda_), random.Random(f"{self.drawn.seed}:{learner_id}")
+        protocol = config.protocol.make(roles.lambda_)
+        attempt = "" if self.resumption is None else f":{self.resumption.attempt}"
+        seconds = random.Random(f"{self.drawn.seed}:{learner_id}{attempt}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         memory = Memory.zeros(self.model.size)
         gradient = stages.make_gradient(config, self.model, self.loss, self.data, self.sampling, learner_id, memory)
