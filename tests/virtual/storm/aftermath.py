@@ -45,12 +45,13 @@ def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
     dice = random.Random(drawn.seed)
     seen = Seen(drawn, kinds=[drawn.way, f"S = {drawn.shards}", "tolerant" if drawn.tolerant else "fail-fast"])
     seen.kinds += sorted({fault.what for faults in drawn.attempts for fault in faults})
-    begun = 0
+    begun, jobs = 0, list[Job]()
     for attempt in range(MOST_ATTEMPTS):
         faults = drawn.attempts[attempt] if attempt < len(drawn.attempts) else ()
         run = path / f"run-{begun}"
         resumed = run.exists()
         job = Job(drawn, run, dice, faults, resumed=resumed)
+        jobs.append(job)  # see `Job.spools`
         end = job.run()
         seen.ends.append(end)
         seen.totals["events"] += end.events

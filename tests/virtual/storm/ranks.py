@@ -90,6 +90,8 @@ class Ranks:
         """Per rank that failed, what it said."""
         self.interrupted = ""
         self.files: dict[int, list[TableFile]] = {rank: [] for rank in range(size)}
+        self.spools: list[Snapshots] = []
+        """Held on to: what a dead rank had not handed to the kernel must not be when its object goes."""
         self.broken: dict[tuple[str, int], float] = {}
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
         self.resumption: Resumption | None = None
@@ -177,6 +179,7 @@ class Ranks:
             size=end - start,
             resumed=() if saved is None else saved.snapshots,
         )
+        self.spools.append(snapshots)
         file = self._table_file(rank, shard, rows)
         share = Share(
             self.path,
