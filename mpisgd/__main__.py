@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import os
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
@@ -45,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
     reason = ""
+    sys.unraisablehook = hear_again
     try:
         status = run(*words)
     except SystemExit as leaving:  # tyro's --help and its refusals
@@ -60,6 +63,14 @@ def main(argv: list[str] | None = None) -> int:
         status = leave_together(status, reason)
     ulfm.leave(status)
     return status
+
+
+def hear_again(told: sys.UnraisableHookArgs) -> None:
+    """Let Ctrl-C come once more that came while Python was in a destructor, which lets no exception out; tell of others as ever."""
+    if issubclass(told.exc_type, KeyboardInterrupt):
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(told)
 
 
 def stop_at_once(words: list[str]) -> NoReturn:

@@ -141,3 +141,26 @@ def test_python_dash_m_is_the_same_program() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "mpisgd: unknown command 'trian'; did you mean 'train'?\n"
+
+
+IN_A_DESTRUCTOR = """
+import signal, sys, time, types
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def busy(words):
+    Last()
+    time.sleep(30)
+    return 0
+
+sys.modules["mpisgd.cli.demo"] = types.SimpleNamespace(main=busy)
+from mpisgd.__main__ import main
+sys.exit(main(["demo"]))
+"""
+
+
+def test_ctrl_c_is_heard_that_comes_in_a_destructor() -> None:
+    ended = subprocess.run([sys.executable, "-c", IN_A_DESTRUCTOR], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr.strip()) == (130, "mpisgd demo: stopped by Ctrl-C")
