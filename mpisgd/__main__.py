@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import importlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 def hear_again(told: sys.UnraisableHookArgs) -> None:
     """Let Ctrl-C come once more that came while Python was in a destructor, which lets no exception out; tell of others as ever."""
     if issubclass(told.exc_type, KeyboardInterrupt):
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(told)
 
