@@ -42,7 +42,6 @@ class Compensation:
         """The mean square as of the last update."""
 
     def move(self, weights: Tensor) -> None:
-        """The present weights are here now."""
         self._weights = weights
 
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
