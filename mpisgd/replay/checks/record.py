@@ -16,8 +16,9 @@ from mpisgd.config import Config, config_file
 from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
+from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
-from mpisgd.records.log.reader import Run, begins
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 
 _CHUNK_ROWS = 4096
