@@ -284,7 +284,6 @@ def write_json(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def part_table(account: Account, nbytes: int, crc32: int) -> dict[str, Any]:
-    """A part as a manifest has it."""
     return {"account": dataclasses.asdict(account), "nbytes": nbytes, _CRC: crc32}
 
 

@@ -183,7 +183,6 @@ class Checkpoints:
                 self._copies[name] = np.ones(tensor.numel(), np.float32)
 
     def _write(self, account: Account) -> None:
-        """Write the part, or tell why not."""
         directory = disk.directory_of(self._share.run, account.clock)
         try:
             self._write_part(directory, account)
