@@ -158,7 +158,6 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
 
 
 def _left_out(run: Run) -> list[tuple[str, str]]:
-    """Say that the log was bounded, and what that means here."""
     if not run.left_out:
         return []
     return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]
@@ -171,7 +170,6 @@ def _resumed(events: np.ndarray) -> list[int]:
 
 
 def _compensation(run: Run) -> list[tuple[str, str]]:
-    """Say what delay compensation keeps in memory, where it is on."""
     strength, parameters = run.config.get("compensation", 0), run.environment.get("parameters")
     if not strength or parameters is None:
         return []
@@ -179,7 +177,6 @@ def _compensation(run: Run) -> list[tuple[str, str]]:
 
 
 def _rounded(run: Run) -> list[tuple[str, str]]:
-    """Say how much was rounded off gradients that travelled as bfloat16."""
     if run.config.get("push_format", "float32") == "float32":
         return []
     rounded = run.table("pushes")["rounded"]
@@ -196,7 +193,6 @@ def virtual(run: Run) -> bool:
 
 
 def _virtual(run: Run) -> list[tuple[str, str]]:
-    """Say what a virtual run must say of itself."""
     if not virtual(run):
         return []
     compute = dict(run.config.get("compute", {}))
@@ -208,7 +204,6 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:
-    """Say how many ranks compute, where learners are teams of them."""
     if not run.teams:
         shared = run.config.get("aggregation") == "node"
         return [("aggregation", "gradients and weights lie in memory that all learners share")] if shared else []
@@ -237,7 +232,6 @@ def _kind(run: Run, part: str) -> str:
 
 
 def _commits(environment: dict[str, Any]) -> str:
-    """Name the commits of the user's files, and of mpisgd."""
     said = []
     for prefix, of in (("", ""), ("mpisgd_", "; mpisgd: ")):
         commit = environment.get(f"{prefix}git_commit")

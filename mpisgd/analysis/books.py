@@ -19,8 +19,6 @@ from mpisgd.records.log.schema import Event, Verdict
 
 @dataclass(frozen=True)
 class LearnerBooks(Books):
-    """The account of one learner on one shard."""
-
     learner_id: int
 
 
@@ -182,7 +180,6 @@ def shard_table(run: Run) -> Table:
 
 
 def learner_table(run: Run) -> Table:
-    """Per learner, slices summed over the shards, and its coverage."""
     rows = []
     shards, books = run.shards, learner_books(run)
     for covered in coverage(run):

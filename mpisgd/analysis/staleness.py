@@ -37,7 +37,6 @@ def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
 
 
 def overall(run: Run) -> Staleness:
-    """Over all learners and shards."""
     if run.left_out:
         return of_histogram(histogram(run), int(books.counted_learners(run)[:, :, 2].sum()), about.splitting(run))
     tau = run.pushes["staleness"][books.applied_rows(run)]
@@ -73,7 +72,6 @@ def histogram(run: Run) -> np.ndarray:
 
 
 def _tallies(run: Run) -> list[Tally]:
-    """Count what each shard has applied."""
     return [counts.pushes.applied(run.final_clock(shard)) for shard, counts in enumerate(run.counts)]
 
 
@@ -122,7 +120,6 @@ def over_clock(run: Run) -> OverClock:
 
 
 def shard_table(run: Run) -> Table:
-    """Staleness by shard: one row for each, and one for all."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_shard(run)), ("all", overall(run))]
     return _table(run, "staleness_shards", "Staleness of applied gradients, by shard", "shard", groups)
 
@@ -142,13 +139,11 @@ def layer_table(run: Run) -> Table:
 
 
 def learner_table(run: Run) -> Table:
-    """Staleness by learner, over all shards."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_learner(run))]
     return _table(run, "staleness_learners", "Staleness of applied gradients, by learner", "learner", groups)
 
 
 def histogram_table(run: Run) -> Table:
-    """Up to the largest τ: number, share, cumulative share."""
     counts = histogram(run)
     total = int(counts.sum())
     rows = [

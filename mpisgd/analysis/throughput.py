@@ -108,7 +108,6 @@ def learner_time(run: Run) -> LearnerTime:
 
 
 def rate_table(run: Run) -> Table:
-    """Rates of each shard, and the share of its time in updates."""
     columns = columns_of(
         "shard | updates | gradients | samples | training [s] | updates/s | gradients/s | images/s | in updates [s]"
         " | in updates [%] :.2f | per update [ms]"
@@ -125,7 +124,6 @@ def rate_table(run: Run) -> Table:
 
 
 def time_table(run: Run) -> Table:
-    """Table of where each learner's time went; first the mean learner."""
     spent = learner_time(run)
     parts = [*spent.activities.values(), spent.other, spent.elapsed]
     rows: list[tuple[Cell, ...]] = []

@@ -96,8 +96,6 @@ class Updates:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Spans of the rows of `evaluations`."""
-
     rows: np.ndarray
     start: np.ndarray
     end: np.ndarray
@@ -232,7 +230,6 @@ def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | N
 
 
 def _apart(offset: np.ndarray) -> list[str]:
-    """Say in a line which shards' seconds were moved."""
     moved = [f"shard {shard} by {offset[shard] / 1e6:+.3g} ms" for shard in np.flatnonzero(offset).tolist()]
     return [f"moved, as these shards left the start barrier before or after shard 0: {', '.join(moved)}"] if moved else []
 

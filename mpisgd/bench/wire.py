@@ -125,7 +125,6 @@ def _row(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str, repet
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows for printing."""
     head = f"{'learners':>8} {'shards':>6} {'optimiser':>9} {'bytes':>12} {'raw':>11} {'update':>11} {'in place':>11} {'cycle':>11}"
     lines = [f"{head}   cycle/(raw+update)    cycle/in place"]
     for row in rows:

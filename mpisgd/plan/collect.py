@@ -66,7 +66,6 @@ def _at(config: Config, wanted: int, pushes: int) -> tuple[float, float, float]:
 
 
 def table(run: Run, found: Collecting) -> Table:
-    """Table of times, one row per N: predicted, and the log's order statistics."""
     seen = arrivals.collected(run) if arrivals.synchronous(run) else None
     rows: list[tuple[Cell, ...]] = []
     for at, wanted in enumerate(found.wanted.tolist()):

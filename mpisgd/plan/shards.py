@@ -111,7 +111,6 @@ def enough(found: list[Point]) -> dict[int, Point]:
 
 
 def table(found: list[Point], mu: int) -> Table:
-    """Table of the points, one row each."""
     best = enough(found)
     rows: list[tuple[Cell, ...]] = [
         (

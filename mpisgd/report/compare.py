@@ -23,8 +23,6 @@ COLUMNS = columns_of(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison as it was printed and written."""
-
     table: Table
     drawings: tuple[Drawing, ...]
     files: tuple[Path, ...]

@@ -35,8 +35,6 @@ HANDLING_S = 50e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """A number of a fit, and where it comes from."""
-
     name: str
     value: float
     unit: str
@@ -45,8 +43,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Wire:
-    """Costs of messages and service, with the words for it."""
-
     network: NetworkOptions
     service: ServiceOptions
     costs: tuple[Cost, ...]
