@@ -234,12 +234,6 @@ def _apart(offset: np.ndarray) -> list[str]:
     return [f"moved, as these shards left the start barrier before or after shard 0: {', '.join(moved)}"] if moved else []
 
 
-# ------------------------------------------------------------------------------------------------------------ learners
-
-
-# -------------------------------------------------------------------------------------------------- shards and evaluator
-
-
 def _updates(run: Run, pushes: np.ndarray, offset: np.ndarray) -> tuple[Updates, np.ndarray]:
     """Spans of all updates, and which of them each of `pushes` went into."""
     rows, all_pushes = run.updates, run.pushes

@@ -45,8 +45,6 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import slice_bounds
 from mpisgd.vectors.memory import host_vector, host_view
 
-SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
-"""Bytes of a gradient: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""
 OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "sgd": (SgdOptions(), 5),
     "adagrad": (AdagradOptions(), 5),

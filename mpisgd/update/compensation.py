@@ -62,11 +62,6 @@ class Compensation:
             if not self._users[clock]:
                 del self._users[clock], self._copies[clock]
 
-    @property
-    def copies(self) -> int:
-        """Number of copies that are kept now."""
-        return len(self._copies)
-
     def state(self, summing: bool = False) -> dict[str, Tensor]:
         """State that outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.
 

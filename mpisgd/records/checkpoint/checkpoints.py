@@ -109,21 +109,8 @@ class Checkpoints:
         lost, self._lost = self._lost, []
         return lost
 
-    def take(  # noqa: PLR0913 - the fields of an account, by name
-        self,
-        *,
-        clock: int,
-        now_s: float,
-        received: int,
-        applied_seq: list[int],
-        next_seq: list[int],
-        rows: list[int],
-        snapshots: list[tuple[int, int, float, int]],
-        diverged: bool,
-        counts: Sequence[int] = (),
-        last: bool = False,
-    ) -> None:
-        """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
+    def take(self, rows: list[int], *, last: bool = False, **told: Any) -> None:
+        """Copy the slice as it is, and begin to write it; `told` are fields of `Account`, `rows` those of this log file.
 
         Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
         """
@@ -140,16 +127,9 @@ class Checkpoints:
         account = Account(
             shard=self._share.shard,
             bounds=self._share.bounds,
-            clock=clock,
             samples=self._update.samples,
-            now_s=now_s,
-            received=received,
-            applied_seq=list(applied_seq),
-            next_seq=next_seq,
             rows=[*map(list, self._share.continues), [self._share.attempt, *rows]],
-            snapshots=snapshots,
-            diverged=diverged,
-            counts=list(counts),
+            **told,
         )
         self._begin(functools.partial(self._write, account))
 
