@@ -74,9 +74,7 @@ def label(run: Run) -> str:
 
 def samples_applied(run: Run) -> int:
     """Samples that shard 0 has applied."""
-    if run.left_out:
-        return max(run.begins.samples, run.counts[0].updates.samples)
-    return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=run.begins.samples))
+    return max(run.begins.samples, run.counts[0].updates.samples)
 
 
 def epochs_reached(run: Run) -> float | None:
@@ -136,8 +134,7 @@ def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
     """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
     if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
         return []
-    newest = run.final_clock(0) if run.left_out else int(run.updates["clock"].max(initial=run.begins.clock))
-    words = way_on(run.path, newest)
+    words = way_on(run.path, max(run.final_clock(shard) for shard in range(run.shards)))
     return [("if it was killed", words)] if words else []
 
 

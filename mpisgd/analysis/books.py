@@ -40,14 +40,7 @@ class Coverage:
 
 def final_clocks(run: Run) -> np.ndarray:
     """The last clock of each shard that the log knows, shape (shards,)."""
-    if run.left_out:
-        return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
-    clocks = np.full(run.shards, run.begins.clock, np.int64)
-    np.maximum.at(clocks, run.updates["shard"], run.updates["clock"])
-    for summary in run.summaries:
-        if summary["final_clock"] >= 0:
-            clocks[summary["shard"]] = summary["final_clock"]
-    return clocks
+    return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
 
 
 def applied_rows(run: Run) -> np.ndarray:
@@ -61,9 +54,7 @@ def applied_rows(run: Run) -> np.ndarray:
 
 def learners_of(run: Run) -> int:
     """λ, or more where the log holds a larger learner_id."""
-    if run.left_out:
-        return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
-    return max(run.lambda_, int(run.pushes["learner_id"].max(initial=-1)) + 1)
+    return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
@@ -71,21 +62,12 @@ def learner_books(run: Run) -> list[LearnerBooks]:
 
     Where rows are not all there, a learner pushed what came to the shard that had most of it.
     """
-    learners, shards = learners_of(run), run.shards
-    if run.left_out:
-        counted = counted_learners(run)
-        pushed, became = counted[:, :, 0].max(axis=0), counted[:, :, 1:]
-    else:
-        rows, applied, pushed = run.pushes, applied_rows(run), _computed(run, learners)
-        verdict, cell = rows["verdict"], rows["shard"] * np.int64(learners) + rows["learner_id"]
-        in_flight = ((verdict == Verdict.APPLY) & ~applied) | (verdict == Verdict.LATE)
-        kinds = (applied, verdict == Verdict.DROP, verdict == Verdict.REJECT, in_flight)
-        counts = [np.bincount(cell[which], minlength=shards * learners) for which in kinds]
-        became = np.stack(counts, axis=-1).reshape(shards, learners, len(kinds))
+    learners, counted = learners_of(run), counted_learners(run)
+    pushed, became = counted[:, :, 0].max(axis=0) if run.left_out else _computed(run, learners), counted[:, :, 1:]
     return [
         LearnerBooks(shard, *map(int, (pushed[learner_id], *became[shard, learner_id], learner_id)))
         for learner_id in range(learners)
-        for shard in range(shards)
+        for shard in range(run.shards)
     ]
 
 
@@ -160,16 +142,9 @@ def imbalances(run: Run) -> list[str]:
 
 def _sums(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each shard, gradients that were applied, those that its updates sum, and its updates since the start: (shards,) each."""
-    if run.left_out:
-        each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
-        found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
-        return found[:, 0], found[:, 1], found[:, 2]
-    taken = run.pushes[applied_rows(run)]
-    applied = np.zeros(run.shards, np.int64)
-    np.add.at(applied, taken["shard"], taken["gradients"])
-    divisors = np.zeros(run.shards, np.int64)
-    np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
-    return applied, divisors, run.begins.clock + np.bincount(run.updates["shard"], minlength=run.shards)
+    each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
+    found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
+    return found[:, 0], found[:, 1], found[:, 2]
 
 
 def shard_table(run: Run) -> Table:
@@ -212,12 +187,9 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
     first = np.zeros(learners, np.int64)
     first[: len(run.begins.next_seq)] = run.begins.next_seq
     last = first - 1
-    if run.left_out:
-        for counts in run.counts:
-            seen = len(counts.pushes.next_seq)
-            last[:seen] = np.maximum(last[:seen], counts.pushes.next_seq - 1)
-        return np.asarray(last + 1 - first)
-    np.maximum.at(last, run.pushes["learner_id"], run.pushes["seq"])
+    for counts in run.counts:
+        seen = len(counts.pushes.next_seq)
+        last[:seen] = np.maximum(last[:seen], counts.pushes.next_seq - 1)
     return np.asarray(last + 1 - first)
 
 

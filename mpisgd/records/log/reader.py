@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +18,6 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
 from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
-from mpisgd.records.log.schema import Verdict
 
 
 @dataclass(frozen=True)
@@ -208,11 +206,18 @@ class Run(Directory):
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """Of each shard, what its pushes and updates come to, of a log that was bounded; of a run that was killed, as of the last
-        flush. Empty where no file counts."""
+        """Of each shard, what all its pushes and updates come to; of a log that was bounded, and whose writer was killed, as of the
+        last flush."""
         self._check_files()
         found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
-        return [each for each in found if each is not None]
+        counts = [each or Counts() for each in found]
+        uncounted = {shard for shard, each in enumerate(found) if each is None}
+        for name in schema.THINNED if uncounted else ():
+            # whoever writes the tables of a run that has not ended may be at it: they are read whole
+            for rows in self.chunks(name) if self._ended else [self.table(name)]:
+                for shard in uncounted & set(np.unique(rows["shard"]).tolist()):
+                    getattr(counts[shard], name).add(rows[rows["shard"] == shard])
+        return counts
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -236,21 +241,12 @@ class Run(Directory):
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""
-        summaries = self.summaries
-        if self.left_out:
-            each = zip(summaries, self.counts, strict=True)
-            return [_counted(summary, counts.pushes.books(self.final_clock(summary["shard"]))) for summary, counts in each]
-        clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
-        unfinished = [shard for shard, clock in clocks.items() if clock < 0]
-        if unfinished:  # its tables are read whole: whoever writes them may be at it
-            updates, _ = self.updates, self.pushes
-            for shard in unfinished:
-                clocks[shard] = int(updates["clock"][updates["shard"] == shard].max(initial=self.begins.clock))
-        counts = {shard: Counter[str]() for shard in clocks}
-        for rows in self.chunks("pushes"):
-            for shard in set(np.unique(rows["shard"]).tolist()) & set(clocks):
-                _count(counts[shard], rows[rows["shard"] == shard], clocks[shard])
-        return [_books(summary, counts[int(summary["shard"])]) for summary in summaries]
+        each = enumerate(zip(self.summaries, self.counts, strict=True))
+        return [_account(summary, counts.pushes.books(self.final_clock(shard))) for shard, (summary, counts) in each]
+
+    @property
+    def _ended(self) -> bool:
+        return bool((self.summaries["final_clock"] >= 0).all())
 
     def _check_files(self) -> None:
         present = {path.name for path in self._files}
@@ -259,31 +255,10 @@ class Run(Directory):
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
 
 
-def _count(counts: Counter[str], rows: np.ndarray, final_clock: int) -> None:
-    """Add rows of `pushes` of one shard to what is known of it."""
-    summed = rows["verdict"] == Verdict.APPLY
-    counts["rows"] += len(rows)
-    counts["summed"] += int(np.count_nonzero(summed))
-    counts["applied"] += int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
-    for verdict in (Verdict.LATE, Verdict.DROP, Verdict.REJECT):
-        counts[verdict.name] += int(np.count_nonzero(rows["verdict"] == verdict))
-
-
-def _counted(summary: np.void, learners: np.ndarray) -> Books:
-    """The account of a shard whose rows are not all there, from those of its learners."""
+def _account(summary: np.void, learners: np.ndarray) -> Books:
+    """The account of a shard from those of its learners."""
     pushed, *others = learners.sum(axis=0).tolist()
     return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)
-
-
-def _books(summary: np.void, counts: Counter[str]) -> Books:
-    return Books(
-        shard=int(summary["shard"]),
-        pushed=int(summary["pushed"]) if summary["final_clock"] >= 0 else counts["rows"],
-        applied=counts["applied"],
-        dropped=counts["DROP"],
-        rejected=counts["REJECT"],
-        in_flight=counts["summed"] - counts["applied"] + counts["LATE"],
-    )
 
 
 def _left_out(parts: list[Rows]) -> str:
