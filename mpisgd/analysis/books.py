@@ -58,12 +58,9 @@ def learners_of(run: Run) -> int:
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
-    """The account of every learner on every shard, learner by learner.
-
-    Where rows are not all there, a learner pushed what came to the shard that had most of it.
-    """
-    learners, counted = learners_of(run), counted_learners(run)
-    pushed, became = counted[:, :, 0].max(axis=0) if run.left_out else _computed(run, learners), counted[:, :, 1:]
+    """The account of every learner on every shard, learner by learner."""
+    learners, became = learners_of(run), counted_learners(run)[:, :, 1:]
+    pushed = _computed(run, learners)
     return [
         LearnerBooks(shard, *map(int, (pushed[learner_id], *became[shard, learner_id], learner_id)))
         for learner_id in range(learners)
@@ -80,22 +77,6 @@ def counted_learners(run: Run) -> np.ndarray:
     return found
 
 
-def _counted_coverage(run: Run) -> list[Coverage]:
-    """Of a run whose rows are not all there: of more shards than one, what was applied on all of them is not known."""
-    counted, learners = counted_learners(run), learners_of(run)
-    given_up, sampled = _given_up(run, learners), _sampled(run, learners)
-    return [
-        Coverage(
-            at,
-            int(sampled[at]),
-            int(given_up[at]),
-            int(counted[:, at, 0].max()),
-            int(counted[0, at, 1]) if run.shards == 1 or not counted[:, at, 1].all() else None,
-        )
-        for at in range(learners)
-    ]
-
-
 def _given_up(run: Run, learners: int) -> np.ndarray:
     told = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
     return np.bincount(told["learner_id"], minlength=learners)
@@ -103,18 +84,24 @@ def _given_up(run: Run, learners: int) -> np.ndarray:
 
 def coverage(run: Run) -> list[Coverage]:
     """Count how much of what each learner sampled was applied. What is always dropped biases the training data."""
+    learners = learners_of(run)
+    told = (_sampled(run, learners), _given_up(run, learners), _computed(run, learners))
+    each = zip(*(counts.tolist() for counts in told), _applied_everywhere(run, learners), strict=True)
+    return [Coverage(learner_id, *columns) for learner_id, columns in enumerate(each)]
+
+
+def _applied_everywhere(run: Run, learners: int) -> list[int | None]:
+    """Mini-batches of each learner that every shard applied; None where rows are left out, and several shards had any."""
     if run.left_out:
-        return _counted_coverage(run)
-    rows, learners = run.pushes, learners_of(run)
-    sampled, computed = _sampled(run, learners), _computed(run, learners)
-    taken = rows[applied_rows(run)]
+        counted = counted_learners(run)[:, :, 1]
+        return [int(each[0]) if run.shards == 1 or not each.all() else None for each in counted.T]
+    taken = run.pushes[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
-    everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
-    columns = (sampled, _given_up(run, learners), computed, everywhere)
-    return [Coverage(at, *(int(column[at]) for column in columns)) for at in range(learners)]
+    everywhere: list[int | None] = np.bincount(batch[shards == run.shards] // most, minlength=learners).tolist()
+    return everywhere
 
 
 def never_counted(run: Run) -> list[int]:
@@ -194,7 +181,12 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
 
 
 def _computed(run: Run, learners: int) -> np.ndarray:
-    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
+    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again.
+
+    Where rows are not all there, as many as came to the shard that had most of them.
+    """
+    if run.left_out:
+        return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
     rows, shards, sampled = run.pushes, run.shards, _sampled(run, learners)
     most = int(rows["seq"].max(initial=0)) + 1
     batches = (rows["learner_id"].astype(np.int64) * most + rows["seq"]) * shards + rows["shard"]

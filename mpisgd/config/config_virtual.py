@@ -41,9 +41,6 @@ class VirtualOptions:
         require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
 
 
-# ------------------------------------------------------------------------------------------ compute seconds per mini-batch
-
-
 @dataclass(frozen=True)
 class ConstantComputeOptions:
     """Every mini-batch takes the same."""
@@ -134,9 +131,6 @@ COMPUTE: Mapping[str, type] = {
     "heavy_tail": HeavyTailComputeOptions,
     "empirical": EmpiricalComputeOptions,
 }
-
-
-# ------------------------------------------------------------------------------------------------------ network and shards
 
 
 @dataclass(frozen=True)

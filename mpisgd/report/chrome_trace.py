@@ -54,10 +54,7 @@ class _Trace:
     def __init__(self, timeline: Timeline) -> None:
         self._of = timeline
         ranks, shown = timeline.ranks, timeline.ranks.learners[: timeline.learners]
-        evaluator = [ranks.evaluator] if ranks.dedicated_evaluator else []
-        self._rows = {rank: f"shard {shard}" for shard, rank in enumerate(ranks.shards)}
-        self._rows |= dict.fromkeys(evaluator, "evaluator")
-        self._rows |= {rank: f"learner {learner_id}" for learner_id, rank in enumerate(shown)}
+        self._rows = timeline.names
         hosts = list(dict.fromkeys(ranks.host(rank) for rank in sorted(self._rows)))
         # above every tid: Perfetto takes a thread whose tid is its pid for the main one, and shows it first
         self._processes = {host: max(self._rows) + 1 + at for at, host in enumerate(hosts)}
@@ -127,8 +124,8 @@ class _Trace:
         names = ("shard", "learner_id", "seq", "timestamp", "clock", "staleness", "verdict", "reason", "weight", "loss")
         for at in self._shown(self._of.arrival, self._of.arrival):
             for args, arrival in zip(_told(self._of.pushes[at], *names), *_lists(self._of.arrival[at]), strict=True):
-                shard, verdict = args.pop("shard"), _word(Verdict, args["verdict"])
-                args |= {"verdict": verdict, "reason": _word(Reason, args["reason"])}
+                shard, verdict = args.pop("shard"), word_of(Verdict, args["verdict"])
+                args |= {"verdict": verdict, "reason": word_of(Reason, args["reason"])}
                 yield _event("i", f"{verdict} τ={args['staleness']}", self._shard[shard], arrival, args=args)
 
     def _answers(self) -> Iterator[_Json]:
@@ -143,7 +140,7 @@ class _Trace:
             told = _told(self._of.events[at], "shard", "clock", "kind", "learner_id", "value")
             for args, moment in zip(told, *_lists(self._of.moment[at]), strict=True):
                 shard, kind = args.pop("shard"), args.pop("kind")
-                yield _event("i", _word(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
+                yield _event("i", word_of(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
 
     def _arrows(self) -> Iterator[_Json]:
         """From the begin of a push to the begin of its update, where the window shows both."""
@@ -195,6 +192,6 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _word(words: type[Verdict] | type[Reason] | type[Event], value: int) -> str:
+def word_of(words: type[Verdict] | type[Reason] | type[Event], value: int) -> str:
     """A newer log may know more words."""
     return words(value).name.lower() if value in set(words) else f"{words.__name__.lower()} {value}"

@@ -10,6 +10,7 @@ succeed. It is told, and in the log.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 import threading
@@ -189,7 +190,7 @@ class Checkpoints:
         durable.sync_directory(self._share.run)  # has the names of all these
         told = {"clock": account.clock, "shard": self._share.shard, "attempt": self._share.attempt}
         nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._share.shard), self._copies, told)
-        part = disk.part_table(account, nbytes, crc32)
+        part = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
         disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
         durable.sync_directory(directory)
         self._seal(directory, account.clock)
