@@ -51,7 +51,9 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
     for table in tables:
         table.print_to(console)
         say(console, "")
-    drawings = draw(run)
+    from mpisgd.report import figures_timeline
+
+    drawings = (*draw(run), figures_timeline.drawing(run))
     folder = out or run.path / "report"
     lines = [state.text, *(f"**Books do not balance**: {problem}" for problem in problems)]
     files = write(folder / "report.md", f"Report of {run.name}", lines, tables, drawings)
@@ -83,8 +85,8 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
 
 
 def draw(run: Run) -> tuple[Drawing, ...]:
-    """All figures of a run; matplotlib is imported here and not before."""
-    from mpisgd.report import figures, figures_time, figures_timeline
+    """All figures of a run but its timeline; matplotlib is imported here and not before."""
+    from mpisgd.report import figures, figures_time
 
     title, synchronous = about.label(run), arrivals.synchronous(run)
     curves = training.curves(run)
@@ -125,7 +127,6 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             lambda: figures_time.time_spent(title, throughput.learner_time(run)),
             "no gradient was pushed",
         ),
-        figures_timeline.drawing(run),
     )
 
 
