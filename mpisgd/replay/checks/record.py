@@ -91,11 +91,6 @@ class Start:
     next_seq: list[int]
     since_s: float = 0.0
 
-    @classmethod
-    def of_run(cls, lambda_: int) -> Start:
-        """At clock 0."""
-        return cls(0, 0, 0.0, 0, [-1] * lambda_, [0] * lambda_)
-
 
 @dataclass(frozen=True)
 class ShardRecord:
@@ -169,14 +164,6 @@ class ShardRecord:
         order = np.argsort(self.events["learner_id"], kind="stable")
         ends = np.searchsorted(self.events["learner_id"][order], np.arange(self.lambda_ + 1))
         return [self.events[order[start:end]] for start, end in zip(ends, ends[1:], strict=False)]
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """int64 (rows,): the how manyth push of its learner each row is, from 0."""
-        numbers = np.empty(len(self.pushes), np.int64)
-        for rows in self.rows_of:
-            numbers[rows] = np.arange(len(rows))
-        return numbers
 
 
 @dataclass(frozen=True)
