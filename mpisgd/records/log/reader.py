@@ -19,6 +19,9 @@ from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
 from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
 
+_COUNTED = 4096
+"""Rows that are counted at a time: what is chosen of them is copied."""
+
 
 @dataclass(frozen=True)
 class Books:
@@ -215,8 +218,10 @@ class Run(Directory):
         for name in schema.THINNED if uncounted else ():
             # whoever writes the tables of a run that has not ended may be at it: they are read whole
             for rows in self.chunks(name) if self._ended else [self.table(name)]:
-                for shard in uncounted & set(np.unique(rows["shard"]).tolist()):
-                    getattr(counts[shard], name).add(rows[rows["shard"] == shard])
+                for start in range(0, len(rows), _COUNTED):
+                    some = rows[start : start + _COUNTED]
+                    for shard in uncounted & set(np.unique(some["shard"]).tolist()):
+                        getattr(counts[shard], name).add(some[some["shard"] == shard])
         return counts
 
     @property
