@@ -155,7 +155,7 @@ def _virtual() -> set[str]:
 
 def command_line() -> str:
     parts = [_table(("command", ""), ((f"[`mpisgd {name}`](#mpisgd-{name})", text) for name, text in COMMANDS.items()))]
-    parts.append("`mpisgd --version` prints the version, and which form of the code is loaded.\n")
+    parts.append("`mpisgd --version` prints the version.\n")
     for name, text in COMMANDS.items():
         parts += [f"## mpisgd {name}\n"]
         if name in ("train", "simulate"):

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from virtual_runs import Job, logged, main
 
-from mpisgd.analysis.staleness import Staleness, summarise
+from mpisgd.analysis.staleness import Staleness, of_histogram
 from mpisgd.analysis.tables import Column, Table
 from mpisgd.report import style
 
@@ -47,7 +47,7 @@ def job(exchange: str, bandwidth: float, pushes: int) -> Job:
 def by_layer(exchange: str, bandwidth: float, pushes: int = PUSHES) -> list[Staleness]:
     """Of each layer, the lowest first, once all learners have settled."""
     rows = logged(job(exchange, bandwidth, pushes)).pushes
-    return [summarise(rows["staleness"][rows["shard"] == layer][2 * LAMBDA :], 0) for layer in range(LAYERS)]
+    return [of_histogram(np.bincount(rows["staleness"][rows["shard"] == layer][2 * LAMBDA :]), 0) for layer in range(LAYERS)]
 
 
 def draw() -> tuple[list[Table], Figure]:

@@ -74,9 +74,7 @@ def label(run: Run) -> str:
 
 def samples_applied(run: Run) -> int:
     """Samples that shard 0 has applied."""
-    if run.left_out:
-        return max(run.begins.samples, run.counts[0].updates.samples)
-    return int(run.updates["samples"][run.updates["shard"] == 0].max(initial=run.begins.samples))
+    return max(run.begins.samples, run.counts[0].updates.samples)
 
 
 def epochs_reached(run: Run) -> float | None:
@@ -136,8 +134,7 @@ def _way_on(run: Run, state: Status) -> list[tuple[str, str]]:
     """Say how a killed run goes on, and what that costs, where it has checkpoints or was to have some."""
     if state.ended or state.diverged or not run.config.get("checkpoint", {}).get("every_updates"):
         return []
-    newest = run.final_clock(0) if run.left_out else int(run.updates["clock"].max(initial=run.begins.clock))
-    words = way_on(run.path, newest)
+    words = way_on(run.path, max(run.final_clock(shard) for shard in range(run.shards)))
     return [("if it was killed", words)] if words else []
 
 
@@ -158,7 +155,6 @@ def _attempts(run: Run) -> list[tuple[str, str]]:
 
 
 def _left_out(run: Run) -> list[tuple[str, str]]:
-    """Say that the log was bounded, and what that means here."""
     if not run.left_out:
         return []
     return [("log", f"{run.left_out}: counts are of all, and exact; tables and figures that need every row are not made")]
@@ -171,7 +167,6 @@ def _resumed(events: np.ndarray) -> list[int]:
 
 
 def _compensation(run: Run) -> list[tuple[str, str]]:
-    """Say what delay compensation keeps in memory, where it is on."""
     strength, parameters = run.config.get("compensation", 0), run.environment.get("parameters")
     if not strength or parameters is None:
         return []
@@ -179,7 +174,6 @@ def _compensation(run: Run) -> list[tuple[str, str]]:
 
 
 def _rounded(run: Run) -> list[tuple[str, str]]:
-    """Say how much was rounded off gradients that travelled as bfloat16."""
     if run.config.get("push_format", "float32") == "float32":
         return []
     rounded = run.table("pushes")["rounded"]
@@ -196,7 +190,6 @@ def virtual(run: Run) -> bool:
 
 
 def _virtual(run: Run) -> list[tuple[str, str]]:
-    """Say what a virtual run must say of itself."""
     if not virtual(run):
         return []
     compute = dict(run.config.get("compute", {}))
@@ -208,7 +201,6 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:
-    """Say how many ranks compute, where learners are teams of them."""
     if not run.teams:
         shared = run.config.get("aggregation") == "node"
         return [("aggregation", "gradients and weights lie in memory that all learners share")] if shared else []
@@ -237,7 +229,6 @@ def _kind(run: Run, part: str) -> str:
 
 
 def _commits(environment: dict[str, Any]) -> str:
-    """Name the commits of the user's files, and of mpisgd."""
     said = []
     for prefix, of in (("", ""), ("mpisgd_", "; mpisgd: ")):
         commit = environment.get(f"{prefix}git_commit")

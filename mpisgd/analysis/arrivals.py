@@ -74,7 +74,6 @@ def wanted(run: Run) -> int:
 
 
 def arrival_table(run: Run) -> Table:
-    """Percentiles of the arrival times."""
     arrived = times(run)
     rows: list[tuple[Cell, ...]] = []
     if len(arrived):
@@ -89,7 +88,6 @@ def arrival_table(run: Run) -> Table:
 
 
 def collect_table(run: Run) -> Table:
-    """Mean and median time to collect k of λ gradients."""
     found = collected(run)
     rows: list[tuple[Cell, ...]] = list(zip(*(column.tolist() for column in vars(found).values()), strict=True))
     columns = columns_of("k | clock values | mean [s] | median [s] | longest [s]")

@@ -19,8 +19,6 @@ from mpisgd.records.log.schema import Event, Verdict
 
 @dataclass(frozen=True)
 class LearnerBooks(Books):
-    """The account of one learner on one shard."""
-
     learner_id: int
 
 
@@ -42,14 +40,7 @@ class Coverage:
 
 def final_clocks(run: Run) -> np.ndarray:
     """The last clock of each shard that the log knows, shape (shards,)."""
-    if run.left_out:
-        return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
-    clocks = np.full(run.shards, run.begins.clock, np.int64)
-    np.maximum.at(clocks, run.updates["shard"], run.updates["clock"])
-    for summary in run.summaries:
-        if summary["final_clock"] >= 0:
-            clocks[summary["shard"]] = summary["final_clock"]
-    return clocks
+    return np.array([run.final_clock(shard) for shard in range(run.shards)], np.int64)
 
 
 def applied_rows(run: Run) -> np.ndarray:
@@ -63,31 +54,17 @@ def applied_rows(run: Run) -> np.ndarray:
 
 def learners_of(run: Run) -> int:
     """λ, or more where the log holds a larger learner_id."""
-    if run.left_out:
-        return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
-    return max(run.lambda_, int(run.pushes["learner_id"].max(initial=-1)) + 1)
+    return max(run.lambda_, *(len(counts.pushes.next_seq) for counts in run.counts))
 
 
 def learner_books(run: Run) -> list[LearnerBooks]:
-    """The account of every learner on every shard, learner by learner.
-
-    Where rows are not all there, a learner pushed what came to the shard that had most of it.
-    """
-    learners, shards = learners_of(run), run.shards
-    if run.left_out:
-        counted = counted_learners(run)
-        pushed, became = counted[:, :, 0].max(axis=0), counted[:, :, 1:]
-    else:
-        rows, applied, pushed = run.pushes, applied_rows(run), _computed(run, learners)
-        verdict, cell = rows["verdict"], rows["shard"] * np.int64(learners) + rows["learner_id"]
-        in_flight = ((verdict == Verdict.APPLY) & ~applied) | (verdict == Verdict.LATE)
-        kinds = (applied, verdict == Verdict.DROP, verdict == Verdict.REJECT, in_flight)
-        counts = [np.bincount(cell[which], minlength=shards * learners) for which in kinds]
-        became = np.stack(counts, axis=-1).reshape(shards, learners, len(kinds))
+    """The account of every learner on every shard, learner by learner."""
+    learners, became = learners_of(run), counted_learners(run)[:, :, 1:]
+    pushed = _computed(run, learners)
     return [
         LearnerBooks(shard, *map(int, (pushed[learner_id], *became[shard, learner_id], learner_id)))
         for learner_id in range(learners)
-        for shard in range(shards)
+        for shard in range(run.shards)
     ]
 
 
@@ -100,22 +77,6 @@ def counted_learners(run: Run) -> np.ndarray:
     return found
 
 
-def _counted_coverage(run: Run) -> list[Coverage]:
-    """Of a run whose rows are not all there: of more shards than one, what was applied on all of them is not known."""
-    counted, learners = counted_learners(run), learners_of(run)
-    given_up, sampled = _given_up(run, learners), _sampled(run, learners)
-    return [
-        Coverage(
-            at,
-            int(sampled[at]),
-            int(given_up[at]),
-            int(counted[:, at, 0].max()),
-            int(counted[0, at, 1]) if run.shards == 1 or not counted[:, at, 1].all() else None,
-        )
-        for at in range(learners)
-    ]
-
-
 def _given_up(run: Run, learners: int) -> np.ndarray:
     told = run.events[(run.events["kind"] == Event.GAVE_UP) & (run.events["shard"] == 0)]
     return np.bincount(told["learner_id"], minlength=learners)
@@ -123,18 +84,24 @@ def _given_up(run: Run, learners: int) -> np.ndarray:
 
 def coverage(run: Run) -> list[Coverage]:
     """Count how much of what each learner sampled was applied. What is always dropped biases the training data."""
+    learners = learners_of(run)
+    told = (_sampled(run, learners), _given_up(run, learners), _computed(run, learners))
+    each = zip(*(counts.tolist() for counts in told), _applied_everywhere(run, learners), strict=True)
+    return [Coverage(learner_id, *columns) for learner_id, columns in enumerate(each)]
+
+
+def _applied_everywhere(run: Run, learners: int) -> list[int | None]:
+    """Mini-batches of each learner that every shard applied; None where rows are left out, and several shards had any."""
     if run.left_out:
-        return _counted_coverage(run)
-    rows, learners = run.pushes, learners_of(run)
-    sampled, computed = _sampled(run, learners), _computed(run, learners)
-    taken = rows[applied_rows(run)]
+        counted = counted_learners(run)[:, :, 1]
+        return [int(each[0]) if run.shards == 1 or not each.all() else None for each in counted.T]
+    taken = run.pushes[applied_rows(run)]
     most = int(taken["seq"].max(initial=0)) + 1
     batches = taken["learner_id"].astype(np.int64) * most + taken["seq"]
     on_shard = np.unique(batches * run.shards + taken["shard"]) // run.shards
     batch, shards = np.unique(on_shard, return_counts=True)
-    everywhere = np.bincount(batch[shards == run.shards] // most, minlength=learners)
-    columns = (sampled, _given_up(run, learners), computed, everywhere)
-    return [Coverage(at, *(int(column[at]) for column in columns)) for at in range(learners)]
+    everywhere: list[int | None] = np.bincount(batch[shards == run.shards] // most, minlength=learners).tolist()
+    return everywhere
 
 
 def never_counted(run: Run) -> list[int]:
@@ -162,16 +129,9 @@ def imbalances(run: Run) -> list[str]:
 
 def _sums(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each shard, gradients that were applied, those that its updates sum, and its updates since the start: (shards,) each."""
-    if run.left_out:
-        each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
-        found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
-        return found[:, 0], found[:, 1], found[:, 2]
-    taken = run.pushes[applied_rows(run)]
-    applied = np.zeros(run.shards, np.int64)
-    np.add.at(applied, taken["shard"], taken["gradients"])
-    divisors = np.zeros(run.shards, np.int64)
-    np.add.at(divisors, run.updates["shard"], run.updates["gradients"])
-    return applied, divisors, run.begins.clock + np.bincount(run.updates["shard"], minlength=run.shards)
+    each = [(counts.pushes.applied(run.final_clock(shard)), counts.updates) for shard, counts in enumerate(run.counts)]
+    found = np.array([(tally.gradients, made.gradients, run.begins.clock + made.rows) for tally, made in each])
+    return found[:, 0], found[:, 1], found[:, 2]
 
 
 def shard_table(run: Run) -> Table:
@@ -182,7 +142,6 @@ def shard_table(run: Run) -> Table:
 
 
 def learner_table(run: Run) -> Table:
-    """Per learner, slices summed over the shards, and its coverage."""
     rows = []
     shards, books = run.shards, learner_books(run)
     for covered in coverage(run):
@@ -215,17 +174,19 @@ def _sampled(run: Run, learners: int) -> np.ndarray:
     first = np.zeros(learners, np.int64)
     first[: len(run.begins.next_seq)] = run.begins.next_seq
     last = first - 1
-    if run.left_out:
-        for counts in run.counts:
-            seen = len(counts.pushes.next_seq)
-            last[:seen] = np.maximum(last[:seen], counts.pushes.next_seq - 1)
-        return np.asarray(last + 1 - first)
-    np.maximum.at(last, run.pushes["learner_id"], run.pushes["seq"])
+    for counts in run.counts:
+        seen = len(counts.pushes.next_seq)
+        last[:seen] = np.maximum(last[:seen], counts.pushes.next_seq - 1)
     return np.asarray(last + 1 - first)
 
 
 def _computed(run: Run, learners: int) -> np.ndarray:
-    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again."""
+    """Gradients that each learner pushed, shape (learners,): one of each mini-batch, and those computed again.
+
+    Where rows are not all there, as many as came to the shard that had most of them.
+    """
+    if run.left_out:
+        return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
     rows, shards, sampled = run.pushes, run.shards, _sampled(run, learners)
     most = int(rows["seq"].max(initial=0)) + 1
     batches = (rows["learner_id"].astype(np.int64) * most + rows["seq"]) * shards + rows["shard"]

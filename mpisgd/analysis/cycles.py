@@ -84,7 +84,6 @@ def offsets_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, shards: i
 
 
 def cycles_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: np.ndarray, answer: np.ndarray) -> Cycles:
-    """Place what learners did on the common clock."""
     durations, push = chains.durations, chains.push
     before = durations.sum(axis=1)
     last_arrival = _largest(arrival, cycle)

@@ -12,12 +12,10 @@ _KINDS = (Event.LOST, Event.MISSED, Event.RETURNED)
 
 
 def happened(run: Run) -> bool:
-    """Whether any learner was lost or missed."""
     return bool(np.isin(run.events["kind"], _KINDS).any())
 
 
 def table(run: Run) -> Table:
-    """List the learners that were lost or missed, a row per shard."""
     events, pushes = run.events, run.pushes
     concerned = np.unique(events["learner_id"][np.isin(events["kind"], _KINDS)]).tolist()
     rows = []

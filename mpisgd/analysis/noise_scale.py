@@ -162,7 +162,6 @@ def _error(rows: Measured, shards: int) -> float:
 
 
 def table(run: Run) -> Table:
-    """Noise scale, tr(Sigma) and |G|^2 in each quarter of the run and over all of it."""
     rows, batch = measured(run), _batch(run)
     lines: list[tuple[Cell, ...]] = []
     for part, start, end in _PARTS if len(rows.shard) else ():

@@ -31,24 +31,13 @@ class Staleness:
     beyond: float | None = None
 
 
-def summarise(tau: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
-    """Summarise `tau`, int64 (gradients,); the deviation is that of the population (divisor = gradients)."""
-    return of_histogram(np.bincount(tau), dropped, n)
-
-
 def overall(run: Run) -> Staleness:
-    """Over all learners and shards."""
-    if run.left_out:
-        return of_histogram(histogram(run), int(books.counted_learners(run)[:, :, 2].sum()), about.splitting(run))
-    tau = run.pushes["staleness"][books.applied_rows(run)]
-    return summarise(tau, int(np.count_nonzero(run.pushes["verdict"] == Verdict.DROP)), about.splitting(run))
+    return of_histogram(histogram(run), int(books.counted_learners(run)[:, :, 2].sum()), about.splitting(run))
 
 
 def by_shard(run: Run) -> list[Staleness]:
-    if run.left_out:
-        dropped, n = books.counted_learners(run)[:, :, 2].sum(axis=1).tolist(), about.splitting(run)
-        return [of_histogram(tally.staleness, dropped[shard], n) for shard, tally in enumerate(_tallies(run))]
-    return _grouped(run, run.pushes["shard"], run.shards)
+    dropped, n = books.counted_learners(run)[:, :, 2].sum(axis=1).tolist(), about.splitting(run)
+    return [of_histogram(tally.staleness, dropped[shard], n) for shard, tally in enumerate(_tallies(run))]
 
 
 def by_learner(run: Run) -> list[Staleness]:
@@ -60,25 +49,26 @@ def by_learner(run: Run) -> list[Staleness]:
         dropped = books.counted_learners(run)[:, :, 2].sum(axis=0).tolist()
         each = zip(applied.tolist(), dropped, strict=True)
         return [Staleness(count, lost, mean=total / count if count else None) for (count, total), lost in each]
-    return _grouped(run, run.pushes["learner_id"], books.learners_of(run))
+    applied, n, learners = run.pushes[books.applied_rows(run)], about.splitting(run), books.learners_of(run)
+    lost = np.bincount(run.pushes["learner_id"][run.pushes["verdict"] == Verdict.DROP], minlength=learners)
+    order = np.argsort(applied["learner_id"], kind="stable")
+    parts = np.split(applied["staleness"][order], np.searchsorted(applied["learner_id"][order], np.arange(1, learners)))
+    return [of_histogram(np.bincount(tau), int(count), n) for tau, count in zip(parts, lost, strict=True)]
 
 
 def histogram(run: Run) -> np.ndarray:
     """Number of applied gradients of staleness 0, 1, 2 ..., over all shards: int64, shape (largest τ + 1,) or (0,)."""
-    if run.left_out:
-        found = [tally.staleness for tally in _tallies(run)]
-        longest = max(map(len, found))
-        return np.asarray(sum(np.pad(each, (0, longest - len(each))) for each in found))
-    return np.bincount(run.pushes["staleness"][books.applied_rows(run)])
+    found = [tally.staleness for tally in _tallies(run)]
+    longest = max(map(len, found))
+    return np.asarray(sum(np.pad(each, (0, longest - len(each))) for each in found))
 
 
 def _tallies(run: Run) -> list[Tally]:
-    """Count what each shard has applied."""
     return [counts.pushes.applied(run.final_clock(shard)) for shard, counts in enumerate(run.counts)]
 
 
 def of_histogram(counts: np.ndarray, dropped: int, n: int | None = None) -> Staleness:
-    """As `summarise`, of so many gradients of staleness 0, 1, 2 ...: int64, shape (largest τ + 1,)."""
+    """Of so many gradients of staleness 0, 1, 2 ...: int64, shape (largest τ + 1,); the deviation is that of the population."""
     total = int(counts.sum())
     if total == 0:
         return Staleness(0, dropped)
@@ -122,7 +112,6 @@ def over_clock(run: Run) -> OverClock:
 
 
 def shard_table(run: Run) -> Table:
-    """Staleness by shard: one row for each, and one for all."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_shard(run)), ("all", overall(run))]
     return _table(run, "staleness_shards", "Staleness of applied gradients, by shard", "shard", groups)
 
@@ -142,13 +131,11 @@ def layer_table(run: Run) -> Table:
 
 
 def learner_table(run: Run) -> Table:
-    """Staleness by learner, over all shards."""
     groups: list[tuple[Cell, Staleness]] = [*enumerate(by_learner(run))]
     return _table(run, "staleness_learners", "Staleness of applied gradients, by learner", "learner", groups)
 
 
 def histogram_table(run: Run) -> Table:
-    """Up to the largest τ: number, share, cumulative share."""
     counts = histogram(run)
     total = int(counts.sum())
     rows = [
@@ -157,16 +144,6 @@ def histogram_table(run: Run) -> Table:
     ]
     columns = columns_of("τ | gradients | share [%] :.2f | cumulative [%] :.2f")
     return Table("staleness_histogram", "Distribution of staleness [Zhang16 Fig. 1]", columns, tuple(rows))
-
-
-def _grouped(run: Run, key: np.ndarray, groups: int) -> list[Staleness]:
-    applied = books.applied_rows(run)
-    dropped = np.bincount(key[run.pushes["verdict"] == Verdict.DROP], minlength=groups)
-    order = np.argsort(key[applied], kind="stable")
-    tau = run.pushes["staleness"][applied][order]
-    parts = np.split(tau, np.searchsorted(key[applied][order], np.arange(1, groups)))
-    n = about.splitting(run)
-    return [summarise(part, int(count), n) for part, count in zip(parts, dropped, strict=True)]
 
 
 def _table(run: Run, key: str, title: str, group: str, groups: list[tuple[Cell, Staleness]]) -> Table:

@@ -13,7 +13,6 @@ import numpy as np
 
 from mpisgd.analysis import books
 from mpisgd.analysis.tables import Cell, Table, columns_of
-from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.reader import Run
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
@@ -46,36 +45,20 @@ class Rates:
 
 def rates(run: Run) -> list[Rates]:
     """Rates of each shard. Each has all samples, of which it applies its own slice of the gradient."""
-    if run.left_out:
-        return [_counted(run, shard, counts) for shard, counts in enumerate(run.counts)]
-    applied = np.bincount(run.pushes["shard"][books.applied_rows(run)], minlength=run.shards)
-    result = []
-    for shard in range(run.shards):
-        rows = run.updates[run.updates["shard"] == shard]
+    begins, result = run.begins, []
+    for shard, counts in enumerate(run.counts):
+        made = counts.updates
         result.append(
             Rates(
                 shard=shard,
-                updates=len(rows),
-                gradients=int(applied[shard]),
-                samples=int(rows["samples"].max(initial=run.begins.samples)) - run.begins.samples,
-                seconds=float(rows["time_s"].max(initial=run.begins.time_s)) - run.begins.time_s,
-                update_seconds=float(rows["update_s"].sum()),
+                updates=made.rows,
+                gradients=int(counts.pushes.applied(run.final_clock(shard)).learners[:, 0].sum()),
+                samples=max(made.samples, begins.samples) - begins.samples,
+                seconds=max(made.time_s, begins.time_s) - begins.time_s,
+                update_seconds=made.update_s,
             )
         )
     return result
-
-
-def _counted(run: Run, shard: int, counts: Counts) -> Rates:
-    """The rates of a shard whose rows are not all there."""
-    made, begins = counts.updates, run.begins
-    return Rates(
-        shard=shard,
-        updates=made.rows,
-        gradients=int(counts.pushes.applied(run.final_clock(shard)).learners[:, 0].sum()),
-        samples=max(made.samples, begins.samples) - begins.samples,
-        seconds=max(made.time_s, begins.time_s) - begins.time_s,
-        update_seconds=made.update_s,
-    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,6 @@ def learner_time(run: Run) -> LearnerTime:
 
 
 def rate_table(run: Run) -> Table:
-    """Rates of each shard, and the share of its time in updates."""
     columns = columns_of(
         "shard | updates | gradients | samples | training [s] | updates/s | gradients/s | images/s | in updates [s]"
         " | in updates [%] :.2f | per update [ms]"
@@ -125,7 +107,6 @@ def rate_table(run: Run) -> Table:
 
 
 def time_table(run: Run) -> Table:
-    """Table of where each learner's time went; first the mean learner."""
     spent = learner_time(run)
     parts = [*spent.activities.values(), spent.other, spent.elapsed]
     rows: list[tuple[Cell, ...]] = []

@@ -85,22 +85,19 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Updates:
-    """Spans of the rows of `updates`, with the mean staleness of their gradients (NaN where they have none)."""
+class Spans:
+    """Spans of the rows of a table."""
 
     rows: np.ndarray
     start: np.ndarray
     end: np.ndarray
-    staleness: np.ndarray
 
 
 @dataclass(frozen=True)
-class Evaluations:
-    """Spans of the rows of `evaluations`."""
+class Updates(Spans):
+    """Those of `updates`, with the mean staleness of their gradients (NaN where they have none)."""
 
-    rows: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
+    staleness: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -125,10 +122,18 @@ class Timeline:
     update: np.ndarray
     cycles: Cycles
     updates: Updates
-    evaluations: Evaluations
+    evaluations: Spans
     events: np.ndarray
     moment: np.ndarray
     notes: tuple[str, ...]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What each rank shown is called: shards first."""
+        evaluator = {self.ranks.evaluator: "evaluator"} if self.ranks.dedicated_evaluator else {}
+        learners = enumerate(self.ranks.learners[: self.learners])
+        shards = {rank: f"shard {shard}" for shard, rank in enumerate(self.ranks.shards)}
+        return shards | evaluator | {rank: f"learner {learner_id}" for learner_id, rank in learners}
 
     def slack(self) -> str:
         """Say in a line how well learners' spans are placed."""
@@ -232,15 +237,8 @@ def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | N
 
 
 def _apart(offset: np.ndarray) -> list[str]:
-    """Say in a line which shards' seconds were moved."""
     moved = [f"shard {shard} by {offset[shard] / 1e6:+.3g} ms" for shard in np.flatnonzero(offset).tolist()]
     return [f"moved, as these shards left the start barrier before or after shard 0: {', '.join(moved)}"] if moved else []
-
-
-# ------------------------------------------------------------------------------------------------------------ learners
-
-
-# -------------------------------------------------------------------------------------------------- shards and evaluator
 
 
 def _updates(run: Run, pushes: np.ndarray, offset: np.ndarray) -> tuple[Updates, np.ndarray]:
@@ -267,10 +265,10 @@ def _updates(run: Run, pushes: np.ndarray, offset: np.ndarray) -> tuple[Updates,
     return Updates(rows, start, end, staleness), update
 
 
-def _evaluations(run: Run, after: int) -> Evaluations:
+def _evaluations(run: Run, after: int) -> Spans:
     """Place evaluations one after the other, none before its snapshot was taken, nor before nanosecond `after`."""
     rows = run.evaluations
     lengths = nanoseconds(rows["evaluate_s"])
     before = np.cumsum(lengths) - lengths
     start = before + np.maximum.accumulate(np.maximum(nanoseconds(rows["taken_s"]), after) - before)
-    return Evaluations(rows, start, start + lengths)
+    return Spans(rows, start, start + lengths)

@@ -56,7 +56,6 @@ def curves(run: Run) -> list[Curve]:
 
 
 def on_test_data(run: Run, averaged: bool = False) -> Curve | None:
-    """The curve of the test data, of theta or thetabar."""
     return next((curve for curve in curves(run) if curve.averaged == averaged and not curve.train), None)
 
 
@@ -70,7 +69,6 @@ def final_text(run: Run) -> str:
 
 
 def summary_table(run: Run) -> Table:
-    """Final and best error of each curve."""
     rows: list[tuple[Cell, ...]] = []
     for curve in curves(run):
         best = curve.best
@@ -85,7 +83,6 @@ def summary_table(run: Run) -> Table:
 
 
 def evaluation_table(run: Run) -> Table:
-    """Every evaluation, in the order of the snapshots."""
     found = run.evaluations[np.lexsort((run.evaluations["averaged"], run.evaluations["train"], run.evaluations["snapshot"]))]
     rows = [
         (

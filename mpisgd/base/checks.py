@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from mpisgd.base.errors import ConfigError
 
@@ -21,8 +22,7 @@ def at_least(options: object, prefix: str, **least: float) -> None:
             require(math.isfinite(value) and value >= bound, f"{prefix}{name}", value, f"a finite number >= {bound}")
 
 
-def at_least_each(options: object, prefix: str, bound: float, *names: str) -> None:
-    """Check every value in tables of numbers, as `at_least` does."""
-    for name in names:
-        for key, value in getattr(options, name).items():
-            require(math.isfinite(value) and value >= bound, f"{prefix}{name}[{key}]", value, f"a finite number >= {bound}")
+def at_least_each(table: Mapping[int, float], name: str, bound: float) -> None:
+    """Check every value in a table of numbers, as `at_least` does."""
+    for key, value in table.items():
+        require(math.isfinite(value) and value >= bound, f"{name}[{key}]", value, f"a finite number >= {bound}")

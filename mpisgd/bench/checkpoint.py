@@ -31,8 +31,6 @@ def in_turn(ways: Sequence[str], repetitions: int) -> Iterator[str]:
 
 
 class Tally:
-    """Measurements of the runs of one case, way by way."""
-
     def __init__(self, case: Case, ways: Sequence[str]) -> None:
         self._case = case
         self._rates: dict[str, list[float]] = {name: [] for name in ways}
@@ -81,7 +79,6 @@ def seen(log: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 

@@ -41,7 +41,6 @@ def measure(repetitions: int, learners: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows for printing."""
     head = f"{'protocol':<9} {'scaling':<7} {'learners':>8} {'mu':>4} {'images/s':>24} {'predicted':>24}"
     lines = [f"{head}   speed-up             over predicted"]
     for row in rows:

@@ -81,7 +81,6 @@ def _row(
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows for printing."""
     return [line for row in rows for line in _lines_of(row)]
 
 
@@ -109,7 +108,6 @@ def best_of(rates: dict[str, list[float]]) -> str | None:
 
 
 def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
-    """Ratios that are told, repetition by repetition."""
     ddp = [max(pair) for pair in zip(rates[DDP], rates[DDP_VIEWS], strict=True)]
     found = {
         "loops / loops, contiguous": over(rates[FLOOR], rates[OTHER_FORMAT]),

@@ -68,7 +68,6 @@ def measure_batched(repetitions: int) -> list[dict[str, Any]]:
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], batched: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows of `measure` and `measure_batched` for printing."""
     lines = [f"{'learners':>9} {'gradients':>10} {'log':>4} {'real':>9} {'gradients/s':>32} {'peak':>9}"]
     for row in rows:
         log, peak = "on" if row["log"] else "off", f"{row['peak_nbytes'] / 1e9:.2f} GB"

@@ -45,8 +45,6 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.flat import slice_bounds
 from mpisgd.vectors.memory import host_vector, host_view
 
-SIZES = (350_000, 4_000_000, 44_000_000, 289_000_000)
-"""Bytes of a gradient: the CIFAR-10 network, a small one, an 11 M parameter MLP, AlexNet [Zhang16 4.1]."""
 OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "sgd": (SgdOptions(), 5),
     "adagrad": (AdagradOptions(), 5),
@@ -125,7 +123,6 @@ def _row(comm: MPI.Intracomm, nbytes: int, layout: Layout, optimizer: str, repet
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Format the rows for printing."""
     head = f"{'learners':>8} {'shards':>6} {'optimiser':>9} {'bytes':>12} {'raw':>11} {'update':>11} {'in place':>11} {'cycle':>11}"
     lines = [f"{head}   cycle/(raw+update)    cycle/in place"]
     for row in rows:

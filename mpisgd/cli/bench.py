@@ -125,7 +125,6 @@ BENCHES = {
 
 
 def main(argv: list[str]) -> int:
-    """Run `mpisgd bench`."""
     return run(argv, "mpisgd bench", BENCHES, Options)
 
 

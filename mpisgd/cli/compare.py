@@ -21,7 +21,6 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd compare")
     from mpisgd.report.compare import compare
 

@@ -46,7 +46,6 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd plan")
     from mpisgd.plan import Wishes, plan
 

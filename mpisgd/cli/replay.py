@@ -61,10 +61,9 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd replay")
     from mpisgd.records.log.reader import Run
-    from mpisgd.replay import claims, replay
+    from mpisgd.replay import replay
 
     run = Run(options.run)
     _require("shard", options.shard, run.shards)
@@ -85,7 +84,7 @@ def main(argv: list[str]) -> int:
         *lines, result = proof.lines()
         print(*lines, sep="\n")
         if proof.holds and options.until is None:
-            _print_table(claims.table(proof.extent))
+            _print_table(proof.claims)
         print(result)
     return EXIT_OK if proof.holds else EXIT_FAILED
 

@@ -22,7 +22,6 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd report")
     from mpisgd.report.single import report
 

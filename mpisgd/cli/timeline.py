@@ -32,7 +32,6 @@ class Options:
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit status. Raises DataError, ConfigError; SystemExit from tyro (usage, help)."""
     options = tyro.cli(Options, args=argv, prog="mpisgd timeline")
     from mpisgd.analysis import about, timeline
     from mpisgd.records.log.reader import Run

@@ -37,11 +37,8 @@ class VirtualOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "virtual.", learners=1, parameters=0, train_samples=1, ranks_per_node=1, pause_mean_s=0, pause_every_s=1e-3)
-        at_least_each(self, "virtual.", 0.0, "slow_nodes")
+        at_least_each(self.slow_nodes, "virtual.slow_nodes", 0.0)
         require(self.gradients or not self.batched, "virtual.batched", True, "virtual.gradients = true beside it")
-
-
-# ------------------------------------------------------------------------------------------ compute seconds per mini-batch
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,6 @@ COMPUTE: Mapping[str, type] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ network and shards
-
-
 @dataclass(frozen=True)
 class NetworkOptions:
     """A message takes overhead, latency, and its bytes over the bandwidth of the slowest link on its way; links are queues.
@@ -193,4 +187,4 @@ class FailureOptions:
 
     def __post_init__(self) -> None:
         at_least(self, "failures.", mean_s=0, notice_s=0)
-        at_least_each(self, "failures.", 0.0, "at_s")
+        at_least_each(self.at_s, "failures.at_s", 0.0)

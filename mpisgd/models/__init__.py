@@ -20,7 +20,7 @@ from mpisgd.config import (
     SoftmaxOptions,
     kind_of,
 )
-from mpisgd.models import alexnet, cifar10_full, custom, mlp, mnist_cnn, small_cnn, softmax
+from mpisgd.models import alexnet, cifar10_full, custom, mnist_cnn, small
 
 __all__ = ["from_factory", "make"]
 
@@ -38,11 +38,11 @@ def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | 
             raise custom.unknown_classes(f"model {kind_of(options)!r}")
         match options:
             case SoftmaxOptions():
-                model = softmax.make(input_shape, classes)
+                model = small.softmax(input_shape, classes)
             case MlpOptions():
-                model = mlp.make(options, input_shape, classes)
+                model = small.mlp(options, input_shape, classes)
             case SmallCnnOptions():
-                model = small_cnn.make(options, input_shape, classes)
+                model = small.small_cnn(options, input_shape, classes)
             case MnistCnnOptions():
                 model = mnist_cnn.make(input_shape, classes)
             case Cifar10FullOptions():

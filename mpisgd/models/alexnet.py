@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from mpisgd.models.shapes import require
+from mpisgd.models.small import require
 
 _UNITS = 4096
 

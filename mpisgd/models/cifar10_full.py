@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from mpisgd.models.shapes import require
+from mpisgd.models.small import require
 
 
 def make(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from mpisgd.models.shapes import require
+from mpisgd.models.small import require
 
 _FILTERS = (16, 32, 64, 128)
 

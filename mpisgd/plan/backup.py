@@ -51,7 +51,6 @@ def choices(found: Collecting, convergence: Convergence) -> Choices:
 
 
 def table(found: Choices) -> Table:
-    """Table of the choices, one row per b."""
     absolute = found.convergence.absolute
     best = found.best
     rows: list[tuple[Cell, ...]] = [

@@ -66,7 +66,6 @@ def _at(config: Config, wanted: int, pushes: int) -> tuple[float, float, float]:
 
 
 def table(run: Run, found: Collecting) -> Table:
-    """Table of times, one row per N: predicted, and the log's order statistics."""
     seen = arrivals.collected(run) if arrivals.synchronous(run) else None
     rows: list[tuple[Cell, ...]] = []
     for at, wanted in enumerate(found.wanted.tolist()):
@@ -80,10 +79,7 @@ def table(run: Run, found: Collecting) -> Table:
         "N | b | predicted mean [s] | median [s] | 90 % within [s] | how | log: mean to N-th [s] | log: median to N-th [s]"
         " | clock values"
     )
-    note = f"The log's: from an update to the arrival of the N-th gradient of its weights, dropped ones included [{_KEY}]."
+    note = "The log's: from an update to the arrival of the N-th gradient of its weights, dropped ones included [Chen16 3.1]."
     if seen is None:
         note = "The log's protocol has no common start of gradients: it holds no order statistics."
     return Table("updates", f"Seconds per update, N of λ = {run.lambda_} gradients [Chen16 Fig. 4]", columns, tuple(rows), note)
-
-
-_KEY = "Chen16 3.1"

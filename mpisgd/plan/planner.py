@@ -63,8 +63,6 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan as it was predicted, printed and written."""
-
     fit: Fit
     collecting: Collecting
     backup: Choices
@@ -172,7 +170,6 @@ def _assumptions(config: Config, choices: Choices, wishes: Wishes) -> list[str]:
 
 
 def _advice(run: Run, choices: Choices, found: Asynchrony, points: list[Point]) -> tuple[str, ...]:
-    """The plan in a few lines."""
     best, absolute = choices.best, choices.convergence.absolute
     none = choices.of(0)
     lines = []
@@ -197,7 +194,6 @@ def _advice(run: Run, choices: Choices, found: Asynchrony, points: list[Point]) 
 
 
 def _costs_table(fit: Fit) -> Table:
-    """The fitted costs, and how well they repeat the log."""
     rows: list[tuple[Cell, ...]] = [(cost.name, cost.value, cost.unit, cost.source) for cost in fit.costs]
     if fit.real is not None and fit.virtual is not None:
         for name, one in (("log", fit.real), ("virtual run with these costs", fit.virtual)):

@@ -12,10 +12,10 @@ import numpy as np
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
 from mpisgd.plan.costs.bounds import Bounds, bounds
 from mpisgd.plan.costs.predict import LEAST_ROUNDS, LEAST_UPDATES, predict, pushes_per_update
-from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners, with_shards
+from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners
 
 #: Numbers of learners that are tried, from the run's to the most.
 _SIZES = 4
@@ -63,7 +63,8 @@ def points(config: Config, most_learners: int, pushes: int) -> list[Point]:
         scaled, step = with_learners(config, learners), 2 if learners == lambda_ else 4
         shards, freed = 1, 0
         while freed < 2 and shards <= min(_MOST_SHARDS, config.virtual.parameters):
-            found += [_point(with_shards(scaled, shards, placement), pushes, found) for placement in _placements(scaled, shards)]
+            for placement in _placements(scaled, shards):
+                found.append(_point(replace(scaled, shards=shards, placement=placement), pushes, found))
             freed += ENOUGH * found[-1].bounds.shard > found[-1].bounds.learners
             shards *= step
     return found
@@ -111,7 +112,6 @@ def enough(found: list[Point]) -> dict[int, Point]:
 
 
 def table(found: list[Point], mu: int) -> Table:
-    """Table of the points, one row each."""
     best = enough(found)
     rows: list[tuple[Cell, ...]] = [
         (

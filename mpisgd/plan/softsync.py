@@ -45,7 +45,6 @@ def chosen(lambda_: int) -> list[int]:
 
 
 def table(found: Asynchrony, lambda_: int) -> Table:
-    """Table of predictions: one row for hardsync, one per n."""
     base = found.hardsync
     labelled: list[tuple[Cell, Cell, Observed]] = [("hardsync", None, base)]
     labelled += [(f"{n}-softsync", lambda_ // n, one) for n, one in found.by_n.items()]

@@ -15,8 +15,9 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
+from mpisgd.records.log.layouts import Layout
 from mpisgd.records.log.rank_file import Rows, continued
-from mpisgd.records.log.reader import Layout, Run
+from mpisgd.records.log.reader import Run
 
 _CHUNK_ROWS = 1024
 
@@ -112,7 +113,6 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
 
 
 def _copy(group: h5py.Group, table: str, parts: Sequence[Rows]) -> None:
-    """Copy one table, from these files."""
     count = sum(part.length(table) for part in parts)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = group.create_dataset(table, (count,), schema.TABLES[table], **how)

@@ -38,7 +38,6 @@ class ShardRecords:
         self._snapshots = 0
 
     def take_snapshot(self, update: Updates, clock: int, now_s: float) -> None:
-        """Copy the weights for evaluation."""
         self.snapshots.take(update, clock, now_s)
         self.log.event(Event.SNAPSHOT, clock, now_s)
 
@@ -60,7 +59,6 @@ class ShardRecords:
         self._dropped_seq, self._snapshots = list(rules.dropped_seq), self.snapshots.count
 
     def due(self, rules: Rules) -> bool:
-        """Whether a checkpoint of this update is to be saved."""
         return self.checkpoints is not None and not rules.finished and self.checkpoints.due(rules.clock)
 
     def save(self, now: Callable[[], float], last: bool = False) -> None:

@@ -122,5 +122,4 @@ def _begun(record: Record, following: Record, shard: int, computed: Tensors | No
 
 
 def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    """Whether two arrays have the same bits."""
     return one is not None and other is not None and one.tobytes() == other.tobytes()

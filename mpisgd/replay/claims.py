@@ -24,12 +24,10 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about some values.
+    """A claim about columns or entries of a table or file.
 
     Attributes:
-        where: the table or file.
-        names: columns, or entries.
-        of: which rows, where it is not all; kinds of events.
+        of: kinds of events, where it is not about all rows.
         simulated: of a virtual run that was simulated again they are proved, too.
         evaluated: they are what evaluating again gives.
     """
@@ -89,55 +87,35 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Extent:
-    """Extent of what was done again.
-
-    Attributes:
-        computed: gradients, updates and weights.
-        simulated: the virtual job, as a whole.
-        evaluations: of how many snapshots, "all", "last" or "none".
-        finished: the run has left DONE and weights.
-    """
-
-    computed: bool = True
-    simulated: bool = False
-    evaluations: str = "all"
-    finished: bool = True
-
-
 Table = list[tuple[str, list[str], list[str], list[str]]]
 """For each table or file, its name and what is proved, checked, and on trust."""
 
 
-def table(extent: Extent) -> Table:
-    """Table of what a replay of this extent says."""
+def table(*, computed: bool = True, simulated: bool = False, evaluations: str = "all", finished: bool = True) -> Table:
+    """Table of what a replay says.
+
+    Args:
+        computed: gradients, updates and weights were computed again.
+        simulated: the virtual job was, as a whole.
+        evaluations: of how many snapshots, "all", "last" or "none".
+        finished: the run has left DONE and weights.
+    """
+
+    def standing_of(claim: Claim) -> Standing:
+        if claim.evaluated and evaluations == "none":
+            return Standing.TRUST
+        return Standing.PROVED if simulated and claim.simulated else claim.standing
+
     found: dict[str, dict[Standing, list[str]]] = {}
     for claim in CLAIMS:
-        if claim.where in ("DONE", "weights.pt") and not extent.finished:
+        if claim.where in ("DONE", "weights.pt") and not finished:
             continue
-        if claim.where in ("weights.pt", "evaluations") and not extent.computed:
+        if claim.where in ("weights.pt", "evaluations") and not computed:
             continue
         rows = found.setdefault(claim.where, {standing: [] for standing in Standing})
-        if claim.of:
-            rows[_standing(claim, extent)] += [f"{kind}" for kind in claim.of]
-        elif claim.evaluated and extent.evaluations == "last":
+        if claim.evaluated and evaluations == "last":
             rows[Standing.PROVED] += [f"{name} of the last" for name in claim.names]
             rows[Standing.TRUST] += [f"{name} of the others" for name in claim.names]
         else:
-            rows[_standing(claim, extent)] += claim.names
+            rows[standing_of(claim)] += claim.of or claim.names
     return [(where, rows[_P], rows[_C], rows[_T]) for where, rows in found.items()]
-
-
-def _standing(claim: Claim, extent: Extent) -> Standing:
-    if claim.evaluated and extent.evaluations == "none":
-        return Standing.TRUST
-    return Standing.PROVED if extent.simulated and claim.simulated else claim.standing
-
-
-def markdown(extent: Extent) -> list[str]:
-    """The table as the documentation has it, a line each."""
-    lines = ["| | proved | checked | on trust |", "|---|---|---|---|"]
-    for where, *columns in table(extent):
-        lines.append(f"| {where} | {' | '.join(', '.join(names) for names in columns)} |")
-    return lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -60,14 +62,15 @@ def difference(
     other = (ours.view(np.int32) != theirs.view(np.int32)) & ~(np.isnan(ours) & np.isnan(theirs))
     if not other.any():
         return Difference(name, 0)
-    apart = np.where(other, _apart(ours, theirs), 0.0)
-    place = int(np.argmax(np.where(other, apart, -1.0)))
+    apart = np.where(other, _apart(ours, theirs), -1.0)
+    place = int(np.argmax(apart))
     shard = next(shard for shard, (_, end) in enumerate(bounds) if place < end)
+    way = _apart(theirs, host_view(initial))
     return Difference(
         name=name,
         elements=int(np.count_nonzero(other)),
         largest=float(apart[place]),
-        moved=_largest(_apart(theirs, host_view(initial))),
+        moved=float(way[np.isfinite(way)].max(initial=0.0)),
         parameter=_parameter_at(model, place),
         place=place,
         shard=shard,
@@ -81,11 +84,6 @@ def _apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         apart: np.ndarray = np.abs(ours.astype(np.float64) - theirs)
     apart[np.isnan(apart)] = np.inf
     return apart
-
-
-def _largest(apart: np.ndarray) -> float:
-    """Largest of those that are finite."""
-    return float(apart[np.isfinite(apart)].max(initial=0.0))
 
 
 def _parameter_at(model: FlatModel, place: int) -> str:
@@ -105,11 +103,18 @@ def load_weights(path: Path, names: list[str], model: FlatModel, told: dict[str,
 
     Raises DataError where there is no such file, it is another than was written, or it holds other parameters.
     """
-    try:
+    with reading(path):
         if told is not None:
             check_file(path, told)
         states = torch.load(path, weights_only=True, map_location="cpu")
         return {name: _flat(states[name], model) for name in names}
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises DataError where a file of weights cannot be read, or is of another model."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: the run says it is done, and there is nothing to compare with") from error
     except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, UnpicklingError) as error:

@@ -112,8 +112,7 @@ def check_done(record: Record) -> None:
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:
-    """Check `found`, whether each shard found something not finite in any attempt;
-    `weights` are the last ones, (parameters,) float32,
+    """Check `found`, whether each shard found something not finite in any attempt, and the last weights, (parameters,) float32,
     which a run looks at too.
     """
     for log, diverged in zip(record.shards, found, strict=True):

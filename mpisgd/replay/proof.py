@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpisgd.replay.checks.finding import Finding
-from mpisgd.replay.claims import Extent
+from mpisgd.replay.claims import Table, table
 from mpisgd.replay.difference import Difference
 
 _LAST_BITS = 1e-3
@@ -86,9 +86,9 @@ class Proof:
             self.finding = finding
 
     @property
-    def extent(self) -> Extent:
-        """Extent of what was done again, on which the table of claims depends."""
-        return Extent(computed=self.computed, simulated=self.simulated, evaluations=self.which, finished=self.finished)
+    def claims(self) -> Table:
+        """What is proved, what only checked, and what is taken on trust."""
+        return table(computed=self.computed, simulated=self.simulated, evaluations=self.which, finished=self.finished)
 
     @property
     def holds(self) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
 from mpisgd.gradient.measure import batch_norms
 from mpisgd.job import parts
@@ -26,6 +25,7 @@ from mpisgd.replay.checks.finding import Finding, refuse, same
 from mpisgd.replay.checks.happened import due_snapshots
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.checks.seconds import seconds_of
+from mpisgd.replay.difference import reading
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.serial import Serial
 from mpisgd.update.slice_update import SliceUpdate
@@ -213,11 +213,9 @@ def _compare(row: np.void, at: int, found: tuple[float, float], proof: Proof) ->
 def _compare_buffers(record: Record, module: nn.Module, name: str, proof: Proof) -> None:
     """Compare what was saved beside the parameters."""
     path = record.path / schema.WEIGHTS
-    try:
+    with reading(path):
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")[name]
         saved = {key: state[key] for key, _ in module.named_buffers() if key in module.state_dict()}
-    except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError) as error:
-        raise DataError(f"{path} cannot be read as the weights of this model: {type(error).__name__}: {error}") from error
     for key, value in saved.items():
         ours = module.state_dict()[key]
         if value.shape != ours.shape or not torch.allclose(value, ours, rtol=proof.tolerance, atol=proof.tolerance, equal_nan=True):

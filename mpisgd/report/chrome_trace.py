@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,12 @@ from mpisgd.records.log.schema import Event, Reason, Verdict
 
 _BLOCK = 8192
 _NAMES = tuple("injected delay" if name == "delay" else name for name in ACTIVITIES)
+_CATEGORIES = {"X": "span", "i": "instant", "C": "counter", "s": "gradient", "f": "gradient", "M": "__metadata"}
+
+_Json = dict[str, Any]
 
 
-def write(path: Path, timeline: Timeline, about: dict[str, Any]) -> int:
+def write(path: Path, timeline: Timeline, about: _Json) -> int:
     """Write the trace, with `about` as its metadata; makes the folder; returns the number of events.
 
     Raises ConfigError where the file cannot be written.
@@ -37,7 +40,7 @@ def write(path: Path, timeline: Timeline, about: dict[str, Any]) -> int:
         with path.open("w", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[')
             for event in _Trace(timeline).events():
-                file.write(f"{',' if events else ''}\n{event}")
+                file.write(f"{',' if events else ''}\n{json.dumps(event, separators=(',', ':'), allow_nan=False)}")
                 events += 1
             file.write("\n]}\n")
     except OSError as error:
@@ -51,20 +54,16 @@ class _Trace:
     def __init__(self, timeline: Timeline) -> None:
         self._of = timeline
         ranks, shown = timeline.ranks, timeline.ranks.learners[: timeline.learners]
-        evaluator = [ranks.evaluator] if ranks.dedicated_evaluator else []
-        self._rows = {rank: f"shard {shard}" for shard, rank in enumerate(ranks.shards)}
-        self._rows |= dict.fromkeys(evaluator, "evaluator")
-        self._rows |= {rank: f"learner {learner_id}" for learner_id, rank in enumerate(shown)}
+        self._rows = timeline.names
         hosts = list(dict.fromkeys(ranks.host(rank) for rank in sorted(self._rows)))
         # above every tid: Perfetto takes a thread whose tid is its pid for the main one, and shows it first
         self._processes = {host: max(self._rows) + 1 + at for at, host in enumerate(hosts)}
-        where = {rank: f'"pid":{self._processes[ranks.host(rank)]},"tid":{rank}' for rank in self._rows}
-        self._shard = [where[rank] for rank in ranks.shards]
-        self._learner = [where[rank] for rank in shown]
-        self._evaluator = where[ranks.evaluator]
-        self._where = where
+        self._where = {rank: {"pid": self._processes[ranks.host(rank)], "tid": rank} for rank in self._rows}
+        self._shard = [self._where[rank] for rank in ranks.shards]
+        self._learner = [self._where[rank] for rank in shown]
+        self._evaluator = self._where[ranks.evaluator]
 
-    def events(self) -> Iterator[str]:
+    def events(self) -> Iterator[_Json]:
         """Slices come before arrows, which bind to the slice that is open at their `ts`."""
         yield from self._metadata()
         yield from self._updates()
@@ -75,117 +74,102 @@ class _Trace:
         yield from self._happened()
         yield from self._arrows()
 
-    def _metadata(self) -> Iterator[str]:
+    def _metadata(self) -> Iterator[_Json]:
         first = {self._of.ranks.host(rank): rank for rank in sorted(self._rows, reverse=True)}
         for at, host in enumerate(self._processes):
-            yield _line("M", "process_name", self._where[first[host]], args=f'{{"name":{json.dumps(host)}}}')
-            yield _line("M", "process_sort_index", self._where[first[host]], args=f'{{"sort_index":{at}}}')
+            yield _event("M", "process_name", self._where[first[host]], args={"name": host})
+            yield _event("M", "process_sort_index", self._where[first[host]], args={"sort_index": at})
         for at, (rank, name) in enumerate(self._rows.items()):
-            yield _line("M", "thread_name", self._where[rank], args=f'{{"name":"{name}"}}')
-            yield _line("M", "thread_sort_index", self._where[rank], args=f'{{"sort_index":{at}}}')
+            yield _event("M", "thread_name", self._where[rank], args={"name": name})
+            yield _event("M", "thread_sort_index", self._where[rank], args={"sort_index": at})
 
-    def _cycles(self) -> Iterator[str]:
-        cycles, pushes = self._of.cycles, self._of.pushes
-        for at in _blocks(self._of.window.of(cycles.edges[:, 0], cycles.edges[:, -1])):
-            row = pushes[cycles.row[at]]
-            columns = (cycles.learner_id[at], cycles.edges[at], cycles.known[at])
-            told = (row[name] for name in ("seq", "timestamp", "samples", "loss"))
-            for learner_id, edges, known, seq, timestamp, samples, loss in _lists(*columns, *told):
-                mini_batch = f'{{"seq":{seq},"timestamp":{timestamp},"samples":{samples},"loss":{_number(loss)}'
+    def _cycles(self) -> Iterator[_Json]:
+        cycles = self._of.cycles
+        for at in self._shown(cycles.edges[:, 0], cycles.edges[:, -1]):
+            told = _told(self._of.pushes[cycles.row[at]], "seq", "timestamp", "samples", "loss")
+            columns = _lists(cycles.learner_id[at], cycles.edges[at], cycles.known[at])
+            for mini_batch, learner_id, edges, known in zip(told, *columns, strict=True):
                 for activity, name in enumerate(_NAMES):
                     start, end = edges[activity], edges[activity + 1]
-                    args = f'{{"seq":{seq}}}'
+                    args = {"seq": mini_batch["seq"]}
                     if activity in (COMPUTE, PUSH):
-                        args = mini_batch + ("}" if known or activity == COMPUTE else ',"length":"not logged: at least"}')
+                        args = mini_batch | ({} if known or activity == COMPUTE else {"length": "not logged: at least"})
                     elif start == end:
                         continue
-                    yield _line("X", name, self._learner[learner_id], start, end, args)
+                    yield _event("X", name, self._learner[learner_id], start, end, args)
 
-    def _updates(self) -> Iterator[str]:
+    def _updates(self) -> Iterator[_Json]:
         updates = self._of.updates
-        for at in _blocks(self._of.window.of(updates.start, updates.end)):
-            row = updates.rows[at]
-            told = (row[name] for name in ("shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"))
-            columns = (updates.start[at], updates.end[at], updates.staleness[at])
-            for start, end, staleness, shard, clock, gradients, samples, learning_rate, loss in _lists(*columns, *told):
-                args = (
-                    f'{{"clock":{clock},"gradients":{gradients},"samples":{samples},"learning_rate":{_number(learning_rate)},'
-                    f'"mean_loss":{_number(loss)},"mean_staleness":{_number(staleness)}}}'
-                )
-                yield _line("X", "update", self._shard[shard], start, end, args)
-                yield _line("C", f"shard {shard} clock", self._shard[shard], end, args=f'{{"updates":{clock}}}')
+        for at in self._shown(updates.start, updates.end):
+            told = _told(updates.rows[at], "shard", "clock", "gradients", "samples", "learning_rate", "mean_loss")
+            columns = _lists(updates.start[at], updates.end[at], updates.staleness[at])
+            for args, start, end, staleness in zip(told, *columns, strict=True):
+                shard = args.pop("shard")
+                where = self._shard[shard]
+                yield _event("X", "update", where, start, end, args | {"mean_staleness": _number(staleness)})
+                yield _event("C", f"shard {shard} clock", where, end, args={"updates": args["clock"]})
                 if math.isfinite(staleness):
-                    yield _line("C", f"shard {shard} staleness", self._shard[shard], end, args=f'{{"mean":{staleness!r}}}')
+                    yield _event("C", f"shard {shard} staleness", where, end, args={"mean": staleness})
 
-    def _evaluations(self) -> Iterator[str]:
+    def _evaluations(self) -> Iterator[_Json]:
         evaluations = self._of.evaluations
-        for at in _blocks(self._of.window.of(evaluations.start, evaluations.end)):
-            row = evaluations.rows[at]
-            told = (row[name] for name in ("snapshot", "epochs", "averaged", "train", "loss", "error"))
-            for start, end, snapshot, epochs, averaged, train, loss, error in _lists(
-                evaluations.start[at], evaluations.end[at], *told
-            ):
-                args = (
-                    f'{{"snapshot":{snapshot},"epochs":{_number(epochs)},"weights":"{"thetabar" if averaged else "theta"}",'
-                    f'"data":"{"training" if train else "test"}","loss":{_number(loss)},"error":{_number(error)}}}'
-                )
-                yield _line("X", "evaluate", self._evaluator, start, end, args)
+        for at in self._shown(evaluations.start, evaluations.end):
+            told = _told(evaluations.rows[at], "snapshot", "epochs", "averaged", "train", "loss", "error")
+            for args, start, end in zip(told, *_lists(evaluations.start[at], evaluations.end[at]), strict=True):
+                args["weights"] = "thetabar" if args.pop("averaged") else "theta"
+                args["data"] = "training" if args.pop("train") else "test"
+                yield _event("X", "evaluate", self._evaluator, start, end, args)
 
-    def _arrivals(self) -> Iterator[str]:
-        for at in _blocks(self._of.window.of(self._of.arrival, self._of.arrival)):
-            row = self._of.pushes[at]
-            told = ("shard", "learner_id", "seq", "timestamp", "clock", "staleness", "verdict", "reason", "weight", "loss")
-            for arrival, shard, learner_id, seq, timestamp, clock, staleness, verdict, reason, weight, loss in _lists(
-                self._of.arrival[at], *(row[name] for name in told)
-            ):
-                args = (
-                    f'{{"learner_id":{learner_id},"seq":{seq},"timestamp":{timestamp},"clock":{clock},"staleness":{staleness},'
-                    f'"verdict":"{_word(Verdict, verdict)}","reason":"{_word(Reason, reason)}","weight":{_number(weight)},'
-                    f'"loss":{_number(loss)}}}'
-                )
-                yield _line("i", f"{_word(Verdict, verdict)} τ={staleness}", self._shard[shard], arrival, args=args)
+    def _arrivals(self) -> Iterator[_Json]:
+        names = ("shard", "learner_id", "seq", "timestamp", "clock", "staleness", "verdict", "reason", "weight", "loss")
+        for at in self._shown(self._of.arrival, self._of.arrival):
+            for args, arrival in zip(_told(self._of.pushes[at], *names), *_lists(self._of.arrival[at]), strict=True):
+                shard, verdict = args.pop("shard"), word_of(Verdict, args["verdict"])
+                args |= {"verdict": verdict, "reason": word_of(Reason, args["reason"])}
+                yield _event("i", f"{verdict} τ={args['staleness']}", self._shard[shard], arrival, args=args)
 
-    def _answers(self) -> Iterator[str]:
+    def _answers(self) -> Iterator[_Json]:
         answer = self._of.answer
-        for at in _blocks(self._of.window.of(answer, answer)):
-            row = self._of.pushes[at]
-            for moment, shard, learner_id in _lists(answer[at], row["shard"], row["learner_id"]):
-                yield _line("i", "answer", self._shard[shard], moment, args=f'{{"learner_id":{learner_id}}}')
+        for at in self._shown(answer, answer):
+            for args, moment in zip(_told(self._of.pushes[at], "shard", "learner_id"), *_lists(answer[at]), strict=True):
+                yield _event("i", "answer", self._shard[args.pop("shard")], moment, args=args)
 
-    def _happened(self) -> Iterator[str]:
+    def _happened(self) -> Iterator[_Json]:
         """Rows of `events`."""
-        for at in _blocks(self._of.window.of(self._of.moment, self._of.moment)):
-            row = self._of.events[at]
-            told = (row[name] for name in ("shard", "clock", "kind", "learner_id", "value"))
-            for moment, shard, clock, kind, learner_id, value in _lists(self._of.moment[at], *told):
-                args = f'{{"clock":{clock},"learner_id":{learner_id},"value":{_number(value)}}}'
-                where = self._shard[shard] if shard >= 0 else self._evaluator
-                yield _line("i", _word(Event, kind), where, moment, args=args)
+        for at in self._shown(self._of.moment, self._of.moment):
+            told = _told(self._of.events[at], "shard", "clock", "kind", "learner_id", "value")
+            for args, moment in zip(told, *_lists(self._of.moment[at]), strict=True):
+                shard, kind = args.pop("shard"), args.pop("kind")
+                yield _event("i", word_of(Event, kind), self._shard[shard] if shard >= 0 else self._evaluator, moment, args=args)
 
-    def _arrows(self) -> Iterator[str]:
+    def _arrows(self) -> Iterator[_Json]:
         """From the begin of a push to the begin of its update, where the window shows both."""
         window, applied = self._of.window, np.flatnonzero(self._of.update >= 0)
         begin = self._of.cycles.edges[self._of.cycle[applied], PUSH]
         end = self._of.updates.start[self._of.update[applied]]
         shown = (begin >= window.start) & (end <= window.end) & (begin <= end)
         for block in _blocks(np.flatnonzero(shown)):
-            at = applied[block]
-            row = self._of.pushes[at]
-            for number, start, stop, shard, learner_id in _lists(at, begin[block], end[block], row["shard"], row["learner_id"]):
-                yield _line("s", "gradient", self._learner[learner_id], start, extra=f',"id":{number + 1}')
-                yield _line("f", "gradient", self._shard[shard], stop, extra=f',"id":{number + 1},"bp":"e"')
+            row = self._of.pushes[applied[block]]
+            columns = _lists(applied[block] + 1, begin[block], end[block], row["shard"], row["learner_id"])
+            for number, start, stop, shard, learner_id in zip(*columns, strict=True):
+                yield _event("s", "gradient", self._learner[learner_id], start, id=number)
+                yield _event("f", "gradient", self._shard[shard], stop, id=number, bp="e")
+
+    def _shown(self, start: np.ndarray, end: np.ndarray) -> Iterator[np.ndarray]:
+        """Indices of the spans that the window touches, some at a time."""
+        return _blocks(self._of.window.of(start, end))
 
 
-_CATEGORIES = {"X": "span", "i": "instant", "C": "counter", "s": "gradient", "f": "gradient", "M": "__metadata"}
-
-
-def _line(phase: str, name: str, where: str, start: int = 0, end: int | None = None, args: str = "", extra: str = "") -> str:
-    """Render one event; `start`, `end` in nanoseconds, so that spans that touch do so to the last digit."""
-    length = "" if end is None else f',"dur":{(end - start) / 1e3:.3f}'
-    scope = ',"s":"t"' if phase == "i" else ""  # on its thread
-    told = f',"args":{args}' if args else ""
-    head = f'"ph":"{phase}","name":"{name}","cat":"{_CATEGORIES[phase]}",{where},"ts":{start / 1e3:.3f}'
-    return f"{{{head}{length}{scope}{extra}{told}}}"
+def _event(
+    phase: str, name: str, where: _Json, start: int = 0, end: int | None = None, args: _Json | None = None, **more: Any
+) -> _Json:
+    """One event; `start`, `end` in nanoseconds, so that spans that touch do so to the last digit."""
+    event = {"ph": phase, "name": name, "cat": _CATEGORIES[phase], **where, "ts": start / 1e3}
+    if end is not None:
+        event["dur"] = (end - start) / 1e3
+    if phase == "i":
+        event["s"] = "t"  # on its thread
+    return event | more | ({"args": args} if args else {})
 
 
 def _blocks(indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -193,17 +177,21 @@ def _blocks(indices: np.ndarray) -> Iterator[np.ndarray]:
         yield indices[start : start + _BLOCK]
 
 
-def _lists(*columns: np.ndarray) -> Iterator[tuple[Any, ...]]:
-    """Rows of plain Python numbers."""
-    return zip(*(column.tolist() for column in columns), strict=True)
+def _lists(*columns: np.ndarray) -> list[list[Any]]:
+    return [column.tolist() for column in columns]
 
 
-def _number(value: float) -> str:
+def _told(rows: np.ndarray, *names: str) -> Iterator[_Json]:
+    """These columns of each row, as JSON has them."""
+    for values in zip(*_lists(*(rows[name] for name in names)), strict=True):
+        yield dict(zip(names, map(_number, values), strict=True))
+
+
+def _number(value: float) -> float | None:
     """JSON has no NaN and no infinity."""
-    return repr(value) if math.isfinite(value) else "null"
+    return value if math.isfinite(value) else None
 
 
-def _word(words: type[Verdict] | type[Reason] | type[Event], value: int) -> str:
+def word_of(words: type[Verdict] | type[Reason] | type[Event], value: int) -> str:
     """A newer log may know more words."""
-    known: Sequence[int] = [word.value for word in words]
-    return words(value).name.lower() if value in known else f"{words.__name__.lower()} {value}"
+    return words(value).name.lower() if value in set(words) else f"{words.__name__.lower()} {value}"

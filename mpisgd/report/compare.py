@@ -23,8 +23,6 @@ COLUMNS = columns_of(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison as it was printed and written."""
-
     table: Table
     drawings: tuple[Drawing, ...]
     files: tuple[Path, ...]
@@ -96,17 +94,8 @@ def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
     curves = [(name, [curve for curve in training.curves(run) if not curve.train]) for name, run in named]
     taus = [(name, staleness.histogram(run)) for name, run in named]
     collected = [(name, arrivals.collected(run)) for name, run in named if not run.left_out]
-    errors = [
-        Drawing(
-            f"error_{against}",
-            f"Test error against {against} [Zhang16 Fig. 3]",
-            figures.error(f"{title}\ntest error", curves, against),
-            "no run was evaluated",
-        )
-        for against in ("epochs", "seconds")
-    ]
     return (
-        *errors,
+        *figures.errors("Test error", f"{title}\ntest error", curves, "no run was evaluated"),
         Drawing(
             "staleness_distribution",
             "Distribution of the staleness of applied gradients [Zhang16 Fig. 1]",

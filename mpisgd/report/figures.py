@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from mpisgd.analysis.staleness import OverClock
 from mpisgd.analysis.training import Curve
 from mpisgd.report import style
+from mpisgd.report.writing import Drawing
 
 
 def staleness_distribution(title: str, histograms: Sequence[tuple[str, np.ndarray]], n: int | None) -> Figure | None:
@@ -102,3 +103,9 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
     axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
     style.legend(figure, axes)
     return figure
+
+
+def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], missing: str) -> list[Drawing]:
+    """Both figures of `error`."""
+    how: tuple[Literal["epochs", "seconds"], ...] = ("epochs", "seconds")
+    return [Drawing(f"error_{each}", f"{what} against {each} [Zhang16 Fig. 3]", error(title, runs, each), missing) for each in how]

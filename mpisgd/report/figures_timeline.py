@@ -20,6 +20,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.report import style
+from mpisgd.report.chrome_trace import word_of
 from mpisgd.report.writing import Drawing
 
 #: More rows, or more pushes of one learner, could not be told apart.
@@ -90,7 +91,8 @@ def draw(title: str, timeline: Timeline) -> Figure:
     ranks, window = timeline.ranks, timeline.window
     factor, unit = style.time_unit(window.end / 1e9)
     figure, axes = style.new(title, f"time since the start barrier [{unit}]", "")
-    row_of, names = _rows(timeline)
+    names = timeline.names
+    row_of = {rank: row for row, rank in enumerate(names)}
     per_ns = factor / 1e9
     cycles, updates, evaluations = timeline.cycles, timeline.updates, timeline.evaluations
     shown = window.of(cycles.edges[:, 0], cycles.edges[:, -1])
@@ -106,23 +108,13 @@ def draw(title: str, timeline: Timeline) -> Figure:
     axes.set_xlim(per_ns * window.start, per_ns * (window.end + 0.01 * max(window.end - window.start, 1)))
     _write_staleness(axes, timeline, shown, rows, edges)
     axes.set_ylim(len(names), 0)
-    axes.set_yticks(np.arange(len(names)) + 0.5, names)
+    axes.set_yticks(np.arange(len(names)) + 0.5, list(names.values()))
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     style.legend(figure, axes)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height - style.SIZE_IN[1] + 1.4 + _ROW_IN * len(names))
     return figure
-
-
-def _rows(timeline: Timeline) -> tuple[dict[int, int], list[str]]:
-    """The row of each rank shown, from above, and what it is called."""
-    ranks = timeline.ranks
-    names = {rank: f"shard {shard}" for shard, rank in enumerate(ranks.shards)}
-    if ranks.dedicated_evaluator:
-        names[ranks.evaluator] = "evaluator"
-    names |= {rank: f"learner {learner_id}" for learner_id, rank in enumerate(ranks.learners[: timeline.learners])}
-    return {rank: row for row, rank in enumerate(names)}, list(names.values())
 
 
 def _of_learners(row_of: dict[int, int], timeline: Timeline, learner_id: np.ndarray) -> np.ndarray:
@@ -161,8 +153,7 @@ def _mark(axes: Axes, timeline: Timeline, row_of: dict[int, int], per_ns: float)
         which = concerned & (events["kind"] == kind)
         rows = _of_learners(row_of, timeline, events["learner_id"][which])
         plus: dict[str, Any] = {"marker": "P", "markersize": 7, "color": "black", "markeredgecolor": "white"}
-        label = Event(kind).name.lower() if kind in [event.value for event in Event] else f"event {kind}"
-        axes.plot(per_ns * timeline.moment[which], rows + 0.5, linestyle="none", label=label, **plus)
+        axes.plot(per_ns * timeline.moment[which], rows + 0.5, linestyle="none", label=word_of(Event, kind), **plus)
 
 
 def _write_staleness(axes: Axes, timeline: Timeline, shown: np.ndarray, rows: np.ndarray, edges: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,9 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
     for table in tables:
         table.print_to(console)
         say(console, "")
-    drawings = (*draw(run), _timeline(run))
+    from mpisgd.report import figures_timeline
+
+    drawings = (*draw(run), figures_timeline.drawing(run))
     folder = out or run.path / "report"
     lines = [state.text, *(f"**Books do not balance**: {problem}" for problem in problems)]
     files = write(folder / "report.md", f"Report of {run.name}", lines, tables, drawings)
@@ -86,7 +88,9 @@ def draw(run: Run) -> tuple[Drawing, ...]:
     """All figures of a run but its timeline; matplotlib is imported here and not before."""
     from mpisgd.report import figures, figures_time
 
-    title = about.label(run)
+    title, synchronous = about.label(run), arrivals.synchronous(run)
+    curves = training.curves(run)
+    axis = "time since the clock's start" if synchronous else "turnaround: weights answered to gradient arrived"
     return (
         Drawing(
             "staleness_distribution",
@@ -101,12 +105,12 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             lambda: figures.staleness_over_clock(title, staleness.over_clock(run)),
             "no gradient was applied",
         ),
-        *_error_figures(run, title),
+        *figures.errors("Error", title, [(run.name, curves)], "every error is NaN" if curves else "nothing was evaluated"),
         _of_all_rows(
             run,
             "arrivals",
             "Cumulative distribution of arrival times of gradients on shard 0 [Chen16 Fig. 3]",
-            lambda: figures_time.arrival_cdf(title, _arrival_series(run), arrival_axis(run)),
+            lambda: figures_time.arrival_cdf(title, _arrival_series(run), axis),
             "no gradient has an arrival time",
         ),
         _of_all_rows(
@@ -114,7 +118,7 @@ def draw(run: Run) -> tuple[Drawing, ...]:
             "collect",
             "Mean and median time to collect k gradients [Chen16 Fig. 4]",
             lambda: figures_time.collect(title, [(run.name, arrivals.collected(run))], run.lambda_, arrivals.wanted(run)),
-            "no gradient arrived" if arrivals.synchronous(run) else f"gradients of {about.protocol_name(run)} have no common start",
+            "no gradient arrived" if synchronous else f"gradients of {about.protocol_name(run)} have no common start",
         ),
         _of_all_rows(
             run,
@@ -129,35 +133,6 @@ def draw(run: Run) -> tuple[Drawing, ...]:
 def _of_all_rows(run: Run, key: str, caption: str, make: Callable[[], Figure | None], missing: str) -> Drawing:
     """A figure that needs every row of the log."""
     return Drawing(key, caption, None, run.left_out) if run.left_out else Drawing(key, caption, make(), missing)
-
-
-def _timeline(run: Run) -> Drawing:
-    from mpisgd.report import figures_timeline
-
-    return figures_timeline.drawing(run)
-
-
-def arrival_axis(run: Run) -> str:
-    """The x-axis of arrival times, which synchronous and other protocols count from different starts."""
-    if arrivals.synchronous(run):
-        return "time since the clock's start"
-    return "turnaround: weights answered to gradient arrived"
-
-
-def _error_figures(run: Run, title: str) -> Sequence[Drawing]:
-    from mpisgd.report import figures
-
-    curves = training.curves(run)
-    missing = "nothing was evaluated" if not curves else "every error is NaN"
-    return [
-        Drawing(
-            f"error_{against}",
-            f"Error against {against} [Zhang16 Fig. 3]",
-            figures.error(title, [(run.name, curves)], against),
-            missing,
-        )
-        for against in ("epochs", "seconds")
-    ]
 
 
 def _arrival_series(run: Run) -> list[tuple[str, np.ndarray]]:

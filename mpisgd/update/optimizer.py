@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,6 +127,7 @@ class Stepper:
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
+        self._settings = self._kernel.settings_of(self._group)
         self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones((), device=self._weights.device)
 
@@ -135,8 +136,8 @@ class Stepper:
 
         The first step of SGD makes its momentum, all at once.
         """
-        made_before = self._kernel is not _sgd or self._group["momentum"] == 0 or "momentum_buffer" in self._state
-        return stop if made_before else self._size
+        to_make = self._kernel.step is sgd and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
+        return self._size if to_make else stop
 
     def __call__(self, gradient: Tensor, divisor: int, start: int, stop: int) -> None:
         """Make it for these elements, from the sum of `divisor` gradients, all (slice,) float32; their sum is used up."""
@@ -147,7 +148,15 @@ class Stepper:
             self._scale.fill_(divisor)
         elif divisor > 1:
             gradient.div_(divisor)
-        self._kernel(self._group, weights, gradient, slots, self._scale if self._fused and divisor > 1 else None)
+        tensors = [[slots[name]] if name in slots else [] for name in self._kernel.slots]
+        if self._kernel.step is sgd and not tensors[0]:
+            tensors = [[None]]  # where the first step puts its momentum
+        self._settings["lr"] = self._group["lr"]
+        if self._fused:
+            self._settings["grad_scale"] = self._scale if divisor > 1 else None
+        self._kernel.step([weights], [gradient], *tensors, foreach=False, **self._settings)
+        if self._kernel.step is sgd and tensors[0][0] is not None:
+            self._state.setdefault("momentum_buffer", tensors[0][0])
 
     def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
         """State of these elements; steps are counted with the last of them."""
@@ -157,88 +166,30 @@ class Stepper:
         return slots
 
 
-def _sgd(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
-    buffers: list[Tensor | None] = [slots.get("momentum_buffer")]
-    sgd(
-        [weights],
-        [gradient],
-        buffers,
-        fused=group["fused"],
-        foreach=False,
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=False,
-        grad_scale=scale,
-    )
-    if buffers[0] is not None:  # made by the first step; none without momentum
-        slots["momentum_buffer"] = buffers[0]
+class _Kernel(NamedTuple):
+    """A step of torch for elements that follow each other.
+
+    `slots`: the tensors that it takes after weights and gradients, in its order; `settings`: those of the group that it takes.
+    """
+
+    step: Callable[..., None]
+    slots: tuple[str, ...]
+    settings: tuple[str, ...]
+
+    def settings_of(self, group: _Group) -> _Group:
+        found = {name: group[name] for name in self.settings}
+        if "betas" in found:
+            found["beta1"], found["beta2"] = found.pop("betas")
+        return found | {"maximize": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
-def _adagrad(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
-    adagrad(
-        [weights],
-        [gradient],
-        [slots["sum"]],
-        [slots["step"]],
-        fused=group["fused"],
-        foreach=False,
-        has_sparse_grad=False,
-        grad_scale=scale,
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        lr_decay=group["lr_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
-
-
-def _rmsprop(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], _: Tensor | None) -> None:
-    rmsprop(
-        [weights],
-        [gradient],
-        [slots["square_avg"]],
-        [],
-        [slots["momentum_buffer"]] if group["momentum"] > 0 else [],
-        [slots["step"]],
-        foreach=False,
-        lr=group["lr"],
-        alpha=group["alpha"],
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        centered=False,
-    )
-
-
-def _adam(group: _Group, weights: Tensor, gradient: Tensor, slots: dict[str, Tensor], scale: Tensor | None) -> None:
-    beta1, beta2 = group["betas"]
-    adam(
-        [weights],
-        [gradient],
-        [slots["exp_avg"]],
-        [slots["exp_avg_sq"]],
-        [],
-        [slots["step"]],
-        fused=True,
-        foreach=False,
-        grad_scale=scale,
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
-
-
-#: One step of elements that follow each other: (group, weights, their summed gradient, slots, divisor of the sum).
-_KERNELS: dict[type[torch.optim.Optimizer], Callable[..., None]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adam: _adam,
+_KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
+    torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), ("fused", "weight_decay", "momentum", "lr", "dampening", "nesterov")),
+    torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
+    torch.optim.RMSprop: _Kernel(
+        rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
+    ),
+    torch.optim.Adam: _Kernel(
+        adam, ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
+    ),
 }

@@ -18,17 +18,14 @@ from torch import Tensor
 
 from mpisgd.base.errors import CheckpointError
 from mpisgd.config import OptimizerOptions
+from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
-from mpisgd.update.norms import Norms
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
+from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
 from mpisgd.vectors.chunks import chunks_of, cuts
-from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.flat import is_finite, squared_norm
-from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
-
-PARKED_NBYTES = 2**30
-"""Memory that a shard may use for gradients that came before their turn."""
+from mpisgd.vectors.memory import vector_like, view_of
 
 
 class Step(NamedTuple):
@@ -44,23 +41,20 @@ class Step(NamedTuple):
     """|sum w_i g_i|^2, before the divisor; NaN where it was not measured."""
 
 
-class SliceUpdate(Updates):
+class SliceUpdate(Reception):
     """The weights of one slice, the sum of gradients in the making, and the optimiser.
 
-    `scratch`, (slice,) float32, holds the gradient that came last. The first gradient of a sum is not copied: scratch and sum
-    change places. `learning_rate` is that of the next update, before any weight. All vectors lie where the weights do; those on a
-    GPU meet MPI as `device_update.py` says.
+    The first gradient of a sum is not copied: scratch and sum change places. `learning_rate` is that of the next update, before
+    any weight.
 
     Args:
         weights: (slice,) float32; becomes the state, updated in place.
         learning_rate: alpha0 (times the scaling rule, where it is on).
         schedule: factor of the learning rate as a function of epochs.
         train_samples: samples of one epoch.
+        average: the averaged weights, or None.
         compensation: what corrects stale gradients, or None; it knows these weights.
-        half: gradients are received as bfloat16 (`rounding.py`).
-        averaging: a of thetabar <- a thetabar + (1 - a) theta [Chen16 Alg. 2, 4]; 0 = no averaged weights.
-        bias_correction: thetabar is the mean of the weights of all updates and not of the initial ones: after t updates
-            (1 - a) sum of a^(t-k) theta_k, by 1 - a^t, which is to move by (1 - a) / (1 - a^t) of the way to each.
+        half: as in `Reception`.
     """
 
     def __init__(
@@ -71,19 +65,14 @@ class SliceUpdate(Updates):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
-        averaging: float = 0.0,
-        bias_correction: bool = False,
-        half: bool = False,
+        average: Average | None = None,
         compensation: Compensation | None = None,
+        half: bool = False,
     ) -> None:
-        self.weights: Tensor = weights
+        super().__init__(weights, half)
         self.compensation: Compensation | None = compensation
-        self.averaged: Tensor | None = weights.clone() if averaging > 0 else None
-        self._averaging = averaging
-        self._averages: Tensor | None = torch.zeros(()) if bias_correction and averaging > 0 else None
-        """Number of updates that thetabar is the mean of, where that matters; kept in checkpoints."""
-        self._share = 1.0 - averaging
-        """Share of the way to the new weights, by which the averaged ones go."""
+        self.averaged: Tensor | None = None if average is None else average.weights
+        self._average = average
         self._train_samples = train_samples
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
@@ -97,14 +86,7 @@ class SliceUpdate(Updates):
         self._added = weights.numel()
         """Number of elements of the gradient accumulated last that are in the sum."""
         self._sum = vector_like(weights)
-        self._scratch = vector_like(weights)
-        self.scratch: Any = view_of(self._scratch)
         self._summed = view_of(self._sum)
-        self._half: Tensor | None = torch.zeros_like(weights, dtype=torch.int16) if half else None
-        self._norms = Norms()
-        self._parked: dict[int, Tensor] = {}
-        self._room: tuple[Tensor, ...] = ()
-        self._spare: list[Tensor] = []
         self.cached = weights.nbytes <= CACHED_NBYTES
         self.gradients = 0
         self.samples = 0
@@ -117,49 +99,12 @@ class SliceUpdate(Updates):
         self._set_learning_rate()
 
     @property
-    def inbox(self) -> Any:
-        """Memory for the next gradient: `scratch`, or (slice,) int16, the bits of bfloat16."""
-        return self.scratch if self._half is None else view_of(self._half)
-
-    def take_in(self) -> None:
-        if self._half is not None:
-            self._scratch.copy_(self._half.view(torch.bfloat16))
-
-    @property
     def served(self) -> Any:
         return self._served
 
     @property
     def epochs(self) -> float:
         return self.samples / self._train_samples
-
-    @property
-    def room_to_park(self) -> bool:
-        return (len(self._parked) + 1) * self._scratch.nbytes <= PARKED_NBYTES
-
-    def park(self, learner_id: int) -> None:
-        """Keep the gradient in `scratch` for later; another buffer takes its place."""
-        self._parked[learner_id] = self._scratch
-        self._receive_into(self._spare.pop() if self._spare else vector_like(self.weights))
-
-    def unpark(self, learner_id: int) -> None:
-        self._spare.append(self._scratch)
-        self._receive_into(self._parked.pop(learner_id))
-
-    def make_room(self, gradients: int) -> np.ndarray:
-        room = host_vector(gradients * len(self.weights))
-        self._room = torch.split(room, len(self.weights))
-        return host_view(room)
-
-    def turn_to(self, place: int) -> None:
-        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
-        self._receive_into(self._room[place])
-
-    def renew_scratch(self) -> None:
-        """The next gradient is received into memory of its own."""
-        if self._half is not None:
-            self._half = torch.zeros_like(self._half)
-        self._receive_into(vector_like(self.weights))
 
     def live_in(self, weights: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
         self._room = tuple(torch.from_numpy(each) for each in gradients)
@@ -177,20 +122,6 @@ class SliceUpdate(Updates):
         self._step = Stepper(self._optimizer, self._parameter)
         if self.compensation is not None:
             self.compensation.move(weights)
-
-    def _receive_into(self, vector: Tensor) -> None:
-        self._scratch = vector
-        self.scratch = view_of(vector)
-        self._norms.received = None
-
-    def scratch_is_finite(self) -> bool:
-        """Whether the received gradient has no NaN and no infinity.
-
-        Its squared norm, which tells in nearly all cases, is kept for `accumulate`: where gradients are asked about at all, each
-        that is summed must be, after it was received.
-        """
-        self._norms.received = squared = squared_norm(self.scratch)
-        return math.isfinite(squared) or is_finite(self.scratch)
 
     def sum_is_finite(self) -> bool:
         """Whether the sum that the last update was made from is finite; to be asked before the next gradient is summed.
@@ -252,9 +183,8 @@ class SliceUpdate(Updates):
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
-        if self._averages is not None and self._divisor > 0:
-            self._averages += 1
-            self._share = (1.0 - self._averaging) / (1.0 - self._averaging ** self._averages.item())
+        if self._average is not None and self._divisor > 0:
+            self._average.begin()
         return step
 
     def chunks(self) -> Iterator[np.ndarray]:
@@ -274,8 +204,8 @@ class SliceUpdate(Updates):
             if self.checks_sums:
                 self._look_at_sum(self._made, stop)
             self._step(self._sum, self._divisor, self._made, stop)
-            if self.averaged is not None:
-                self.averaged[self._made : stop].lerp_(self.weights[self._made : stop], self._share)
+            if self._average is not None:
+                self._average.follow(self.weights, self._made, stop)
             self._made = stop
         else:
             self._made = size
@@ -295,10 +225,8 @@ class SliceUpdate(Updates):
         each (slice,) float32, but for counts of steps, which are scalars.
         """
         state = {"weights": self.weights}
-        if self.averaged is not None:
-            state["averaged"] = self.averaged
-        if self._averages is not None:
-            state["averages"] = self._averages
+        if self._average is not None:
+            state |= self._average.state()
         if self.compensation is not None:
             state |= self.compensation.state(summing=self.gradients > 0)
         slots = slots_of(self._optimizer, self._parameter)

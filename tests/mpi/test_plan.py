@@ -16,7 +16,6 @@ from mpisgd.config.config_file import from_mapping
 from mpisgd.plan import fit
 from mpisgd.plan.costs.observe import distance, observe
 from mpisgd.plan.costs.predict import predict
-from mpisgd.plan.costs.scale import with_shards
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
@@ -86,7 +85,7 @@ def foretold(run: Run, costs: Config) -> tuple[float, float]:
     """What the costs in one log say of another run."""
     measured, wanted = observe(run), from_mapping(run.config)
     assert measured is not None
-    config = with_shards(replace(costs, protocol=wanted.protocol), wanted.shards, wanted.placement)
+    config = replace(costs, protocol=wanted.protocol, shards=wanted.shards, placement=wanted.placement)
     found = predict(config, len(run.pushes) // wanted.shards)
     return (
         apart(found.seconds_per_update, measured.seconds_per_update),

@@ -26,6 +26,7 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share, remove
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
+from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate
 
@@ -49,8 +50,7 @@ def make_update(
         learning_rate=0.1,
         schedule=lambda epochs: 1 / (1 + epochs),
         train_samples=8,
-        averaging=averaging,
-        bias_correction=corrected,
+        average=Average.of(weights, averaging, corrected),
         compensation=Compensation(weights, dc, 0.5) if dc else None,
     )
 

@@ -8,6 +8,7 @@ import torch
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.update import optimizer
+from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import SizedVector, host_vector
@@ -54,7 +55,7 @@ def made(options: OptimizerOptions, *, chunked: bool, averaging: float, gradient
         learning_rate=0.1,
         schedule=lambda epochs: 0.5 if epochs >= 2 * gradients else 1.0,
         train_samples=1,
-        averaging=averaging,
+        average=Average.of(weights, averaging),
     )
     found = []
     for _ in range(4):

@@ -13,7 +13,7 @@ import pytest
 from mpisgd.base.errors import DataError
 from mpisgd.config import FashionMnistOptions, MnistOptions
 from mpisgd.data import load
-from mpisgd.data.idx import read_idx
+from mpisgd.data.mnist import read_idx
 
 PARTS = ("train", "t10k")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.update import optimizer
+from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.update.slice_update import SliceUpdate
@@ -46,12 +47,15 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     return int(request.param)
 
 
-def make(kind: type[SliceUpdate], options: OptimizerOptions = MOMENTUM, *, dc: float = 0.0, **fields: Any) -> SliceUpdate:
+def make(
+    kind: type[SliceUpdate], options: OptimizerOptions = MOMENTUM, *, dc: float = 0.0, averaging: float = 0.0, **fields: Any
+) -> SliceUpdate:
     weights = torch.randn(SIZE, generator=torch.Generator().manual_seed(1))
     if kind is not SliceUpdate:
         weights = weights.to(GPU)
     given = {"learning_rate": 0.1, "schedule": lambda epochs: 0.5 if epochs > 2 else 1.0, "train_samples": 8, **fields}
-    return kind(weights, options, compensation=Compensation(weights, dc, 0.9) if dc else None, **given)
+    average = Average.of(weights, averaging)
+    return kind(weights, options, average=average, compensation=Compensation(weights, dc, 0.9) if dc else None, **given)
 
 
 def receive(update: SliceUpdate, gradient: np.ndarray) -> None:

@@ -106,12 +106,6 @@ def test_the_library_is_named():
     assert text == "Open MPI v5.0.11 (MPI 3.1, mpi4py 4.1.2)"
 
 
-def test_two_libraries_in_one_job_are_a_fault():
-    finding = judged(doctor.check_mpi, healthy([rank(), rank("b", versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})]))
-    assert finding.level == "fault"
-    assert "MPICH" in finding.text and "Open MPI" in finding.text
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -141,13 +135,6 @@ def test_what_launchers_say(variables, launched):
     assert doctor.launched_size(variables) == launched
 
 
-def test_n_times_one_rank_is_a_fault():
-    finding = judged(doctor.check_ranks, healthy([rank(environment=environment(PMI_SIZE="4"))]))
-    assert finding.level == "fault"
-    assert "4 times 1 rank, not 4 ranks: PMI_SIZE = 4" in finding.text
-    assert "srun --mpi=pmi2" in finding.mend
-
-
 @pytest.mark.parametrize("variables", [{"OMPI_COMM_WORLD_SIZE": "1"}, {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "1"}, {}])
 def test_one_rank_that_is_meant_to_be_alone_is_no_fault(variables):
     found = healthy([rank(environment=environment(**variables))])
@@ -170,102 +157,75 @@ def test_what_checks_look_at_is_gathered_and_nothing_else_of_the_environment(mon
     assert "A_PASSWORD" not in gathered
 
 
-def test_ranks_are_counted_by_host():
-    found = healthy([rank("a"), rank("b"), rank("a")])
-    assert judged(doctor.check_ranks, found).text == "3 on 2 hosts: a x 2, b x 1"
-    many = healthy([rank(f"n{index}") for index in range(20)])
-    assert judged(doctor.check_ranks, many).text.endswith("n7 x 1, and 12 more")
+# ------------------------------------------------------------------------------------------------------ one check each
+
+LSF = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="18")
+JSRUN = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="85", JSM_NAMESPACE_SIZE="2")
+#: mpirun starts its daemons by srun, a task on each node: these are no ranks.
+DAEMONS = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2", SLURM_STEP_NUM_TASKS="2", OMPI_COMM_WORLD_SIZE="4")
+GPUS = rank("a", gpus=4)
+
+#: Check, what it looks at, its verdict, and words of its text or mend.
+FINDINGS = [
+    ("mpi", healthy([rank(), rank("b", versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})]), "fault", "5.0.2 and Open MPI"),
+    ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "4 times 1 rank, not 4 ranks: PMI_SIZE = 4"),
+    ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "srun --mpi=pmi2"),
+    ("ranks", healthy([rank("a"), rank("b"), rank("a")]), "ok", "3 on 2 hosts: a x 2, b x 1"),
+    ("ranks", healthy([rank(f"n{index}") for index in range(20)]), "ok", "n7 x 1, and 12 more"),
+    ("ranks", healthy([rank(environment=DAEMONS)] * 4), "ok", "4 on 1 host"),
+    ("thread_level", healthy(mpi=MpiFacts((3, 1), False, None)), "warning", "below MPI_THREAD_MULTIPLE"),
+    ("cuda", healthy(mpi=MpiFacts((3, 1), True, True)), "ok", "CUDA-aware MPI: yes"),
+    ("cuda", healthy(mpi=MpiFacts((3, 1), True, False)), "ok", "CUDA-aware MPI: no"),
+    ("cuda", healthy(mpi=MpiFacts((3, 1), True, None)), "ok", "CUDA-aware MPI: unknown"),
+    ("cuda", healthy([GPUS, GPUS, rank("b", gpus=4)]), "ok", "8 CUDA device(s) on 2 host(s)"),
+    ("cuda", healthy([GPUS, GPUS, rank("b", gpus=4)]), "ok", "pinned host memory"),
+    ("cuda", healthy([GPUS, rank("b")]), "warning", "none seen on b"),
+    ("ring", healthy(ring=Ring((1,), (3.0,))), "fault", "at rank 1"),
+    ("round_trip", healthy([rank()] * 3, ring=Ring((), (3.0, 4000.0))), "warning", "slowest 4000.0 us (rank 2)"),
+    ("batch_system", healthy(), "ok", "none"),
+    ("batch_system", healthy([rank(environment=environment(SLURM_JOB_ID="4711"))] * 2), "ok", "SLURM job 4711"),
+    ("batch_system", healthy([rank(environment=environment(LSB_JOBID="4711"))] * 2), "ok", "LSF job 4711"),
+    ("batch_system", healthy([rank(environment=environment(PBS_JOBID="4711"))] * 2), "ok", "PBS job 4711"),
+    ("batch_system", healthy([rank(environment=DAEMONS)] * 4), "ok", "SLURM job 4711"),
+    ("batch_system", healthy([rank(environment=LSF)] * 2), "warning", "18 slots granted, 2 ranks started"),
+    ("batch_system", healthy([rank(environment=LSF)]), "ok", "LSF job 4711"),  # alone, to look around
+    ("batch_system", healthy([rank(environment=JSRUN)] * 2), "ok", "LSF job 4711"),  # whose slots are no ranks
+    ("cores", healthy([rank()] * 3, {"a": host(machine_cores=2)}), "warning", "oversubscribed: 3 ranks on 2 core(s) of a"),
+    ("cores", healthy([rank()] * 3, {"a": host(machine_cores=2)}), "warning", "fewer ranks"),
+    ("cores", healthy([rank(cores=[0])] * 2), "warning", "2 ranks on 1 core(s) of a, which has 8"),
+    ("cores", healthy([rank(cores=[0])] * 2), "warning", "--bind-to none"),
+    ("cores", healthy([rank(name, cores=[core]) for name in "ab" for core in (0, 1)]), "ok", "at least 1 per rank"),
+    ("cores", healthy([rank("a"), rank("a"), rank("b"), rank("b"), rank("b")]), "warning", "3 ranks on 2 core(s) of b"),
+    ("cores", healthy(hosts={"a": host(cpu_quota=1.5)}), "warning", "2 ranks on 1.5 core(s)"),
+    ("omp", healthy([rank("a"), rank("b", environment={})]), "warning", "-x OMP_NUM_THREADS"),
+    ("torch", healthy([rank(cores=range(8))] * 2), "ok", "2.13.0; 1 thread(s) by itself, 4 under mpisgd train"),
+    ("torch", healthy([rank(cores=[0]), rank(cores=range(1, 8))]), "ok", "1 under mpisgd train"),
+    ("torch", healthy([rank(), rank("b", torch_problem="ImportError: no module")]), "fault", "on b: ImportError: no module"),
+    ("import_seconds", healthy([rank(), rank("b", torch_import_s=95.0)]), "warning", "95.0 s (slowest rank, on b)"),
+    *(
+        ("versions", healthy([rank(), rank("b", versions=VERSIONS | {package: "0.0.1"})]), "fault", f"{package} differs")
+        for package in ("torch", "numpy", "python", "mpi4py", "mpisgd")
+    ),
+    ("directory", healthy(directory_problem="Permission denied"), "fault", "Permission denied"),
+    ("directory", healthy([rank(), rank("b", sees_directory=False)]), "fault", "not seen on b"),
+    ("hdf5", healthy(hosts={"a": host(hdf5_problem="OSError: unable to lock file")}), "fault", "--out"),
+    ("hdf5", healthy(hosts={"a": host(hdf5_problem="ImportError: libhdf5.so")}), "fault", "pip install"),
+    ("hdf5", healthy([rank(), rank("b", hdf5_read_problem="found 0 rows, expected 8")]), "warning", "rank 1 on b"),
+    ("hdf5", healthy(hosts={"a": host(hdf5_locks=False)}), "ok", "no file locks here (a)"),
+    ("hdf5", healthy([rank(environment=environment(HDF5_USE_FILE_LOCKING="FALSE"))] * 2), "warning", "BEST_EFFORT"),
+    ("space", healthy(hosts={"a": host(free_nbytes=10 * 2**30)}), "ok", "10.0 GiB free"),
+    ("space", healthy(hosts={"a": host(free_nbytes=2**30)}), "warning", "1.0 GiB free"),
+    ("space", healthy(hosts={"a": host(free_nbytes=2**20)}), "fault", "make room"),
+    ("segments", healthy(hosts={"a": host(stale_segments=3, stale_nbytes=2**20)}), "ok", "3 segment(s) of ended jobs hold 1.0 MiB"),
+    ("segments", healthy(hosts={"a": host(stale_segments=40, stale_nbytes=2**29)}), "warning", "/dev/shm/{sm_segment.*,"),
+]  # fmt: skip
 
 
-def test_threads_below_multiple_are_a_warning():
-    assert judged(doctor.check_thread_level, healthy(mpi=MpiFacts((3, 1), False, None))).level == "warning"
-
-
-@pytest.mark.parametrize(("aware", "word"), [(True, "yes"), (False, "no"), (None, "unknown")])
-def test_cuda_awareness_is_told_honestly(aware, word):
-    assert f"CUDA-aware MPI: {word}" in judged(doctor.check_cuda, healthy(mpi=MpiFacts((3, 1), True, aware))).text
-
-
-def test_devices_are_counted_once_per_host_and_missed_where_there_are_none():
-    found = healthy([rank("a", gpus=4), rank("a", gpus=4), rank("b", gpus=4)])
-    assert judged(doctor.check_cuda, found).text.startswith("8 CUDA device(s) on 2 host(s)")
-    assert "pinned host memory" in judged(doctor.check_cuda, found).text
-    finding = judged(doctor.check_cuda, healthy([rank("a", gpus=4), rank("b")]))
-    assert finding.level == "warning"
-    assert "none seen on b" in finding.text
-
-
-def test_wrong_bytes_name_the_rank():
-    finding = judged(doctor.check_ring, healthy(ring=Ring((1,), (3.0,))))
-    assert finding.level == "fault"
-    assert finding.text.endswith("at rank 1")
-
-
-def test_a_slow_round_trip_names_the_rank():
-    found = healthy([rank(), rank(), rank()], ring=Ring((), (3.0, 4000.0)))
-    finding = judged(doctor.check_round_trip, found)
-    assert finding.level == "warning"
-    assert "slowest 4000.0 us (rank 2)" in finding.text
-
-
-# ----------------------------------------------------------------------------------------------------- batch systems
-
-
-def test_the_batch_system_is_named():
-    assert judged(doctor.check_batch_system, healthy()).text == "none"
-    for name, system in {"SLURM_JOB_ID": "SLURM", "LSB_JOBID": "LSF", "PBS_JOBID": "PBS"}.items():
-        found = healthy([rank(environment=environment(**{name: "4711"}))] * 2)
-        assert judged(doctor.check_batch_system, found).text == f"{system} job 4711"
-
-
-def test_tasks_of_mpiruns_own_daemons_are_not_taken_for_ranks():
-    slurm = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2", SLURM_STEP_NUM_TASKS="2", OMPI_COMM_WORLD_SIZE="4")
-    found = healthy([rank(environment=slurm)] * 4, {"a": host()})
-    assert judged(doctor.check_batch_system, found).level == judged(doctor.check_ranks, found).level == "ok"
-
-
-def test_fewer_ranks_than_granted_slots_are_a_warning():
-    lsf = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="18")
-    finding = judged(doctor.check_batch_system, healthy([rank(environment=lsf)] * 2))
-    assert finding.level == "warning"
-    assert "18 slots granted, 2 ranks started" in finding.text
-    assert judged(doctor.check_batch_system, healthy([rank(environment=lsf)])).level == "ok", "alone, to look around"
-
-
-def test_under_jsrun_slots_are_no_ranks():
-    lsf = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="85", JSM_NAMESPACE_SIZE="2")
-    assert judged(doctor.check_batch_system, healthy([rank(environment=lsf)] * 2)).level == "ok"
-
-
-# ------------------------------------------------------------------------------------------------- cores and threads
-
-
-def test_more_ranks_than_cores_are_oversubscribed():
-    finding = judged(doctor.check_cores, healthy([rank()] * 3, {"a": host(machine_cores=2)}))
-    assert finding.level == "warning"
-    assert finding.text == "oversubscribed: 3 ranks on 2 core(s) of a"
-    assert "fewer ranks" in finding.mend
-
-
-def test_ranks_bound_to_one_core_of_many_are_oversubscribed():
-    finding = judged(doctor.check_cores, healthy([rank(cores=[0]), rank(cores=[0])]))
-    assert finding.level == "warning"
-    assert "2 ranks on 1 core(s) of a, which has 8" in finding.text
-    assert "--bind-to none" in finding.mend
-
-
-def test_ranks_bound_to_a_core_each_are_not():
-    found = healthy([rank(cores=[0]), rank(cores=[1]), rank("b", cores=[0]), rank("b", cores=[1])])
-    assert judged(doctor.check_cores, found).text == "at least 1 per rank"
-
-
-def test_cores_are_counted_on_each_host():
-    found = healthy([rank("a"), rank("a"), rank("b"), rank("b"), rank("b")])
-    assert "3 ranks on 2 core(s) of b" in judged(doctor.check_cores, found).text
-
-
-def test_a_containers_quota_counts():
-    assert judged(doctor.check_cores, healthy(hosts={"a": host(cpu_quota=1.5)})).level == "warning"
+@pytest.mark.parametrize(("name", "found", "level", "words"), FINDINGS)
+def test_a_finding(name: str, found: Survey, level: str, words: str):
+    finding = judged(getattr(doctor, f"check_{name}"), found)
+    assert finding.level == level
+    assert words in f"{finding.text}; {finding.mend}"
 
 
 @pytest.mark.parametrize(
@@ -279,84 +239,9 @@ def test_threads_of_all_ranks_must_fit_the_cores(value, torch_threads, level):
     assert finding.mend in ("", "export OMP_NUM_THREADS=1")
 
 
-def test_a_variable_that_reaches_only_some_ranks_is_a_warning():
-    finding = judged(doctor.check_omp, healthy([rank("a"), rank("b", environment={})]))
-    assert finding.level == "warning"
-    assert "-x OMP_NUM_THREADS" in finding.mend
-
-
-def test_the_threads_that_training_will_use():
-    found = healthy([rank(cores=range(8)), rank(cores=range(8))])
-    assert judged(doctor.check_torch, found).text == "2.13.0; 1 thread(s) by itself, 4 under mpisgd train"
-    bound = healthy([rank(cores=[0]), rank(cores=range(1, 8))])
-    assert "1 under mpisgd train" in judged(doctor.check_torch, bound).text
-
-
-def test_a_torch_that_cannot_be_imported_is_a_fault():
-    finding = judged(doctor.check_torch, healthy([rank(), rank("b", torch_problem="ImportError: no module")]))
-    assert finding.level == "fault"
-    assert "on b: ImportError: no module" in finding.text
-
-
-def test_a_slow_import_names_the_host():
-    finding = judged(doctor.check_import_seconds, healthy([rank(), rank("b", torch_import_s=95.0)]))
-    assert finding.level == "warning"
-    assert "95.0 s (slowest rank, on b)" in finding.text
-
-
-@pytest.mark.parametrize("package", ["torch", "numpy", "python", "mpi4py", "mpisgd"])
-def test_versions_must_agree(package):
-    finding = judged(doctor.check_versions, healthy([rank(), rank("b", versions=VERSIONS | {package: "0.0.1"})]))
-    assert finding.level == "fault"
-    assert f"{package} differs" in finding.text
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-
-
 def test_a_directory_that_cannot_be_written_is_one_fault():
     found = healthy(directory_problem="Permission denied")
-    assert "Permission denied" in judged(doctor.check_directory, found).text
     assert [finding.level for finding in doctor.diagnose(found)].count("fault") == 1
-
-
-def test_a_directory_that_is_not_shared_is_a_fault():
-    finding = judged(doctor.check_directory, healthy([rank(), rank("b", sees_directory=False)]))
-    assert finding.level == "fault"
-    assert "not seen on b" in finding.text
-
-
-def test_hdf5_files_that_cannot_be_written_are_a_fault():
-    finding = judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_problem="OSError: unable to lock file")}))
-    assert finding.level == "fault"
-    assert "--out" in finding.mend
-    broken = judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_problem="ImportError: libhdf5.so")}))
-    assert "pip install" in broken.mend
-
-
-def test_a_growing_file_that_cannot_be_read_is_a_warning():
-    finding = judged(doctor.check_hdf5, healthy([rank(), rank("b", hdf5_read_problem="found 0 rows, expected 8")]))
-    assert finding.level == "warning"
-    assert "rank 1 on b" in finding.text
-
-
-def test_missing_locks_are_told_and_locks_put_off_are_a_warning():
-    assert "no file locks here (a)" in judged(doctor.check_hdf5, healthy(hosts={"a": host(hdf5_locks=False)})).text
-    off = healthy([rank(environment=environment(HDF5_USE_FILE_LOCKING="FALSE"))] * 2)
-    assert judged(doctor.check_hdf5, off).level == "warning"
-
-
-@pytest.mark.parametrize(("free_nbytes", "level"), [(10 * 2**30, "ok"), (2**30, "warning"), (2**20, "fault")])
-def test_a_nearly_full_disk(free_nbytes, level):
-    assert judged(doctor.check_space, healthy(hosts={"a": host(free_nbytes=free_nbytes)})).level == level
-
-
-def test_stale_segments_matter_when_they_are_large():
-    few = healthy(hosts={"a": host(stale_segments=3, stale_nbytes=2**20)})
-    assert judged(doctor.check_segments, few).text == "3 segment(s) of ended jobs hold 1.0 MiB on a: harmless"
-    finding = judged(doctor.check_segments, healthy(hosts={"a": host(stale_segments=40, stale_nbytes=2**29)}))
-    assert finding.level == "warning"
-    assert "/dev/shm/{sm_segment.*," in finding.mend
 
 
 # --------------------------------------------------------------------------------------------------- facts of a host

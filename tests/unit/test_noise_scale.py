@@ -20,6 +20,7 @@ from mpisgd.config import SgdOptions
 from mpisgd.data import digits
 from mpisgd.records.log.reader import Run
 from mpisgd.update import norms
+from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.unit import fabricate
@@ -387,7 +388,7 @@ def test_no_weight_depends_on_what_is_measured(monkeypatch: pytest.MonkeyPatch) 
     for affordable, check, cached_nbytes in itertools.product((0, 12, 10**9), (True, False), (0, 10**9)):
         monkeypatch.setattr(norms, "PASS_GRADIENTS", affordable)
         monkeypatch.setattr("mpisgd.update.slice_update.CACHED_NBYTES", cached_nbytes)
-        update = slice_update(torch.zeros(501), averaging=0.5)
+        update = slice_update(torch.zeros(501), average=Average(torch.zeros(501), 0.5))
         for gradients in script:
             for vector, weight in gradients:
                 add(update, Given(vector, weight), check)

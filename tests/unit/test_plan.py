@@ -25,7 +25,7 @@ from mpisgd.plan import Wishes, backup, collect, fit, plan, planner, shards, sof
 from mpisgd.plan.costs.bounds import bounds, order_statistic
 from mpisgd.plan.costs.observe import observe
 from mpisgd.plan.costs.predict import predict
-from mpisgd.plan.costs.scale import with_learners, with_shards
+from mpisgd.plan.costs.scale import with_learners
 from mpisgd.plan.target import convergence
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
@@ -158,11 +158,13 @@ def test_a_nodes_link_is_shared_by_its_shards() -> None:
     network = NetworkOptions(node_bandwidth=1e9)
     virtual = VirtualOptions(learners=56, gradients=False, parameters=4_000_000, ranks_per_node=8)
     config = replace(ANY, network=network, virtual=virtual)
-    packed, spread = (bounds(with_shards(config, 8, placement)) for placement in ("packed", "spread"))
+    packed, spread = (bounds(replace(config, shards=8, placement=placement)) for placement in ("packed", "spread"))
     assert packed.bottleneck == "node's link"
     assert packed.gradients_per_s == pytest.approx(1e9 / 16e6)
     assert spread.node_link > 5 * packed.node_link
-    one, other = (predict(with_shards(config, 8, placement), 500).gradients_per_s for placement in ("packed", "spread"))
+    one, other = (
+        predict(replace(config, shards=8, placement=placement), 500).gradients_per_s for placement in ("packed", "spread")
+    )
     assert one <= packed.gradients_per_s
     assert other > 1.1 * one
 

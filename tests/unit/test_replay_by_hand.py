@@ -66,7 +66,8 @@ def log(
     summary["shard"], summary["final_clock"] = shard, len(made) if finished else -1
     summary["received"] = summary["pushed"] = len(table)
     summary["samples"] = made["samples"][-1] if len(made) else 0
-    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary, Start.of_run(lambda_))
+    start = Start(0, 0, 0.0, 0, [-1] * lambda_, [0] * lambda_)
+    return ShardRecord(shard, lambda_, table, made, [Departure(*each) for each in left or []], [], summary, start)
 
 
 def record(protocol: ProtocolOptions, *shards: ShardRecord, train_samples: int = 10**6) -> Record:

@@ -29,7 +29,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.replay import claims
-from mpisgd.replay.claims import CLAIMS, Claim, Extent, Standing
+from mpisgd.replay.claims import CLAIMS, Claim, Standing
 from tests.forge import forge
 from tests.unit.test_replay import Sometimes, believed, simulated
 
@@ -173,7 +173,8 @@ def test_the_list_has_everything(runs: Path) -> None:
 
 def test_the_documentation_has_the_table() -> None:
     text = (REPOSITORY / "docs" / "explanation" / "log-is-a-proof.md").read_text()
-    assert "\n".join(claims.markdown(Extent())) in text
+    rows = [f"| {where} | {' | '.join(', '.join(names) for names in columns)} |" for where, *columns in claims.table()]
+    assert "\n".join(["| | proved | checked | on trust |", "|---|---|---|---|", *rows]) in text
 
 
 def test_honest_runs_hold(runs: Path) -> None:
@@ -185,13 +186,13 @@ def test_honest_runs_hold(runs: Path) -> None:
 def test_what_is_printed_is_the_list(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(runs / "real" / "all")]) == 0
     words = capsys.readouterr().out.replace(",", " ").split()
-    for where, *columns in claims.table(Extent()):
+    for where, *columns in claims.table():
         assert {where, *(name for names in columns for name in names)} <= set(words)
     assert main(["replay", str(runs / "all"), "--evaluations", "last"]) == 0
     told = capsys.readouterr().out
     assert "simulated again: the whole virtual job" in told
     assert "loss of the others, error of the others" in told
-    assert claims.table(Extent(simulated=True))[1][2:] == ([], [])
+    assert claims.table(simulated=True)[1][2:] == ([], [])
 
 
 # ------------------------------------------------------------------------------------------------------------------ tables
@@ -384,7 +385,7 @@ def test_an_error_of_one_per_cent(real: bool, run_of: Callable[..., Path]) -> No
         assert bool(refused(path, evaluations="last")) == (row == -1)
         proof = replay.replay(path, evaluations="none")
         assert proof.holds
-        assert "loss" in dict((where, trust) for where, _, _, trust in claims.table(proof.extent))["evaluations"]
+        assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
 
 
 def test_evaluations_that_are_missing_or_too_many(run_of: Callable[..., Path]) -> None:
@@ -506,7 +507,7 @@ def test_costs_that_are_not_here_any_more(runs: Path, tmp_path: Path) -> None:
     assert proof.holds
     assert not proof.simulated
     assert any("which is not here" in line for line in proof.lines())
-    assert claims.table(proof.extent)[0][2], "seconds are only checked, then"
+    assert proof.claims[0][2], "seconds are only checked, then"
 
 
 def test_gradients_that_are_not_finite(tmp_path: Path) -> None:

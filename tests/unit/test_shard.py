@@ -37,6 +37,7 @@ from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
 from mpisgd.serving.refusals import Refusals
 from mpisgd.shard import Shard
+from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
 
@@ -67,13 +68,14 @@ class Served:
 def make(path: Path, channel: ScriptedChannel, options: ProtocolOptions, lambda_: int, **fields: Any) -> tuple[Shard, Snapshots]:
     """A shard of one weight that begins at 0, plain SGD of rate 1, two samples in a push, four in an epoch."""
     given = {"budget": 10**6, "nonfinite": "stop", "every_epochs": 0.0, "averaging": 0.0, "timeout_s": math.inf, **fields}
+    weights = tensor(*[0.0] * given.get("weights", 1))
     update = SliceUpdate(
-        tensor(*[0.0] * given.get("weights", 1)),
+        weights,
         SgdOptions(momentum=0.0),
         learning_rate=1.0,
         schedule=lambda _: 1.0,
         train_samples=4,
-        averaging=given["averaging"],
+        average=Average.of(weights, given["averaging"]),
     )
     snapshots = Snapshots(
         path.with_suffix(".snapshots"),
@@ -121,7 +123,7 @@ def test_hardsync_sums_gradients_in_learner_order_whoever_came_first(
     parked_nbytes: int, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float32, 1e8 + 1 - 1e8 is 0 in this order and 1 in another: law 5 says which. With memory for so many kept ones."""
-    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", parked_nbytes)
     script = [
         *pulls(*EVERYBODY), (push(2), -1e8), (push(1), 1.0), *pulls(2, 1, clock=1), (push(0), 1e8), *pulls(0, clock=1),
         *byes({0: 1, 1: 1, 2: 1}),
@@ -508,7 +510,7 @@ def test_any_schedule_ends_with_balanced_books(
 def test_hardsync_ends_with_the_same_bits_whatever_the_order_of_arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = set()
     for seed in range(20):
-        monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
+        monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", [0, 4, 8, 2**30][seed % 4])
         crew = Crew(4, lambda timestamp: timestamp + 1, gradient_of, seed=seed)
         crew.waiting.append(LEAVE)
         ends.add(serve(tmp_path / f"{seed}.h5", crew, HardsyncOptions(), 4, budget=80).shard.update.weights.numpy().tobytes())
@@ -696,7 +698,7 @@ def test_an_ordered_sum_that_will_not_be_finished_is_left_as_it_is(
     log: Path, parked_nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hardsync: learner 1's turn never comes, so what learner 2 has pushed is neither summed nor in the log."""
-    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", parked_nbytes)
+    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", parked_nbytes)
     script: list[Any] = [
         *pulls(0, 2), (push(0), 1.0), Interrupt(15), Pull(1, 0), Pull(0, 1), Goodbye(1, 0, INTERRUPTED), (push(2), 1.0), Pull(2, 1),
         Goodbye(0, 1, INTERRUPTED), Goodbye(2, 1, INTERRUPTED), LEAVE,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpisgd.base.errors import DataError
 from mpisgd.config import SgdOptions
 from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
+from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate
 
 SIZE = 1000
@@ -20,8 +21,9 @@ SIZE = 1000
 
 @pytest.mark.parametrize("averaging", [0.0, 0.5])
 def test_what_was_taken_is_given_in_any_order(averaging: float, tmp_path: Path) -> None:
+    average = Average.of(torch.zeros(SIZE), averaging)
     update = SliceUpdate(
-        torch.zeros(SIZE), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=8, averaging=averaging
+        torch.zeros(SIZE), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=8, average=average
     )
     vectors = 2 if averaging else 1
     snapshots = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=vectors, size=SIZE)

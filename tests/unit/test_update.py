@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
+from mpisgd.update.average import Average
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
 from mpisgd.update.schedule import make as make_schedule
 from mpisgd.update.slice_update import SliceUpdate
@@ -162,7 +163,7 @@ def test_gradients_that_are_kept_for_later_come_back_as_they_were() -> None:
 
 
 def test_memory_for_kept_gradients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.update.slice_update.PARKED_NBYTES", 24)
+    monkeypatch.setattr("mpisgd.update.reception.PARKED_NBYTES", 24)
     update = updater(torch.zeros(3))
     room = []
     for learner_id in range(3):
@@ -182,7 +183,8 @@ def test_what_is_served_is_the_weights_themselves() -> None:
 
 def test_averaged_weights_follow_the_papers_formula() -> None:
     """thetabar <- a thetabar + (1 - a) theta after each update [Chen16 Alg. 2, 4], from the initial weights."""
-    update = updater(tensor(1.0, -2.0), averaging=0.75)
+    weights = tensor(1.0, -2.0)
+    update = updater(weights, average=Average(weights, 0.75))
     expected = np.array([1.0, -2.0])
     assert update.averaged is not None
     for gradient in (1.0, 0.5, -3.0):
@@ -196,7 +198,8 @@ def test_averaged_weights_follow_the_papers_formula() -> None:
 @pytest.mark.parametrize("a", [0.75, 0.9999])
 def test_averaged_weights_without_the_initial_ones_are_adams(a: float) -> None:
     """(thetabar - a^t theta(0)) / (1 - a^t), thetabar by the paper's formula: what Adam does to its means, which begin with 0."""
-    update = updater(tensor(100.0, -200.0), averaging=a, bias_correction=True)
+    weights = tensor(100.0, -200.0)
+    update = updater(weights, average=Average(weights, a, bias_correction=True))
     initial = thetabar = np.array([100.0, -200.0])
     assert update.averaged is not None
     for t, gradient in enumerate((1.0, 0.5, -3.0, 2.0), start=1):
@@ -210,7 +213,8 @@ def test_averaged_weights_without_the_initial_ones_are_adams(a: float) -> None:
 
 def test_an_update_of_nothing_leaves_everything() -> None:
     """All gradients of an update were dropped: no step on old momentum, no decay, no average, no samples."""
-    update = updater(tensor(1.0), SgdOptions(momentum=0.9, weight_decay=0.1), averaging=0.5)
+    weights = tensor(1.0)
+    update = updater(weights, SgdOptions(momentum=0.9, weight_decay=0.1), average=Average(weights, 0.5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert update.step().gradients == 0
@@ -383,7 +387,7 @@ def test_in_other_memory_it_goes_on_with_the_same_bits(options: OptimizerOptions
     ends = []
     for moves in (False, True):
         torch.manual_seed(0)
-        update = SliceUpdate(torch.ones(50), options, learning_rate=0.1, schedule=lambda _: 1.0, train_samples=4, averaging=0.5)
+        update = updater(torch.ones(50), options, learning_rate=0.1, train_samples=4, average=Average(torch.ones(50), 0.5))
         for _ in range(4):
             before, sent = update.served, update.served.copy()
             if moves:

@@ -115,9 +115,6 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
     return Fit(config, (*costs, *more), assumptions, real, virtual)
 
 
-# ------------------------------------------------------------------------------------------------------ from the configuration
-
-
 def _as_configured(run: Run, real: Observed | None) -> Fit:
     config = _without_tensors(config_file.from_mapping(run.config), run)
     assumptions = ("The run was virtual: its costs are those of its configuration.",)
@@ -144,9 +141,6 @@ def _without_tensors(config: Config, run: Run) -> Config:
 def _pushes(run: Run) -> int:
     """Number of pushes to simulate: the run's, so that both begin and go on alike; of a long run, as many as a prediction has."""
     return min(PUSHES, int(np.count_nonzero(run.pushes["shard"] == 0)))
-
-
-# ------------------------------------------------------------------------------------------------------------- from the log
 
 
 def _measured(run: Run) -> tuple[Config, tuple[Cost, ...], tuple[str, ...]]:

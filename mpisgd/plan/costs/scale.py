@@ -11,11 +11,6 @@ Placement = Literal["packed", "spread"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
 
 
-def with_shards(config: Config, shards: int, placement: Placement) -> Config:
-    """The parameters in so many slices."""
-    return replace(config, shards=shards, placement=placement)
-
-
 def with_learners(config: Config, learners: int) -> Config:
     """Take the same protocol to more or fewer learners; learner l is like the run's learner l modulo its λ, also as a straggler.
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.analysis import arrivals, books
+from mpisgd.analysis import arrivals
+from mpisgd.analysis.timeline import ranks_of
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
@@ -35,8 +36,6 @@ HANDLING_S = 50e-6
 
 @dataclass(frozen=True)
 class Cost:
-    """A number of a fit, and where it comes from."""
-
     name: str
     value: float
     unit: str
@@ -45,8 +44,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Wire:
-    """Costs of messages and service, with the words for it."""
-
     network: NetworkOptions
     service: ServiceOptions
     costs: tuple[Cost, ...]
@@ -58,9 +55,6 @@ def measured(run: Run) -> Wire:
     network, network_costs = _network(run, nbytes)
     service, service_costs = _service(run, nbytes / run.shards, network)
     return Wire(network, service, (*network_costs, *service_costs))
-
-
-# ------------------------------------------------------------------------------------------------------------------ wire
 
 
 def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
@@ -106,16 +100,9 @@ def _transfer_s(run: Run, network: NetworkOptions, nbytes: float) -> float:
 
 def _on_shards_node(run: Run) -> np.ndarray:
     """Whether each learner shares a node with all shards: bool, shape (learners,). Unknown hosts count as one node."""
-    environment = run.environment
-    hosts = [str(host) for host in environment.get("hosts", [])]
-    shard_ranks = [int(rank) for rank in environment.get("shard_ranks", range(run.shards))]
-    aside = {*shard_ranks, int(environment.get("evaluator_rank", -1))}
-    of_shards = {hosts[rank] for rank in shard_ranks if rank < len(hosts)}
-    result = np.ones(books.learners_of(run), bool)
-    learner_ranks = [rank for rank in range(len(hosts)) if rank not in aside]
-    for learner_id, rank in enumerate(learner_ranks[: len(result)]):
-        result[learner_id] = of_shards == {hosts[rank]}
-    return result
+    ranks = ranks_of(run)
+    of_shards = {ranks.host(rank) for rank in ranks.shards}
+    return np.array([of_shards == {ranks.host(rank)} for rank in ranks.learners])
 
 
 def _low_share(run: Run) -> float:
@@ -127,9 +114,6 @@ def _rate(nbytes: int, pull_s: np.ndarray, low: float) -> float | None:
     """Bytes per second of the weights' transfer; None where nothing was pulled in more than no time."""
     least_s = float(np.quantile(pull_s, low)) if len(pull_s) else 0.0
     return nbytes / least_s if least_s > 0 else None
-
-
-# --------------------------------------------------------------------------------------------------------------- service
 
 
 def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[ServiceOptions, list[Cost]]:

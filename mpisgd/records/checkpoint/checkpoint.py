@@ -10,7 +10,6 @@ loads whole, or is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -30,7 +29,7 @@ from mpisgd.records.log import schema
 
 MANIFEST = "manifest.json"
 _DIRECTORY = re.compile(r"clock-(\d{6,})$")
-_CRC = "crc32"
+CRC = "crc32"
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,6 @@ def directories(run: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("clock-")), reverse=True)
 
 
-# ------------------------------------------------------------------------------------------------------------------ reading
-
-
 def newest(run: Path, complain: Callable[[str], None] = lambda why: None) -> Checkpoint:
     """The newest checkpoint of a run that is whole, every byte of it; `complain` is told of each newer one why it is not taken.
 
@@ -172,7 +168,7 @@ def read(path: Path) -> Checkpoint:
         if table["schema_version"] != schema.SCHEMA_VERSION:
             raise CheckpointError(f"{path} has schema version {table['schema_version']}, this mpisgd reads {schema.SCHEMA_VERSION}")
         parts = tuple(
-            Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[_CRC])
+            Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[CRC])
             for each in table["parts"]
         )
         return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts)
@@ -184,7 +180,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A file that `write_json` wrote. Raises CheckpointError where it is missing or is not as it was written."""
     try:
         table: dict[str, Any] = json.loads(path.read_bytes())
-        crc32 = table.pop(_CRC)
+        crc32 = table.pop(CRC)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -226,9 +222,6 @@ def way_on(run: Path, clock: int | None = None, command: str = "") -> str:
         return f"{run} has no complete checkpoint to go on from: begin anew with --overwrite"
     except (OSError, CheckpointError):  # `--resume` passes over what is torn, and says so
         return f"to go on from its newest checkpoint that is whole: {command}"
-
-
-# ------------------------------------------------------------------------------------------------------------------ writing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], attributes: Mapping[str, int]) -> tuple[int, int]:
@@ -278,14 +271,9 @@ def _lay_out(file: h5py.File, name: str, tensor: np.ndarray) -> int:
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """Write a table with the CRC-32 of itself aside, sync it and rename it. Raises OSError, and leaves nothing aside."""
-    text = _text({**table, _CRC: zlib.crc32(_text(table))})
+    text = _text({**table, CRC: zlib.crc32(_text(table))})
     with durable.written_aside(path) as raw:
         durable.write_all(raw, text)
-
-
-def part_table(account: Account, nbytes: int, crc32: int) -> dict[str, Any]:
-    """A part as a manifest has it."""
-    return {"account": dataclasses.asdict(account), "nbytes": nbytes, _CRC: crc32}
 
 
 def _text(table: Mapping[str, Any]) -> bytes:

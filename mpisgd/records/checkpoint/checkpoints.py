@@ -10,6 +10,7 @@ succeed. It is told, and in the log.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 import threading
@@ -109,21 +110,8 @@ class Checkpoints:
         lost, self._lost = self._lost, []
         return lost
 
-    def take(  # noqa: PLR0913 - the fields of an account, by name
-        self,
-        *,
-        clock: int,
-        now_s: float,
-        received: int,
-        applied_seq: list[int],
-        next_seq: list[int],
-        rows: list[int],
-        snapshots: list[tuple[int, int, float, int]],
-        diverged: bool,
-        counts: Sequence[int] = (),
-        last: bool = False,
-    ) -> None:
-        """Copy the slice as it is, and begin to write it; the arguments are as in `Account`, `rows` those of this log file.
+    def take(self, rows: list[int], *, last: bool = False, **told: Any) -> None:
+        """Copy the slice as it is, and begin to write it; `told` are fields of `Account`, `rows` those of this log file.
 
         Not while it is `busy`. `last`: the slice does not change any more, so it is not copied.
         """
@@ -140,16 +128,9 @@ class Checkpoints:
         account = Account(
             shard=self._share.shard,
             bounds=self._share.bounds,
-            clock=clock,
             samples=self._update.samples,
-            now_s=now_s,
-            received=received,
-            applied_seq=list(applied_seq),
-            next_seq=next_seq,
             rows=[*map(list, self._share.continues), [self._share.attempt, *rows]],
-            snapshots=snapshots,
-            diverged=diverged,
-            counts=list(counts),
+            **told,
         )
         self._begin(functools.partial(self._write, account))
 
@@ -183,7 +164,6 @@ class Checkpoints:
                 self._copies[name] = np.ones(tensor.numel(), np.float32)
 
     def _write(self, account: Account) -> None:
-        """Write the part, or tell why not."""
         directory = disk.directory_of(self._share.run, account.clock)
         try:
             self._write_part(directory, account)
@@ -210,7 +190,7 @@ class Checkpoints:
         durable.sync_directory(self._share.run)  # has the names of all these
         told = {"clock": account.clock, "shard": self._share.shard, "attempt": self._share.attempt}
         nbytes, crc32 = disk.write_tensors(directory / disk.part_file(self._share.shard), self._copies, told)
-        part = disk.part_table(account, nbytes, crc32)
+        part = {"account": dataclasses.asdict(account), "nbytes": nbytes, disk.CRC: crc32}
         disk.write_json(directory / disk.account_file(self._share.shard), {**self._told, "part": part})
         durable.sync_directory(directory)
         self._seal(directory, account.clock)

@@ -97,7 +97,6 @@ class Snapshots:
         return list(self._taken)
 
     def due(self, epochs_before: float, epochs: float) -> bool:
-        """Whether a multiple of `every_epochs` was passed."""
         return due(self._every_epochs, epochs_before, epochs)
 
     def take(self, update: Updates, clock: int, now_s: float) -> None:

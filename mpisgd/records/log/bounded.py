@@ -15,9 +15,8 @@ import numpy as np
 
 from mpisgd.records.log import schema
 from mpisgd.records.log.counts import SLOTS, Counts, Pushes, Updates, sealed
-from mpisgd.records.log.rows import Rows
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
-from mpisgd.records.log.writer import CHUNK_ROWS, TableFile
+from mpisgd.records.log.writer import CHUNK_ROWS, Rows, TableFile
 
 _UPDATES_SHARE = 4
 """The part of the room for rows that updates have: one in so many. A protocol may make an update of every push."""

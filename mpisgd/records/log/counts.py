@@ -145,7 +145,6 @@ class Updates:
         self.time_s = self.update_s = 0.0
 
     def add(self, rows: np.ndarray) -> None:
-        """Rows of `updates`, in the order of the table."""
         if len(rows):
             self.rows += len(rows)
             self.clock, self.samples = int(rows["clock"][-1]), int(rows["samples"][-1])
@@ -160,7 +159,6 @@ class Updates:
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> Updates:
-        """Raises ValueError where they are none."""
         new = cls()
         new.rows, new.clock, new.samples, new.gradients = numbers[:4].tolist()
         new.time_s, new.update_s = numbers[4:].view(np.float64).tolist()

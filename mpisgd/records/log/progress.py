@@ -135,7 +135,6 @@ class Evaluations:
         self._number, self._batch = number, 0
 
     def batch(self) -> None:
-        """Count one more batch, which is about to be evaluated."""
         self._batch += 1
         now_s = self._now_s()
         if self._on and now_s >= self._next_s:

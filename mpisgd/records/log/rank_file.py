@@ -51,7 +51,6 @@ class Rows:
             self._count(table, 0)
 
     def length(self, table: str) -> int:
-        """Number of rows."""
         return self._count(table, read_file(self.path, f"table {table}", lambda file, _: _committed(file, table)))
 
     def thinning(self, table: str) -> Thinning | None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import h5py
 import numpy as np
 
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
-from mpisgd.records.log.rank_file import FILE, Rows, attempt_of, continued, read_counts, read_file, read_summary
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.layouts import Begins, Layout, begins
+from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
+
+_COUNTED = 4096
+"""Rows that are counted at a time: what is chosen of them is copied."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class Books:
         return self.pushed == self.applied + self.dropped + self.rejected + self.in_flight
 
 
-class Run:
-    """Read access to the directory of a run.
+class Directory:
+    """What a run's directory says of it besides the log: config.toml, DONE, and which files are those of the last attempt.
 
-    Raises DataError where the directory is no run, something in it leads out of it (`contained`), or a log file is missing,
-    foreign, of another schema version, or shorter than it says.
+    Raises DataError where the directory is no run, or something in it leads out of it (`contained`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -62,10 +62,9 @@ class Run:
         for table, size in ((self.config, "shards"), (self.config["environment"], "learners")):
             if not isinstance(table.get(size), int):
                 raise DataError(f"{config} was not written by a run: {size} = {table.get(size)!r}, expected a number")
-        self._attempts: dict[int, dict[str, Any]] = _told_of(self.config["environment"])
+        attempts = self.config["environment"].get("attempts", [])
+        self._attempts = {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
         self._files = self._newest_files()
-        self._tables: dict[str, np.ndarray] = {}
-        self._summaries: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -73,7 +72,6 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, hosts, git commit, command line, world size, λ, sizes of model and data."""
         return dict(self.config["environment"])
 
     @property
@@ -92,24 +90,6 @@ class Run:
     def told(self, attempt: int) -> dict[str, Any]:
         """Entries of config.toml on one attempt: learners, shards, epochs ...; nothing where the run was never continued."""
         return self._attempts.get(attempt, {})
-
-    @cached_property
-    def begins(self) -> Begins:
-        """Begin of the tables' rows, but those of `evaluations`, which are all there."""
-        return Begins() if not self._files else begins(self._files[0])
-
-    @property
-    def earlier(self) -> list[Layout]:
-        """The layouts before: the parts of the run that had another number of learners or shards."""
-        found: list[Layout] = []
-        here = self.begins
-        while here.before:
-            last = max(attempt for _, attempt, _ in here.before)
-            before = begins(self.path / schema.shard_file(0, last))
-            learners = int(self.told(last).get("learners", self.lambda_))
-            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
-            here = before
-        return found[::-1]
 
     def _newest_files(self) -> list[Path]:
         """Files of the last attempt for which all shards have begun a log, in the order of shards; then the evaluator's last."""
@@ -141,6 +121,36 @@ class Run:
             raise DataError(f"{self.path / schema.DONE} is damaged: {error}") from error
         return sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
 
+
+class Run(Directory):
+    """Read access to a run: the tables of its log, and what they come to.
+
+    Raises DataError also where a log file is missing, foreign, of another schema version, or shorter than it says.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._tables: dict[str, np.ndarray] = {}
+        self._summaries: np.ndarray | None = None
+
+    @cached_property
+    def begins(self) -> Begins:
+        """Begin of the tables' rows, but those of `evaluations`, which are all there."""
+        return Begins() if not self._files else begins(self._files[0])
+
+    @property
+    def earlier(self) -> list[Layout]:
+        """The layouts before: the parts of the run that had another number of learners or shards."""
+        found: list[Layout] = []
+        here = self.begins
+        while here.before:
+            last = max(attempt for _, attempt, _ in here.before)
+            before = begins(self.path / schema.shard_file(0, last))
+            learners = int(self.told(last).get("learners", self.lambda_))
+            found.append(Layout(learners, before.clock, here.clock, here.rows_before(self.path)))
+            here = before
+        return found[::-1]
+
     def table(self, name: str) -> np.ndarray:
         """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
         if name not in self._tables:
@@ -167,7 +177,6 @@ class Run:
 
     @property
     def updates(self) -> np.ndarray:
-        """All of them, as `pushes`."""
         return self._all("updates")
 
     def _all(self, name: str) -> np.ndarray:
@@ -200,11 +209,20 @@ class Run:
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """Of each shard, what its pushes and updates come to, of a log that was bounded; of a run that was killed, as of the last
-        flush. Empty where no file counts."""
+        """Of each shard, what all its pushes and updates come to; of a log that was bounded, and whose writer was killed, as of the
+        last flush."""
         self._check_files()
         found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
-        return [each for each in found if each is not None]
+        counts = [each or Counts() for each in found]
+        uncounted = {shard for shard, each in enumerate(found) if each is None}
+        for name in schema.THINNED if uncounted else ():
+            # whoever writes the tables of a run that has not ended may be at it: they are read whole
+            for rows in self.chunks(name) if self._ended else [self.table(name)]:
+                for start in range(0, len(rows), _COUNTED):
+                    some = rows[start : start + _COUNTED]
+                    for shard in uncounted & set(np.unique(some["shard"]).tolist()):
+                        getattr(counts[shard], name).add(some[some["shard"] == shard])
+        return counts
 
     @property
     def evaluations(self) -> np.ndarray:
@@ -228,21 +246,12 @@ class Run:
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""
-        summaries = self.summaries
-        if self.left_out:
-            each = zip(summaries, self.counts, strict=True)
-            return [_counted(summary, counts.pushes.books(self.final_clock(summary["shard"]))) for summary, counts in each]
-        clocks = {int(each["shard"]): int(each["final_clock"]) for each in summaries}
-        unfinished = [shard for shard, clock in clocks.items() if clock < 0]
-        if unfinished:  # its tables are read whole: whoever writes them may be at it
-            updates, _ = self.updates, self.pushes
-            for shard in unfinished:
-                clocks[shard] = int(updates["clock"][updates["shard"] == shard].max(initial=self.begins.clock))
-        counts = {shard: Counter[str]() for shard in clocks}
-        for rows in self.chunks("pushes"):
-            for shard in set(np.unique(rows["shard"]).tolist()) & set(clocks):
-                _count(counts[shard], rows[rows["shard"] == shard], clocks[shard])
-        return [_books(summary, counts[int(summary["shard"])]) for summary in summaries]
+        each = enumerate(zip(self.summaries, self.counts, strict=True))
+        return [_account(summary, counts.pushes.books(self.final_clock(shard))) for shard, (summary, counts) in each]
+
+    @property
+    def _ended(self) -> bool:
+        return bool((self.summaries["final_clock"] >= 0).all())
 
     def _check_files(self) -> None:
         present = {path.name for path in self._files}
@@ -251,109 +260,10 @@ class Run:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
 
 
-def _count(counts: Counter[str], rows: np.ndarray, final_clock: int) -> None:
-    """Add rows of `pushes` of one shard to what is known of it."""
-    summed = rows["verdict"] == Verdict.APPLY
-    counts["rows"] += len(rows)
-    counts["summed"] += int(np.count_nonzero(summed))
-    counts["applied"] += int(np.count_nonzero(summed & (rows["clock"] < final_clock)))
-    for verdict in (Verdict.LATE, Verdict.DROP, Verdict.REJECT):
-        counts[verdict.name] += int(np.count_nonzero(rows["verdict"] == verdict))
-
-
-def _counted(summary: np.void, learners: np.ndarray) -> Books:
-    """The account of a shard whose rows are not all there, from those of its learners."""
+def _account(summary: np.void, learners: np.ndarray) -> Books:
+    """The account of a shard from those of its learners."""
     pushed, *others = learners.sum(axis=0).tolist()
     return Books(int(summary["shard"]), int(summary["pushed"]) if summary["final_clock"] >= 0 else pushed, *others)
-
-
-def _books(summary: np.void, counts: Counter[str]) -> Books:
-    return Books(
-        shard=int(summary["shard"]),
-        pushed=int(summary["pushed"]) if summary["final_clock"] >= 0 else counts["rows"],
-        applied=counts["applied"],
-        dropped=counts["DROP"],
-        rejected=counts["REJECT"],
-        in_flight=counts["summed"] - counts["applied"] + counts["LATE"],
-    )
-
-
-class Begins(NamedTuple):
-    """Begin of a layout's rows (`schema`): by default the start of the run.
-
-    Attributes:
-        next_seq: per learner, its first mini-batch; empty = 0.
-        before: of the layout before, a shard, an attempt, and how many rows of each table.
-    """
-
-    clock: int = 0
-    samples: int = 0
-    time_s: float = 0.0
-    next_seq: list[int] = []  # noqa: RUF012 - never changed
-    before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
-
-    def rows_before(self, run: Path) -> list[list[Rows]]:
-        """Shard by shard, the rows of the layout before."""
-        shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
-        return [
-            [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
-            for shard in range(shards)
-        ]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
-
-    `rows`: those of each shard, attempt by attempt.
-    """
-
-    learners: int
-    first_clock: int
-    last_clock: int
-    rows: list[list[Rows]]
-
-    @property
-    def shards(self) -> int:
-        return len(self.rows)
-
-    def table(self, name: str) -> np.ndarray:
-        """Its rows of one table, shard by shard."""
-        parts = [rows.rows(name) for shard in self.rows for rows in shard]
-        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
-
-    def parts(self) -> list[Rows]:
-        """Rows, file by file."""
-        return [rows for shard in self.rows for rows in shard]
-
-
-def begins(path: Path) -> Begins:
-    """Read where the layout of a shard's file begins. Raises DataError where the file does not say so as it must."""
-    first = continued(path)[0].path
-
-    def read(file: h5py.File, _: bool) -> Begins:
-        before = contained.attribute(file, "before")
-        if before is None:
-            return Begins()
-        parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
-        own = attempt_of(first)
-        if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
-            raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
-        return Begins(
-            int(contained.attribute(file, "continues_clock")),
-            int(contained.attribute(file, "begins_samples")),
-            float(contained.attribute(file, "begins_s")),
-            np.asarray(contained.attribute(file, "begins_seq"), np.int64).tolist(),
-            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
-        )
-
-    return read_file(first, "what it goes on from", read)
-
-
-def _told_of(environment: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Entries of config.toml on each attempt, by its number."""
-    attempts = environment.get("attempts", [])
-    return {each["attempt"]: each for each in attempts if isinstance(each, dict) and "attempt" in each}
 
 
 def _left_out(parts: list[Rows]) -> str:

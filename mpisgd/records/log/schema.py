@@ -52,8 +52,6 @@ did not fall by 1 % had diverged."""
 
 
 class Event(enum.IntEnum):
-    """Kinds of `events.kind`."""
-
     STARTED = 0
     STOPPED = 1
     DEPARTED = 2

@@ -65,7 +65,6 @@ class Summing:
             raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
 
     def add(self, rows: np.ndarray) -> None:
-        """Add the rows that come next."""
         if self._told >= 0:
             self._crc32 = add(self._crc32, self._table, rows)
             self._answers = add_amended(self._answers, self._table, rows)

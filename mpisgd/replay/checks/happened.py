@@ -48,7 +48,6 @@ def check_events(record: Record, shard: ShardRecord) -> None:
 
 
 def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_id: int, value: float) -> bool:
-    """Whether an event may have such a value."""
     if kind in _WITH_NONE:
         return math.isnan(value)
     match kind:

@@ -53,8 +53,6 @@ def serial_order(record: Record) -> Iterator[Action]:
 
 
 class _Order:
-    """Progress of each shard."""
-
     def __init__(self, record: Record) -> None:
         self.record = record
         self.moved = True
@@ -67,7 +65,6 @@ class _Order:
         self._stamps = [shard.pushes["timestamp"] for shard in record.shards]
 
     def advance(self, shard: int) -> Iterator[Action]:
-        """Everything that this shard can do now."""
         log, row_clocks = self.record.shards[shard], self._row_clocks[shard]
         while True:
             row = self.rows[shard]

@@ -16,8 +16,9 @@ from mpisgd.config import Config, config_file
 from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
+from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
-from mpisgd.records.log.reader import Run, begins
+from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 
 _CHUNK_ROWS = 4096
@@ -89,11 +90,6 @@ class Start:
     applied_seq: list[int]
     next_seq: list[int]
     since_s: float = 0.0
-
-    @classmethod
-    def of_run(cls, lambda_: int) -> Start:
-        """At clock 0."""
-        return cls(0, 0, 0.0, 0, [-1] * lambda_, [0] * lambda_)
 
 
 @dataclass(frozen=True)
@@ -168,14 +164,6 @@ class ShardRecord:
         order = np.argsort(self.events["learner_id"], kind="stable")
         ends = np.searchsorted(self.events["learner_id"][order], np.arange(self.lambda_ + 1))
         return [self.events[order[start:end]] for start, end in zip(ends, ends[1:], strict=False)]
-
-    @cached_property
-    def numbers(self) -> np.ndarray:
-        """int64 (rows,): the how manyth push of its learner each row is, from 0."""
-        numbers = np.empty(len(self.pushes), np.int64)
-        for rows in self.rows_of:
-            numbers[rows] = np.arange(len(rows))
-        return numbers
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,6 @@ class _Walk:
     def _refuse(self, why: str) -> NoReturn:
         refuse(why, self.shard.shard, "pushes", **self.place)
 
-    # ------------------------------------------------------------------------------------------------------------ one row
-
     def _check_numbers(self, row: Row) -> None:
         if row.shard != self.shard.shard:
             self._refuse(f"it says shard {row.shard}")
@@ -199,8 +197,6 @@ class _Walk:
         except ProtocolError as error:
             self._refuse(str(error))
 
-    # ------------------------------------------------------------------------------------------------------------ updates
-
     def _update_while_due(self) -> None:
         while self.rules.update_due():
             if self.rules.clock == self.shard.final_clock:
@@ -227,8 +223,6 @@ class _Walk:
             if not same(update[name].item(), value):
                 why = f"{name} {update[name].item()}: its gradients, up to row {self.place['row']} of pushes, give {value}"
                 refuse(why, self.shard.shard, "updates", row=self.rules.clock - self.shard.start.clock, clock=self.rules.clock + 1)
-
-    # --------------------------------------------------------------------------------------------------------- departures
 
     def _let_happen(self, row: Row | None) -> None:
         """Let learners leave, and time be over, in the order of both: before this row was summed, by their seconds or, at the
@@ -282,8 +276,6 @@ class _Walk:
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
         refuse(why, self.shard.shard, "events", clock=left.clock, learner_id=left.learner_id)
 
-    # ---------------------------------------------------------------------------------------------------------- time-outs
-
     def _time_out(self) -> None:
         over = self.timeouts.pop(0)
         if over.clock == self.rules.clock - 1 and over.time_s == self.arrival_s:
@@ -295,8 +287,6 @@ class _Walk:
             refuse(why, self.shard.shard, "events", clock=over.clock)
         self.rules.on_timeout()
         self._update_while_due()
-
-    # ------------------------------------------------------------------------------------------------------------ the end
 
     def _check_end(self) -> None:
         self._let_happen(None)

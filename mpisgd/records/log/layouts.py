@@ -1,0 +1,85 @@
+"""Layouts of a run: its parts that had other numbers of learners or shards, and so other slices (`schema`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from mpisgd.base import contained
+from mpisgd.base.errors import DataError
+from mpisgd.records.log import schema
+from mpisgd.records.log.rank_file import Rows, attempt_of, continued, read_file
+
+
+class Begins(NamedTuple):
+    """Begin of a layout's rows (`schema`): by default the start of the run.
+
+    Attributes:
+        next_seq: per learner, its first mini-batch; empty = 0.
+        before: of the layout before, a shard, an attempt, and how many rows of each table.
+    """
+
+    clock: int = 0
+    samples: int = 0
+    time_s: float = 0.0
+    next_seq: list[int] = []  # noqa: RUF012 - never changed
+    before: list[tuple[int, int, dict[str, int]]] = []  # noqa: RUF012
+
+    def rows_before(self, run: Path) -> list[list[Rows]]:
+        """Shard by shard, the rows of the layout before."""
+        shards = 1 + max((shard for shard, _, _ in self.before), default=-1)
+        return [
+            [Rows(run / schema.shard_file(shard, attempt), counts) for at, attempt, counts in self.before if at == shard]
+            for shard in range(shards)
+        ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A part of a run that had other numbers of learners or shards than what came after, between two clocks.
+
+    `rows`: those of each shard, attempt by attempt.
+    """
+
+    learners: int
+    first_clock: int
+    last_clock: int
+    rows: list[list[Rows]]
+
+    @property
+    def shards(self) -> int:
+        return len(self.rows)
+
+    def table(self, name: str) -> np.ndarray:
+        parts = [rows.rows(name) for shard in self.rows for rows in shard]
+        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+
+    def parts(self) -> list[Rows]:
+        return [rows for shard in self.rows for rows in shard]
+
+
+def begins(path: Path) -> Begins:
+    """Read where the layout of a shard's file begins. Raises DataError where the file does not say so as it must."""
+    first = continued(path)[0].path
+
+    def read(file: h5py.File, _: bool) -> Begins:
+        before = contained.attribute(file, "before")
+        if before is None:
+            return Begins()
+        parts = np.asarray(before, np.int64).reshape(-1, 2 + len(schema.TABLES)).tolist()
+        own = attempt_of(first)
+        if not all(0 <= shard < len(parts) and 0 <= attempt < own for shard, attempt, *_ in parts):
+            raise DataError(f"{first}: the attribute before names shards or attempts that cannot come before attempt {own}")
+        return Begins(
+            int(contained.attribute(file, "continues_clock")),
+            int(contained.attribute(file, "begins_samples")),
+            float(contained.attribute(file, "begins_s")),
+            np.asarray(contained.attribute(file, "begins_seq"), np.int64).tolist(),
+            [(shard, attempt, dict(zip(schema.TABLES, counts, strict=True))) for shard, attempt, *counts in parts],
+        )
+
+    return read_file(first, "what it goes on from", read)

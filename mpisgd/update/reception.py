@@ -1,0 +1,91 @@
+"""Memory that a shard receives gradients in: one at a time, some that wait for their turn, or many at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.update.norms import Norms
+from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
+
+PARKED_NBYTES = 2**30
+"""Memory that a shard may use for gradients that came before their turn."""
+
+
+class Reception(Updates):
+    """Where the gradients for one slice come in, and what is measured of them on the way (`norms.py`).
+
+    `scratch`, (slice,) float32, holds the gradient that came last. All vectors lie where the weights do; those on a GPU meet MPI as
+    `device_update.py` says.
+
+    Args:
+        weights: (slice,) float32.
+        half: gradients are received as bfloat16 (`rounding.py`).
+    """
+
+    def __init__(self, weights: Tensor, half: bool) -> None:
+        self.weights: Tensor = weights
+        self._scratch = vector_like(weights)
+        self.scratch: Any = view_of(self._scratch)
+        self._half: Tensor | None = torch.zeros_like(weights, dtype=torch.int16) if half else None
+        self._norms = Norms()
+        self._parked: dict[int, Tensor] = {}
+        self._spare: list[Tensor] = []
+        self._room: tuple[Tensor, ...] = ()
+
+    @property
+    def inbox(self) -> Any:
+        """Memory for the next gradient: `scratch`, or (slice,) int16, the bits of bfloat16."""
+        return self.scratch if self._half is None else view_of(self._half)
+
+    def take_in(self) -> None:
+        if self._half is not None:
+            self._scratch.copy_(self._half.view(torch.bfloat16))
+
+    @property
+    def room_to_park(self) -> bool:
+        return (len(self._parked) + 1) * self._scratch.nbytes <= PARKED_NBYTES
+
+    def park(self, learner_id: int) -> None:
+        """Keep the gradient in `scratch` for later; another buffer takes its place."""
+        self._parked[learner_id] = self._scratch
+        self._receive_into(self._spare.pop() if self._spare else vector_like(self.weights))
+
+    def unpark(self, learner_id: int) -> None:
+        self._spare.append(self._scratch)
+        self._receive_into(self._parked.pop(learner_id))
+
+    def make_room(self, gradients: int) -> np.ndarray:
+        room = host_vector(gradients * len(self.weights))
+        self._room = torch.split(room, len(self.weights))
+        return host_view(room)
+
+    def turn_to(self, place: int) -> None:
+        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
+        self._receive_into(self._room[place])
+
+    def renew_scratch(self) -> None:
+        """The next gradient is received into memory of its own."""
+        if self._half is not None:
+            self._half = torch.zeros_like(self._half)
+        self._receive_into(vector_like(self.weights))
+
+    def _receive_into(self, vector: Tensor) -> None:
+        self._scratch = vector
+        self.scratch = view_of(vector)
+        self._norms.received = None
+
+    def scratch_is_finite(self) -> bool:
+        """Whether the received gradient has no NaN and no infinity.
+
+        Its squared norm, which tells in nearly all cases, is kept for `accumulate`: where gradients are asked about at all, each
+        that is summed must be, after it was received.
+        """
+        self._norms.received = squared = squared_norm(self.scratch)
+        return math.isfinite(squared) or is_finite(self.scratch)
