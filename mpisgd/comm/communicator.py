@@ -39,6 +39,9 @@ class Communicator(Protocol):
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
 
+    def start_clock(self, already_s: float = 0.0) -> None:
+        """All ranks meet; seconds count from here, where so many have passed already."""
+
     def sleep(self, seconds: float) -> None: ...
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:

@@ -54,10 +54,14 @@ class Member:
 
     `weights`, the team's, and `summed`, the first slot, are both (parameters,) float32, or, where only sizes travel, what stands
     for them. After `disband` they are not to be looked at.
+    `sum_cost` is called before each sum: where seconds are virtual, it lets them pass.
     """
 
-    def __init__(self, node: Node, gradient: Travels, delays: Delays, wire: Communicator) -> None:
+    def __init__(
+        self, node: Node, gradient: Travels, delays: Delays, wire: Communicator, sum_cost: Callable[[], None] = lambda: None
+    ) -> None:
         self.node = node
+        self._sum_cost = sum_cost
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
@@ -102,6 +106,7 @@ class Member:
 
     def add(self) -> None:
         """Add this rank's part of the sum. Others ask whether it is finite."""
+        self._sum_cost()
         with np.errstate(over="ignore", invalid="ignore"):
             for part in self._parts[1:]:
                 np.add(self._parts[0], part, out=self._parts[0])

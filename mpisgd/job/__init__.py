@@ -1,1 +1,1 @@
-"""A real job from a configuration: roles, start, resume, signals, end."""
+"""What makes a job from a configuration: its parts, placement, resumption, last words."""

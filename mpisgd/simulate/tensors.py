@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,105 +11,101 @@ import torch
 
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config
-from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
+from mpisgd.gradient.measure import Unmeasured
 from mpisgd.job import parts
+from mpisgd.job.building.tensors import Tensors
 from mpisgd.job.parts import Brought
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.costs import Costs
+from mpisgd.simulate.world import VirtualWorld
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, host_vector, host_view
 
 
-class Tensors:
-    """Computing of virtual ranks with tensors: one model and one copy of the data for all of them.
+class TensorWorld(VirtualWorld):
+    """Virtual ranks that compute with tensors: one model and one copy of the data for all of them.
 
-    `evaluated`: whether snapshots are.
+    `evaluated`: whether snapshots are evaluated, or only pulled: that takes no virtual time.
     """
 
-    def __init__(self, config: Config, brought: Brought, ranks: int, evaluated: bool = True) -> None:
-        self.config = config
+    def __init__(self, config: Config, brought: Brought, roles: Roles, costs: Costs, evaluated: bool = True) -> None:
+        super().__init__(config, roles, costs)
+        data = parts.load_data(config, brought)
+        self.meta = parts.meta_of(data)
+        loss = parts.load_loss(config, brought)
+        model = parts.build_model(config, self.meta, brought)
+        sampling = parts.make_sampling(config, self.meta, len(roles.computing_ranks))
+        self._tensors = Tensors(config, self.meta, loss, model, sampling, data)
         self._evaluated = evaluated
-        self.data = parts.load_data(config, brought)
-        self.meta = parts.meta_of(self.data)
-        self.loss = parts.load_loss(config, brought)
-        self.model = parts.build_model(config, self.meta, brought)
-        self.initial = self.model.weights.clone()
-        self.parameters = self.model.size
-        self.bounds = parts.bounds(config, self.model)
-        self.slices = parts.cut(config, self.model)
-        self.sampling = parts.make_sampling(config, self.meta, ranks)
-        self._batch = Batch(config, self.model, self.loss, self.data, self.sampling) if config.virtual.batched else None
-
-    @property
-    def batch_norm_policy(self) -> str:
-        return batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
+        self.fingerprint = model.fingerprint
+        self.parameters = model.size
+        self.bounds = parts.bounds(config, model)
+        self.slices = parts.cut(config, model)
+        self.batch_norm_policy = self._tensors.batch_norm_policy
+        self._batch = Batch(config, model, loss, data, sampling) if config.virtual.batched else None
 
     def check(self) -> None:
-        """The first mini-batch must fit the model. Raises ConfigError."""
-        parts.check_first_batch(self.config, self.meta, self.model, self._gradient(0))
+        self._tensors.check()
         if self._batch is not None:
             self._batch.check()
 
-    def update(self, shard: int, gradients_per_update: float, wire: VirtualWire, costs: Costs) -> SliceUpdate:
-        """The update of one shard: the real one, which also takes its virtual time."""
-        start, end = self.bounds[shard]
-        update = parts.make_update(
-            self.config,
-            self.initial[start:end],
-            gradients_per_update=gradients_per_update,
-            train_samples=self.meta.train_samples,
-        )
-        nbytes = 4 * (end - start)
-        update.accumulate = after(update.accumulate, wire, costs.gradient_ns(nbytes))  # type: ignore[method-assign]
-        update.begin_step = after(update.begin_step, wire, costs.update_ns(nbytes))  # type: ignore[method-assign]
-        return update
-
-    def snapshots(self, path: Path, shard: int, update: SliceUpdate) -> Snapshots:
-        return Snapshots(
-            path / f".snapshots-{shard:03d}",
-            every_epochs=self.config.evaluation.every_epochs,
-            vectors=1 if update.averaged is None else 2,
-            size=len(update.weights),
-        )
-
-    def gradient(self, learner_id: int, wire: VirtualWire, costs: Costs) -> VirtualGradient:
-        """Make the gradient of one learner."""
-        gradient, next_ns = self._gradient(learner_id), costs.compute_of(learner_id, wire)
+    def gradient(self, rank: int) -> VirtualGradient:
+        number, wire, model = self.roles.number(rank), self.wires[rank], self._tensors.model
+        gradient, next_ns = self._tensors.gradient(number), self._next_ns(rank)
         if self._batch is not None:
-            return BatchedGradient(self.model, gradient, wire, next_ns, self._batch, learner_id)
-        return VirtualGradient(self.model, gradient, wire, next_ns)
+            return BatchedGradient(model, gradient, wire, next_ns, self._batch, number)
+        return VirtualGradient(model, gradient, wire, next_ns)
 
-    def _gradient(self, learner_id: int) -> Gradient:
-        return parts.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, learner_id)
+    def update(self, rank: int, gradients_per_update: float) -> Any:
+        """The real one, which also takes its virtual time."""
+        start, end = self.bounds[self.roles.index(rank)]
+        update = self._tensors.update((start, end), gradients_per_update)
+        nbytes = 4 * (end - start)
+        return Charged(update, self.wires[rank], self.costs.gradient_ns(nbytes), self.costs.update_ns(nbytes))
 
-    def evaluate(
-        self, wire: VirtualWire, roles: Roles, log: EvaluatorLog, weights_file: Path, serve_here: Callable[[], None] | None
-    ) -> None:
+    def snapshots(self, path: Path, update: Any, resumed: Sequence[Sequence[float]]) -> Snapshots:
+        return self._tensors.snapshots(path, update, resumed)
+
+    def evaluate(self, channel: Callable[..., EvaluatorChannel], log: EvaluatorLog, weights_file: Path, first: int) -> None:
         """Every snapshot, as on real ranks; it takes no virtual time."""
-        config = self.config
-        pulled = [host_vector(self.parameters) for _ in range(2 if config.averaging > 0 else 1)]
-        channel = EvaluatorChannel(
-            wire,
-            roles,
-            weights=host_view(pulled[0]),
-            averaged=host_view(pulled[1]) if config.averaging > 0 else None,
-            bounds=self.bounds,
-            serve_here=serve_here,
-        )
-        measure = parts.make_measure(config, self.model, self.loss, self.data) if self._evaluated else Unmeasured()
-        nobody, samples = Evaluations("off", 0, 0, 0.0), self.meta.train_samples
-        evaluator = Evaluator(
-            channel, self.model, pulled, measure, log, train=config.evaluation.train, train_samples=samples, told=nobody
-        )
-        evaluator.evaluate_all(weights_file)
+        measure = self._tensors.measure() if self._evaluated else Unmeasured()
+        told = Evaluations("off", 0, 0, 0.0)
+        self._tensors.evaluate(channel, log, weights_file, first, measure=measure, told=told)
+
+
+class Charged:
+    """An update whose sums and steps take virtual time on its shard's clock; all else is the update's own."""
+
+    __slots__ = ("_gradient_ns", "_update", "_update_ns", "_wire")
+
+    def __init__(self, update: SliceUpdate, wire: VirtualWire, gradient_ns: int, update_ns: int) -> None:
+        for name, value in zip(self.__slots__, (gradient_ns, update, update_ns, wire), strict=True):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._update, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._update, name, value)
+
+    def accumulate(self, *args: Any, **named: Any) -> None:
+        self._wire.work(self._gradient_ns)
+        self._update.accumulate(*args, **named)
+
+    def step(self) -> Any:
+        self._wire.work(self._update_ns)
+        return self._update.step()
+
+    def begin_step(self) -> Any:
+        self._wire.work(self._update_ns)
+        return self._update.begin_step()
 
 
 class VirtualGradient(Travels):
@@ -177,13 +173,3 @@ class BatchedGradient(VirtualGradient):
         self._wire.catch_up()
         self.samples, loss = self._batch.result(self._learner_id)
         return loss
-
-
-def after(action: Callable[..., Any], wire: VirtualWire, ns: int) -> Callable[..., Any]:
-    """Let an action take so many nanoseconds of a rank's virtual time."""
-
-    def timed(*args: Any, **named: Any) -> Any:
-        wire.work(ns)
-        return action(*args, **named)
-
-    return timed

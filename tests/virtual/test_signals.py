@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from mpisgd import replay
 from mpisgd.comm.virtual.wire import Signal
-from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
+from mpisgd.job.building.roles import Built, BuiltShard, build
 from mpisgd.job.finish import Outcome
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
@@ -59,8 +59,8 @@ class SignalledWire(JitteryWire):
     when_ns: Mapping[int, int] = {}
     roles: Roles
 
-    def start_clock(self) -> None:
-        super().start_clock()
+    def start_clock(self, already_s: float = 0.0) -> None:
+        super().start_clock(already_s)
         if self.rank in self.when_ns:
             takes = self.rank in self.roles.shard_ranks
             self._cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
@@ -69,15 +69,16 @@ class SignalledWire(JitteryWire):
 class Signalled(job.Job):
     """A job whose shards note their checkpoints."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, NOTHING_BROUGHT)
-        self.servers: list[Shard] = []
+    @property
+    def servers(self) -> list[Shard]:
+        return [built.server for built in self.built if isinstance(built, BuiltShard)]
 
-    def _server(self, *arguments: Any) -> Shard:
-        server = super()._server(*arguments)
-        server.records.checkpoints = Noted()
-        self.servers.append(server)
-        return server
+
+def _build(*arguments: Any) -> Built:
+    built = build(*arguments)
+    if isinstance(built, BuiltShard):
+        built.server.records.checkpoints = Noted()
+    return built
 
 
 def signalled(
@@ -86,10 +87,11 @@ def signalled(
     """A job whose ranks are sent signals at these seconds. It comes to an end, on wires that watch law 1."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "VirtualWire", SignalledWire)
+        patched.setattr(job, "build", _build)
         patched.setattr(job, "finish", _unless_interrupted)
         patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
         patched.setattr(SignalledWire, "when_ns", {rank: round(1e9 * each) for rank, each in when_s.items()})
-        done = Signalled(small.config(out, base, **changes))
+        done = Signalled(small.config(out, base, **changes), NOTHING_BROUGHT)
         patched.setattr(SignalledWire, "roles", done.roles, raising=False)
         done.run()
     return done

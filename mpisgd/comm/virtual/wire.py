@@ -6,6 +6,7 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -180,8 +181,9 @@ class VirtualWire(VirtualRank, Communicator):
         """Let everything happen that comes before this rank's clock."""
         self._cluster.until_first(self)
 
-    def start_clock(self) -> None:
+    def start_clock(self, already_s: float = 0.0) -> None:
         self.meet()
+        self.now += math.ceil(already_s * 1e9)
 
     def meet(self) -> None:
         self._cluster.meet(self)
