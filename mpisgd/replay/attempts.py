@@ -54,7 +54,7 @@ def through_attempts(
     begun: Sequence[Tensors] = []
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
-        serial = Serial(attempt, brought, data, meta, begun)
+        serial = Serial(attempt, brought, data, begun)
         seam = None if following is None else following.start_clock
         here = until if until is not None and (seam is None or until < seam) else None
         recompute = Recompute(attempt, serial, proof, told, kept, seam)

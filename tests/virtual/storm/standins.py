@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from mpisgd.config.config_file import from_mapping
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, host_vector, host_view
+from mpisgd.vectors.flat import FlatModel
 from tests.virtual.storm import package
 from tests.virtual.storm.draw import COMPUTE_S, DATA, MODEL, PATIENCE_S
 from tests.virtual.storm.machine import Process
@@ -64,10 +65,9 @@ class Delayed(Checkpoints):
 class Computing(Travels):
     """A learner's gradient, which takes its virtual seconds; the model is that of all."""
 
-    def __init__(self, model: FlatModel, gradient: Any, next_s: Callable[[], float]) -> None:
-        self._model, self._gradient, self._next_s = model, gradient, next_s
-        self._weights, self._gradients = host_vector(model.size), host_vector(model.size)
-        self.wire_weights, self.wire_gradients = host_view(self._weights), host_view(self._gradients)
+    def __init__(self, gradient: Gradient, next_s: Callable[[], float]) -> None:
+        self._gradient, self._next_s = gradient, next_s
+        self.memory = gradient.memory
         self.samples = 0
         self._check: Callable[[], None] | None = None
 
@@ -83,10 +83,7 @@ class Computing(Travels):
             package.sleep(seconds / (8 if self._check is not None else 1))
             if self._check is not None:
                 self._check()
-        self._model.weights.copy_(self._weights)
-        loss = float(self._gradient.compute(seq))
-        self._gradients.copy_(self._model.gradients)
-        self.samples = self._gradient.samples
+        loss, self.samples = self._gradient.compute(seq), self._gradient.samples
         return loss
 
 
