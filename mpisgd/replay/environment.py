@@ -14,7 +14,6 @@ from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account, applied_losses, outcome_of
-from mpisgd.job.parts import Meta
 from mpisgd.records.log import schema
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
@@ -51,13 +50,13 @@ def check_rules(record: Record) -> None:
         )
 
 
-def check_environment(record: Record, meta: Meta, serial: Serial) -> None:
+def check_environment(record: Record, serial: Serial) -> None:
     """Raises Untrue where it cannot be."""
     environment = record.run.environment
     expected: dict[str, Any] = {
         "gradients_per_update": record.protocol().gradients_per_update,
-        "train_samples": meta.train_samples,
-        "test_samples": meta.test_samples,
+        "train_samples": serial.tensors.meta.train_samples,
+        "test_samples": serial.tensors.meta.test_samples,
         **serial.tensors.facts,
     }
     if hosts := environment.get("hosts"):

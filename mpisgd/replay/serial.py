@@ -23,7 +23,7 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
@@ -203,14 +203,13 @@ def _of(update: SliceUpdate, averaged: bool) -> Tensor:
     return update.averaged
 
 
-def load_data(record: Record, brought: Brought) -> tuple[DataSet, Meta]:
+def load_data(record: Record, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError: also where the data are not as many as the run's."""
     data = parts.load_data(record.config, brought)
-    meta = parts.meta_of(data)
     recorded = record.environment("train_samples")
-    if meta.train_samples != recorded:
-        raise DataError(f"the data have {meta.train_samples} training samples, those of {record.path} had {recorded}")
-    return data, meta
+    if len(data.train) != recorded:
+        raise DataError(f"the data have {len(data.train)} training samples, those of {record.path} had {recorded}")
+    return data
 
 
 def _check_size(record: Record, size: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -60,11 +60,9 @@ class Job:
 
     def run(self) -> Outcome:
         """All ranks, then the common end."""
-        lock = directory.claim(self.path, overwrite=self.config.overwrite)
-        try:
+        with ExitStack() as held:
+            held.callback(directory.claim(self.path, overwrite=self.config.overwrite).release)
             return self._run()
-        finally:
-            lock.release()
 
     def _run(self) -> Outcome:
         config, setup, world, logged = self.config, self.setup, self.world, self.config.log.enabled
@@ -84,27 +82,23 @@ class Job:
             for rank in range(len(setup.hosts)):
                 built = build(setup, world, rank)
                 stack.callback(built.close)
-                mains.append(self._main(built, accounts))
+                mains.append(functools.partial(self._main, built, accounts))
             cluster.run(world.wires, mains)
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
         outcome = finish(outcome, logged=logged)
         self._say(farewell(outcome, logged=logged))
         return outcome
 
-    def _main(self, built: Built, accounts: dict[int, np.ndarray]) -> Callable[[], None]:
-        wire = self.world.wire(built.rank)
-
-        def main() -> None:
-            wire.start_clock()
-            try:
-                built.train()
-            except LearnerFailed as failure:
-                self.world.part_with(built, failure)
-            accounts[built.rank] = built.end()
-            wire.meet()
-            built.leave()
-
-        return main
+    def _main(self, built: Built, accounts: dict[int, np.ndarray]) -> None:
+        wire = self.world.wires[built.rank]
+        wire.start_clock()
+        try:
+            built.train()
+        except LearnerFailed as failure:
+            self.world.part_with(built, failure)
+        accounts[built.rank] = built.end()
+        wire.meet()
+        built.leave()
 
     def environment(self) -> dict[str, object]:
         """The table [environment] of its config.toml."""
