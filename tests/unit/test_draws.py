@@ -51,11 +51,13 @@ def states() -> list[Any]:
 
 def gradient(data: DataSet, learner_id: int = 0) -> Gradient:
     module = nn.Linear(3, 3)
+    model = FlatModel(module)
     return Gradient(
-        FlatModel(module),
+        model,
         nn.functional.cross_entropy,
         data.train,
         EpochSampling(len(data.train), MU, 2, SEED),
+        model.memory,
         seed=SEED,
         learner_id=learner_id,
     )
@@ -141,9 +143,8 @@ class Layers(nn.Module):
 
 def test_a_forward_pass_draws_by_its_name() -> None:
     data, module = as_dataset((Noisy(), None)), Layers()
-    computed = Gradient(
-        FlatModel(module), nn.functional.cross_entropy, data.train, EpochSampling(40, MU, 1, SEED), seed=SEED, learner_id=0
-    )
+    model, dealt = FlatModel(module), EpochSampling(40, MU, 1, SEED)
+    computed = Gradient(model, nn.functional.cross_entropy, data.train, dealt, model.memory, seed=SEED, learner_id=0)
     for seq in (0, 1, 2, 1):
         computed.compute(seq)
         computed.prepare(seq + 1)
