@@ -54,25 +54,29 @@ class Roles:
     def number(self, rank: int) -> int:
         """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in
         a team."""
-        return self.computing_ranks.index(rank)
+        return self._numbers[rank]
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {rank: number for number, rank in enumerate(self.computing_ranks)}
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[Role, int]]:
+        """What `of` and `index` say: there may be 100,000 ranks to look for."""
+        places = {rank: (Role.MEMBER, learner_id) for learner_id, team in enumerate(self.teams) for rank in team}
+        places |= {rank: (Role.LEARNER, learner_id) for learner_id, rank in enumerate(self.learner_ranks)}
+        return places | {rank: (Role.BOTH if rank in places else Role.SHARD, shard) for shard, rank in enumerate(self.shard_ranks)}
 
     @property
     def dedicated_evaluator(self) -> bool:
         return self.evaluator_rank not in self.learner_ranks
 
     def of(self, rank: int) -> Role:
-        if rank in self.shard_ranks:
-            return Role.BOTH if rank in self.learner_ranks else Role.SHARD
-        if rank in self.learner_ranks:
-            return Role.LEARNER
-        return Role.MEMBER if rank in self.computing_ranks else Role.EVALUATOR
+        return self._places.get(rank, (Role.EVALUATOR, 0))[0]
 
     def index(self, rank: int) -> int:
         """The shard number or learner_id of `rank`, of a member that of its team; 0 for the evaluator."""
-        for ranks in (self.shard_ranks, self.learner_ranks):
-            if rank in ranks:
-                return ranks.index(rank)
-        return next((learner_id for learner_id, team in enumerate(self.teams) if rank in team), 0)
+        return self._places.get(rank, (Role.EVALUATOR, 0))[1]
 
     def turn_at_gpus(self, rank: int, hosts: Sequence[str], *, learners: bool, shards: bool) -> int:
         """The place of `rank` among those of its host that take its GPUs in turn: `learners` and the evaluator, and then `shards`.

@@ -26,7 +26,7 @@ takes from weights to sum is its slowest rank's time. Nobody can leave a team al
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,12 +78,21 @@ class SharedMemory:
 class Member:
     """A rank's part in its team: its own gradient, and its share of the sum, which is made in the first slot.
 
-    After `disband` the shared memory is not to be looked at. Raises ProtocolError for a gradient in memory of its own.
+    `sum_cost` is called before each sum: where seconds are virtual, it lets them pass. After `disband` the shared memory is not to
+    be looked at. Raises ProtocolError for a gradient in memory of its own.
     """
 
-    def __init__(self, shared: SharedMemory, gradient: Travels, delays: Delays, wire: Communicator) -> None:
+    def __init__(
+        self,
+        shared: SharedMemory,
+        gradient: Travels,
+        delays: Delays,
+        wire: Communicator,
+        sum_cost: Callable[[], None] = lambda: None,
+    ) -> None:
         shared.require(gradient)
         self.node = node = shared.node
+        self._sum_cost = sum_cost
         self.gradient = gradient
         self._delays = delays
         self._wire = wire
@@ -125,6 +134,7 @@ class Member:
 
     def add(self) -> None:
         """Add this rank's part of the sum. Others ask whether it is finite."""
+        self._sum_cost()
         with np.errstate(over="ignore", invalid="ignore"):
             for part in self._parts[1:]:
                 np.add(self._parts[0], part, out=self._parts[0])

@@ -1,1 +1,1 @@
-"""A real job from a configuration: roles, start, resume, signals, end."""
+"""A job from a configuration: its parts, where its ranks are, each role built once for both worlds, its end."""

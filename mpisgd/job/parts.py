@@ -25,7 +25,6 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient, Loss
 from mpisgd.gradient.measure import Measure
 from mpisgd.protocols import Protocol
-from mpisgd.records.log.progress import Evaluations
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
 
@@ -107,9 +106,11 @@ def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
     return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
 
 
-def layer_names(slices: list[list[Layer]]) -> dict[str, Any]:
-    """For a run's config.toml: the names of each slice's layers, where slices are cut between layers."""
-    return {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
+def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[Layer]]) -> dict[str, Any]:
+    """For a run's config.toml: sizes, and the names of each slice's layers, where slices are cut between layers."""
+    layers = {"layers": [[layer.name or "(model)" for layer in layers] for layers in slices]} if slices else {}
+    nbytes = 4 * parameters
+    return {"parameters": parameters, "parameter_nbytes": nbytes, "batch_norm_policy": batch_norm_policy, **layers}
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
@@ -150,15 +151,6 @@ def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) ->
         recalibrate_batches=options.recalibrate_batches,
         seed=config.seed,
     )
-
-
-def make_told(config: Config, data: DataSet) -> Evaluations:
-    """Tells how far the evaluations are: of the initial weights, of those after every so many epochs, and of the last."""
-    options, log = config.evaluation, config.log
-    every = config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0
-    splits = (len(data.test), len(data.train) if options.train else 0)
-    batches = (2 if config.averaging > 0 else 1) * sum(math.ceil(samples / options.batch) for samples in splits)
-    return Evaluations(log.progress, 2 + math.floor(every), batches, log.progress_s)
 
 
 _WRONG = (RuntimeError, ValueError, TypeError, IndexError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,19 @@ import torch
 
 from mpisgd.base.git import commit_of, commit_of_package
 from mpisgd.base.version import __version__
-from mpisgd.config import Config
-from mpisgd.exchange.roles import Roles
 from mpisgd.job import naming
-from mpisgd.job.parts import Meta
+from mpisgd.job.parts import Brought
+from mpisgd.job.world import Setup
 from mpisgd.records.log import schema
 
 
-def environment(
-    config: Config,
-    roles: Roles,
-    hosts: Sequence[str],
-    meta: Meta,
-    *,
-    mpi: str,
-    brought: Mapping[str, Mapping[str, str]],
-    commits: bool = True,
-    **more: Any,
-) -> dict[str, Any]:
+def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = True, **more: Any) -> dict[str, Any]:
     """The table [environment] of a run's config.toml: who took part, on what, sizes, versions. Runs git, where commits are wanted.
 
-    `brought` is what `naming.described` says; `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
+    `mpi` is the MPI library's version, or what stood for one; `more` is added as it is.
     """
+    config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
+    named = naming.described(config, brought)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
     return {
         "learners": roles.lambda_,
@@ -59,8 +50,8 @@ def environment(
             "h5py": h5py.__version__,
             "mpi": mpi,
         },
-        "brought": brought,
-        **(_commits(naming.files_of(brought)) if commits else {}),
+        "brought": named,
+        **(_commits(naming.files_of(named)) if commits else {}),
         "command_line": list(sys.argv),
         "directory": str(Path.cwd()),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -16,7 +16,7 @@ import numpy as np
 from mpisgd.base.errors import CheckpointError, DataError
 from mpisgd.data import DataSet
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.parts import Brought
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.recut import cut
 from mpisgd.replay.checks.finding import Finding, refuse
@@ -36,15 +36,7 @@ class Last(NamedTuple):
     diverged: list[bool]
 
 
-def through_attempts(
-    record: Record,
-    brought: Brought,
-    data: DataSet,
-    meta: Meta,
-    proof: Proof,
-    kept: Kept,
-    reach: Reach,
-) -> Last:
+def through_attempts(record: Record, brought: Brought, data: DataSet, proof: Proof, kept: Kept, reach: Reach) -> Last:
     """Compute all attempts again; the arguments are those of `prove.replay`, what is found is in `proof`.
 
     Returns what there is at the end, of the last attempt that was come to.
@@ -54,7 +46,7 @@ def through_attempts(
     begun: Sequence[Tensors] = []
     attempts: list[Record] = [*record.earlier, record]
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
-        serial = Serial(attempt, brought, data, meta, begun)
+        serial = Serial(attempt, brought, data, begun)
         seam = None if following is None else following.start_clock
         here = until if until is not None and (seam is None or until < seam) else None
         recompute = Recompute(attempt, serial, proof, told, kept, seam)

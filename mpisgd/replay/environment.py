@@ -13,10 +13,7 @@ from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
-from mpisgd.gradient.measure import batch_norm_policy
-from mpisgd.job import parts
 from mpisgd.job.finish import account, applied_losses, outcome_of
-from mpisgd.job.parts import Meta
 from mpisgd.records.log import schema
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
@@ -53,17 +50,14 @@ def check_rules(record: Record) -> None:
         )
 
 
-def check_environment(record: Record, meta: Meta, serial: Serial) -> None:
+def check_environment(record: Record, serial: Serial) -> None:
     """Raises Untrue where it cannot be."""
     environment = record.run.environment
     expected: dict[str, Any] = {
         "gradients_per_update": record.protocol().gradients_per_update,
-        "train_samples": meta.train_samples,
-        "test_samples": meta.test_samples,
-        "parameters": serial.model.size,
-        "parameter_nbytes": 4 * serial.model.size,
-        "batch_norm_policy": batch_norm_policy(serial.model.module, record.config.evaluation, meta.train_samples),
-        **parts.layer_names(parts.cut(record.config, serial.model)),
+        "train_samples": serial.tensors.meta.train_samples,
+        "test_samples": serial.tensors.meta.test_samples,
+        **serial.tensors.facts,
     }
     if hosts := environment.get("hosts"):
         try:

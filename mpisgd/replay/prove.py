@@ -15,7 +15,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.data import DataSet
 from mpisgd.gradient.measure import batch_norms
 from mpisgd.job.finish import headline
-from mpisgd.job.parts import NOTHING_BROUGHT, Brought, Meta
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
@@ -86,7 +86,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         for attempt in (*record.earlier, record):
             check_log(attempt)
         with saying_how(record, brought), as_in_the_run(proof.threads):
-            loaded = load_data(record, brought) if record.computed else None
+            data = load_data(record, brought) if record.computed else None
             proof.notes += changed(record.run)
         plan = plan_of(record)
         check_rows(record, plan)
@@ -97,8 +97,8 @@ def replay(  # noqa: PLR0913 - each an option by name
     started_s = time.monotonic()
     with saying_how(record, brought), as_in_the_run(proof.threads):
         evaluated = False
-        if loaded is not None:
-            evaluated = _compute(record, brought, *loaded, plan, proof, Reach(until, at_first, told))
+        if data is not None:
+            evaluated = _compute(record, brought, data, plan, proof, Reach(until, at_first, told))
         else:
             proof.clocks = tuple(log.final_clock for log in record.shards)
             proof.computed = False
@@ -109,18 +109,10 @@ def replay(  # noqa: PLR0913 - each an option by name
     return proof
 
 
-def _compute(
-    record: Record,
-    brought: Brought,
-    data: DataSet,
-    meta: Meta,
-    plan: Plan,
-    proof: Proof,
-    reach: Reach,
-) -> bool:
+def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:
     """Compute again, evaluate again, and compare all that follows from it; whether it could be evaluated here."""
     kept = Kept(record, plan)
-    last = through_attempts(record, brought, data, meta, proof, kept, reach)
+    last = through_attempts(record, brought, data, proof, kept, reach)
     if reach.until is not None or (reach.at_first and not proof.holds):
         return True
     lasting = has_lasting_buffers(last.serial.model.module)
@@ -130,7 +122,7 @@ def _compute(
     try:
         if not proof.tolerance:
             check_diverged(record, last.diverged, last.serial.weights())
-        check_environment(record, meta, last.serial)
+        check_environment(record, last.serial)
     except Untrue as untrue:
         proof.find(untrue.finding)
     if evaluates:

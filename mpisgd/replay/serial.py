@@ -23,11 +23,11 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
-from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.parts import Brought
+from mpisgd.job.tensors import Tensors
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
 from mpisgd.rules.verdict import Kind, Reason
-from mpisgd.update.device_update import make_update
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
@@ -79,29 +79,16 @@ class Serial:
     Raises ConfigError or DataError where the parts cannot be made, or are not of the sizes that the run had.
     """
 
-    def __init__(
-        self, record: Record, brought: Brought, data: DataSet, meta: Meta, begun: Sequence[Mapping[str, np.ndarray]] = ()
-    ) -> None:
+    def __init__(self, record: Record, brought: Brought, data: DataSet, begun: Sequence[Mapping[str, np.ndarray]] = ()) -> None:
         config = record.config
         self.record = record
         self.config = config
-        self.data = data
-        self.model = parts.build_model(config, meta, brought)
+        self.tensors = Tensors.load(config, brought, data, record.ranks)
+        self.model = self.tensors.model
         _check_size(record, self.model.size)
         self.bounds = parts.bounds(config, self.model)
-        self.loss = parts.load_loss(config, brought)
-        self.sampling = parts.make_sampling(config, meta, record.ranks)
-        self._train_samples = meta.train_samples
         self.initial = self.model.weights.clone()
-        self.shards = [
-            make_update(
-                config,
-                self.initial[start:end],
-                gradients_per_update=record.gradients_per_update,
-                train_samples=meta.train_samples,
-            )
-            for start, end in self.bounds
-        ]
+        self.shards = [self.tensors.update(bounds, record.gradients_per_update) for bounds in self.bounds]
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
         """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients = [self._chain(ranks) for ranks in record.members]
@@ -174,9 +161,8 @@ class Serial:
 
     def _chain(self, ranks: Sequence[int]) -> Travels:
         """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
-        config = self.config
-        made = {rank: stages.make_gradient(config, self.model, self.loss, self.data, self.sampling, rank) for rank in ranks}
-        return stages.chain(config, _InTurn(made, self._take_turn, config.nonfinite == "drop"), self.bounds, self._train_samples)
+        in_turn = _InTurn({rank: self.tensors.gradient(rank) for rank in ranks}, self._take_turn, self.config.nonfinite == "drop")
+        return stages.chain(self.config, in_turn, self.bounds, self.tensors.meta.train_samples)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""
@@ -217,14 +203,13 @@ def _of(update: SliceUpdate, averaged: bool) -> Tensor:
     return update.averaged
 
 
-def load_data(record: Record, brought: Brought) -> tuple[DataSet, Meta]:
+def load_data(record: Record, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError: also where the data are not as many as the run's."""
     data = parts.load_data(record.config, brought)
-    meta = parts.meta_of(data)
     recorded = record.environment("train_samples")
-    if meta.train_samples != recorded:
-        raise DataError(f"the data have {meta.train_samples} training samples, those of {record.path} had {recorded}")
-    return data, meta
+    if len(data.train) != recorded:
+        raise DataError(f"the data have {len(data.train)} training samples, those of {record.path} had {recorded}")
+    return data
 
 
 def _check_size(record: Record, size: int) -> None:

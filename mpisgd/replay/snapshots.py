@@ -184,7 +184,7 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
     snapshots = -(-len(rows) // (vectors * len(splits)))
     numbers = {"all": range(snapshots), "last": range(snapshots)[-1:], "none": range(0)}[proof.which]
     serial.turn_to_evaluator()
-    measure = parts.make_measure(record.config, serial.model, serial.loss, data)
+    measure = parts.make_measure(record.config, serial.model, serial.tensors.loss, data)
     for number in numbers:
         final = record.whole and number == plan.count
         for vector in range(vectors):

@@ -1,8 +1,7 @@
 """Training on a virtual cluster: `simulate` runs the loops of real ranks on virtual ones, in virtual time (DESIGN 3).
 
-`job.py` is to virtual ranks what `job/run.py` is to real ones; what both build is in `job/parts.py`, what both run in `learner.py`,
-`shard.py`, `evaluator.py` and the channels of `exchange/`. `sizes.py` and `tensors.py` are the two things a virtual learner can
-compute: nothing but time, or real gradients.
+`job.py` is to virtual ranks what `job/run/` is to real ones; the roles of both are built in `job/roles.py`. `world.py` is what they
+are built of: learners that compute nothing but time, or real gradients.
 """
 
 from mpisgd.simulate.job import simulate

@@ -19,8 +19,15 @@ class SizedUpdate(Updates):
         size: elements of the slice.
         half: gradients are received as bfloat16.
         rank: the shard's, on whose clock nanoseconds pass.
-        gradient_ns, update_ns: what one gradient, and one update, cost.
+        service_ns: what one gradient, and one update, cost.
     """
+
+    inbox: Any = None
+    served: Any = None
+    averaged = compensation = None
+    cached = room_to_park = True
+    checks_sums = False
+    chunks_count = 1
 
     def __init__(
         self,
@@ -31,18 +38,12 @@ class SizedUpdate(Updates):
         train_samples: int,
         half: bool,
         rank: VirtualRank,
-        gradient_ns: int,
-        update_ns: int,
+        service_ns: tuple[int, int],
     ) -> None:
         vector = SizedVector(size)
-        self.scratch: Any = vector
-        self._inbox: Any = vector.in_half() if half else vector
-        self.weights: Any = self.scratch
-        self.averaged: Any = None
-        self.compensation: Any = None
-        self.cached = True
-        self.checks_sums = False
-        self.chunks_count = 1
+        self.scratch = vector
+        self.inbox = vector.in_half() if half else vector
+        self.weights = self.served = vector
         self.gradients = 0
         self.samples = 0
         self._alpha0 = self.learning_rate = learning_rate
@@ -50,25 +51,12 @@ class SizedUpdate(Updates):
         self._train_samples = train_samples
         self._pending_samples = 0
         self._rank = rank
-        self._gradient_ns = gradient_ns
-        self._update_ns = update_ns
+        self._gradient_ns, self._update_ns = service_ns
         self.learning_rate = learning_rate * schedule(0.0)
-
-    @property
-    def inbox(self) -> Any:
-        return self._inbox
-
-    @property
-    def served(self) -> Any:
-        return self.weights
 
     @property
     def epochs(self) -> float:
         return self.samples / self._train_samples
-
-    @property
-    def room_to_park(self) -> bool:
-        return True
 
     def make_room(self, gradients: int) -> Any:
         return SizedVector(gradients * self.scratch.size)

@@ -16,7 +16,7 @@ Where MPI is CUDA-aware it receives and sends in the GPU's own memory (`DeviceUp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,15 +172,23 @@ class StagedUpdate(DeviceUpdate):
 
 
 def make_update(
-    config: Config, weights: Tensor, *, gradients_per_update: float, train_samples: int, device: str = "cpu", direct: bool = False
+    config: Config,
+    weights: Tensor,
+    *,
+    gradients_per_update: float,
+    train_samples: int,
+    device: str = "cpu",
+    direct: bool = False,
+    kind: Callable[..., SliceUpdate] = SliceUpdate,
 ) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
 
-    `direct`: MPI takes a GPU's memory.
+    `direct`: MPI takes a GPU's memory; `kind`: makes it on the CPU.
     """
     own = vector_like(weights.detach().to(device))
     own.copy_(weights)
-    kind = SliceUpdate if device == "cpu" else DeviceUpdate if direct else StagedUpdate
+    if device != "cpu":
+        kind = DeviceUpdate if direct else StagedUpdate
     return kind(
         own,
         config.optimizer,

@@ -27,25 +27,25 @@ from mpisgd.liveness.guard import launched_rank
 BEFORE_MPI = ("launch", "import", "mpi-init")
 #: Point -> (module, function, which call of it, after it): where agreement is under way, and where it is over.
 START = {
-    "look-around": ("mpisgd.job.run", "look_around", 1, False),
-    "data": ("mpisgd.job.run", "Rank._load_data", 1, False),
-    "meta": ("mpisgd.job.run", "Rank._meta", 1, True),
+    "look-around": ("mpisgd.job.run.start", "look_around", 1, False),
+    "data": ("mpisgd.job.run.start", "_load_data", 1, False),
+    "meta": ("mpisgd.job.parts", "load_loss", 1, False),
     "model": ("mpisgd.job.parts", "build_model", 1, False),
-    "check": ("mpisgd.job.run", "Rank._check", 1, True),
-    "claim": ("mpisgd.job.run", "Rank._claim", 1, False),
-    "load": ("mpisgd.job.run", "Rank._load", 1, True),
+    "check": ("mpisgd.job.run.start", "_check", 1, True),
+    "claim": ("mpisgd.job.run.start", "Claim._claim", 1, False),
+    "load": ("mpisgd.job.run.start", "Claim._load", 1, True),
 }
 LATER = {
-    "ready": ("mpisgd.job.run", "Rank.__init__", 1, True),
-    "clock": ("mpisgd.job.run", "Rank._start_clock", 1, False),
+    "ready": ("mpisgd.job.run.rank", "Rank.agree", 1, True),
+    "clock": ("mpisgd.comm.mpi.wire", "Wire.start_clock", 1, False),
     "first pull": ("mpisgd.exchange.channel", "LearnerChannel.pull", 1, False),
     "first gradient": ("mpisgd.gradient.gradient", "Gradient.forward", 1, False),
     "training": ("mpisgd.gradient.gradient", "Gradient.forward", 20, False),
     "serving": ("mpisgd.shard", "Shard.handle", 40, False),
     "last update": ("mpisgd.exchange.channel", "LearnerChannel.goodbye", 1, False),
     "evaluation": ("mpisgd.evaluator", "Evaluator.evaluate_all", 1, False),
-    "end": ("mpisgd.job.run", "Rank._end", 1, False),
-    "finish": ("mpisgd.job.run", "finish", 1, False),
+    "end": ("mpisgd.job.run.rank", "Rank._end", 1, False),
+    "finish": ("mpisgd.job.run.rank", "finish", 1, False),
 }
 POINTS = (*BEFORE_MPI, *START, *LATER)
 SAID = "dies now"

@@ -58,7 +58,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
 if not EVERYTHING:
-    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "async")}
+    JOBS = {name: JOBS[name] for name in ("hardsync-S2", "backup", "async")}
 SYNCHRONOUS = [name for name in JOBS if name in ("hardsync-S2", "allreduce-node", "backup", "teams")]
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 

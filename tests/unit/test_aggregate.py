@@ -25,7 +25,7 @@ from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import Delays
 from mpisgd.simulate.sized import SizedGradient
-from mpisgd.simulate.tensors import Timed
+from mpisgd.simulate.timed import Timed
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, SizedVector

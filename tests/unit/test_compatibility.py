@@ -16,7 +16,7 @@ from mpisgd.cli import train as train_cli
 from mpisgd.config import Config, compatibility, config_file
 from mpisgd.job import placement
 from mpisgd.job.parts import NOTHING_BROUGHT
-from mpisgd.job.run import Rank
+from mpisgd.job.run.start import place
 from mpisgd.liveness.world import World
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.simulate.job import Job
@@ -64,10 +64,9 @@ def refusal(action: Any) -> str:
 
 def refused_by_train(config: Config) -> str:
     """By a rank of `LEARNERS` learners on one host, before anything is loaded."""
-    rank = object.__new__(Rank)
     ranks = LEARNERS + (0 if config_file.to_mapping(config)["protocol"]["name"] == "allreduce" else config.shards)
-    rank.world = World(size=ranks, rank=0, hosts=("a",) * ranks, cores=1, own_cores=1, pids=(0,) * ranks)
-    return refusal(lambda: rank._placed(config))
+    world = World(size=ranks, rank=0, hosts=("a",) * ranks, cores=1, own_cores=1, pids=(0,) * ranks)
+    return refusal(lambda: place(config, world))
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,8 +143,8 @@ class Layers(nn.Module):
 
 def test_a_forward_pass_draws_by_its_name() -> None:
     data, module = as_dataset((Noisy(), None)), Layers()
-    model, sampling = FlatModel(module), EpochSampling(40, MU, 1, SEED)
-    computed = Gradient(model, nn.functional.cross_entropy, data.train, sampling, model.memory, seed=SEED, learner_id=0)
+    model, dealt = FlatModel(module), EpochSampling(40, MU, 1, SEED)
+    computed = Gradient(model, nn.functional.cross_entropy, data.train, dealt, model.memory, seed=SEED, learner_id=0)
     for seq in (0, 1, 2, 1):
         computed.compute(seq)
         computed.prepare(seq + 1)

@@ -21,7 +21,7 @@ ROOMS = [
     *("base", "rules", "protocols", "config", "vectors", "comm", "comm.mpi", "comm.virtual", "models", "data", "update"),
     "gradient",
     *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
-    *("liveness", "job", "simulate"),
+    *("liveness", "job", "job.run", "simulate"),
     *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "bench.parts", "bench", "api", ".", "cli"),
     "__main__",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import sys
 import types
 from collections import Counter
@@ -15,12 +15,15 @@ from unittest import mock
 import pytest
 
 import mpisgd
+from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.job import roles
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
-from mpisgd.simulate import job, sizes, tensors
-from mpisgd.update import device_update
+from mpisgd.shard import Shard
 from mpisgd.update.slice_update import SliceUpdate
 from tests.unit.fakes import Status
 from tests.virtual.jobs import TENSORS, simulated
@@ -125,33 +128,32 @@ def test_a_branch_that_asked_would_be_found(source: str) -> None:
 # ----------------------------------------------------------------------------------------------- the very same functions
 
 
-@pytest.fixture(scope="module")
-def run() -> types.ModuleType:
-    """`mpisgd.job.run`, which builds real ranks, loaded without starting MPI."""
-    stub: Any = types.ModuleType("mpisgd.comm.mpi.library")
-    stub.MPI, stub.takes_gpu_memory = types.SimpleNamespace(Status=Status), lambda: False
-    spec = importlib.util.spec_from_file_location("run_without_mpi", PACKAGE / "job" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):
-        spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize(
+    "path", [PACKAGE / "job" / f"{name}.py" for name in ("roles", "tensors", "world")], ids=lambda path: path.stem
+)
+def test_what_builds_the_roles_does_not_ask_either(path: Path) -> None:
+    """Of a world it knows only what `World` says; nor does it ask a channel of what kind it is."""
+    assert set(asks(path.read_text())) <= {"world", ".world"}
 
 
-def test_real_and_virtual_ranks_are_built_from_the_same_objects(run: types.ModuleType) -> None:
-    for name in (
-        "learn", "Collective", "Leader", "PipelinedChannel", "ShardChannel", "Shard", "ShardLog", "Delays", "stages",
-        "placement", "parts", "finish",
-    ):  # fmt: skip
-        assert getattr(run, name) is getattr(job, name), name
-    for name in ("Evaluator", "EvaluatorChannel", "Snapshots", "Gradient"):
-        assert getattr(run, name) is getattr(tensors, name), name
-    assert run.EvaluatorChannel is sizes.EvaluatorChannel
-    assert device_update.make_update.__annotations__["return"] == "SliceUpdate"
+#: What makes a role, and the two worlds' own rooms.
+ROLES_PARTS = {"learn", "follow", "Collective", "Leader", "Member", "Shard", "ShardChannel", "Rules", "Faults", "Evaluator"}
+WORLDS_OWN = [path for room in ("job/run", "simulate") for path in sorted((PACKAGE / room).glob("*.py"))]
 
 
-def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_role_is_built_in_one_place() -> None:
+    """Real and virtual ranks call `build`; neither makes a shard, a learner or a member of a team by itself."""
+
+    def named(*paths: Path) -> set[str]:
+        return {name.rpartition(".")[2] for path in paths for name in imported(ast.parse(path.read_text()))}
+
+    assert not named(*WORLDS_OWN) & ROLES_PARTS
+    assert named(PACKAGE / "job" / "roles.py", PACKAGE / "job" / "tensors.py") & ROLES_PARTS == ROLES_PARTS
+    builders = [path.relative_to(PACKAGE).as_posix() for path in WORLDS_OWN if "build(" in path.read_text()]
+    assert builders == ["job/run/rank.py", "simulate/job.py"]
+
+
+def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops, the channels, the protocol and the arithmetic of a real run; each learner and shard enters its loop once."""
     entered: Counter[str] = Counter()
 
@@ -164,18 +166,17 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(job, "learn")
+    counting(roles, "learn")
     for cls, names in {
-        run.Shard: "serve",
+        Shard: "serve",
         LearnerChannel: "push pull goodbye",
-        run.ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
-        run.Evaluator: "evaluate_all",
+        ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
+        Evaluator: "evaluate_all",
         Softsync: "on_push update_due on_update",
         SliceUpdate: "accumulate step scratch_is_finite",
-        run.Gradient: "compute",
+        Gradient: "compute",
     }.items():
         for name in names.split():
-            assert cls.__module__ not in ("mpisgd.job.run", "run_without_mpi")
             counting(cls, name)
     log = simulated(tmp_path / "run", TENSORS, protocol="softsync", shards=2, evaluator=True)
     assert (entered["learn"], entered["serve"], entered["evaluate_all"], entered["goodbye"]) == (4, 2, 1, 4)
@@ -186,9 +187,7 @@ def test_a_virtual_run_enters_them(run: types.ModuleType, tmp_path: Path, monkey
     assert all(entered[name] for name in ("pull", "start_answers", "finish_answers", "stop", "answer_snapshot", "update_due"))
 
 
-def test_so_does_one_whose_learners_double_as_shards(
-    run: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_so_does_one_whose_learners_double_as_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop, the bookkeeping of a shard, the rules of hardsync; no push or pull."""
     entered: Counter[str] = Counter()
 
@@ -201,9 +200,9 @@ def test_so_does_one_whose_learners_double_as_shards(
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(job, "learn")
+    counting(roles, "learn")
     for cls, names in {
-        run.Shard: "begin serve_on",
+        Shard: "begin serve_on",
         TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
         LearnerChannel: "push",
         Hardsync: "on_push on_update",
@@ -220,9 +219,13 @@ def test_so_does_one_whose_learners_double_as_shards(
 
 
 @pytest.mark.parametrize("somebody", [True, False])
-def test_a_batch_systems_signals_are_no_ctrl_c(run: types.ModuleType, somebody: bool, tmp_path: Path) -> None:
+def test_a_batch_systems_signals_are_no_ctrl_c(somebody: bool, tmp_path: Path) -> None:
     """SLURM, too, sends SIGCONT and SIGTERM: where nobody sits at a terminal, the lock stays until the checkpoint is written."""
-    rank = mock.Mock(path=tmp_path, signals=types.SimpleNamespace(hurried=True), world=types.SimpleNamespace(size=2))
+    stub: Any = types.ModuleType("mpisgd.comm.mpi.library")
+    stub.MPI, stub.takes_gpu_memory = types.SimpleNamespace(Status=Status), lambda: False
+    with mock.patch.dict(sys.modules, {"mpisgd.comm.mpi.library": stub}):  # without starting MPI
+        run = importlib.import_module("mpisgd.job.run.rank")
+    rank = mock.Mock(path=tmp_path, signals=types.SimpleNamespace(hurried=True))
     with mock.patch.object(run.interruption, "tell_terminal", return_value=somebody):
         run.Rank._tell_the_terminal(rank, 15)
-    assert rank.unlock.called is somebody
+    assert rank.claim.unlock.called is somebody

@@ -19,6 +19,7 @@ from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.job.finish import Outcome
 from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.job.roles import Built, BuiltShard, build
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
@@ -74,11 +75,12 @@ class Signalled(job.Job):
         super().__init__(config, NOTHING_BROUGHT)
         self.servers: list[Shard] = []
 
-    def _server(self, *arguments: Any) -> Shard:
-        server = super()._server(*arguments)
-        server.records.checkpoints = Noted()
-        self.servers.append(server)
-        return server
+    def build(self, *arguments: Any) -> Built:
+        built = build(*arguments)
+        if isinstance(built, BuiltShard):
+            built.server.records.checkpoints = Noted()
+            self.servers.append(built.server)
+        return built
 
 
 def signalled(
@@ -92,6 +94,7 @@ def signalled(
         patched.setattr(SignalledWire, "when_ns", {rank: round(1e9 * each) for rank, each in when_s.items()})
         done = Signalled(small.config(out, base, **changes))
         patched.setattr(SignalledWire, "roles", done.roles, raising=False)
+        patched.setattr(job, "build", done.build)
         done.run()
     return done
 

@@ -51,7 +51,7 @@ def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
         run = path / f"run-{begun}"
         resumed = run.exists()
         job = Job(drawn, run, dice, faults, resumed=resumed)
-        jobs.append(job)  # see `Job.spools`
+        jobs.append(job)  # held on to: what a dead rank had not handed to the kernel must not be when its file is collected
         end = job.run()
         seen.ends.append(end)
         seen.totals["events"] += end.events

@@ -171,7 +171,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "optimizer": {"name": "sgd", "momentum": 0.9},
             "evaluation": {"every_epochs": 0.4, "train": False},
             "checkpoint": {"every_updates": drawn.every_updates},
-            "log": {"progress": "off"},
+            "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
         }
     )

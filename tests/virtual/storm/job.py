@@ -6,9 +6,11 @@ import contextlib
 import functools
 import io
 from dataclasses import dataclass, field
+from unittest import mock
 
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
+from mpisgd.job import roles, tensors
 from mpisgd.records.log import schema
 from tests.virtual.storm import package
 from tests.virtual.storm.disk import Disk
@@ -17,6 +19,7 @@ from tests.virtual.storm.machine import Hangs, Process
 from tests.virtual.storm.mpi import MPIError
 from tests.virtual.storm.package import VIRTUAL
 from tests.virtual.storm.ranks import Ranks
+from tests.virtual.storm.standins import Takes
 
 
 @dataclass
@@ -53,7 +56,13 @@ class Job(Ranks):
         for fault in self.faults:
             self._arrange(fault)
         disk = Disk(self.path) if any(fault.what == "power" for fault in self.faults) else None
-        with package.on(machine), contextlib.redirect_stderr(said), disk.watched() if disk else contextlib.nullcontext():
+        with (
+            package.on(machine),
+            mock.patch.object(roles, "open_tables", self.open_tables),
+            mock.patch.object(tensors, "Evaluations", Takes),
+            contextlib.redirect_stderr(said),
+            disk.watched() if disk else contextlib.nullcontext(),
+        ):
             try:
                 machine.run(round(LIMIT_S * 1e9))
             except Hangs as hangs:
@@ -81,7 +90,7 @@ class Job(Ranks):
             if VIRTUAL.ulfm.is_revoked(error):
                 self.machine.leave(process)
                 return
-            alone = self.expendable.get(process.rank, False) and not _is_of_others(error)
+            alone = process.rank in self.built and self.built[process.rank].expendable and not _is_of_others(error)
             if not (alone and self._is_given_up(process.rank)):  # others do its work: it is in their way
                 self.fails(process, f"{self.roles.describe(process.rank)}: {type(error).__name__}: {error}")
             if alone:

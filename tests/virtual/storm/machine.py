@@ -183,6 +183,12 @@ class Machine:
         self.pause(min(_MOST_NS, _LEAST_NS << min(process.waited, 10)), until_change=True)
 
     @property
+    def rank(self) -> int:
+        """Of the running rank."""
+        assert self._running is not None
+        return self._running.process.rank
+
+    @property
     def looks_in_vain(self) -> bool:
         return self._running is not None and self._running.process.vain > 0
 

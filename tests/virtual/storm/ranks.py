@@ -1,4 +1,4 @@
-"""The ranks of a job, from the parts of which `job/run.py` makes those of a real one, on a virtual MPI.
+"""The ranks of a job, in a world of their own: the roles that `job/roles.py` builds, on a virtual MPI.
 
 Shard, rules, channels, the tolerant wire, faults, succession, records, checkpoints, the learner's and the evaluator's loops, the
 end where all meet, the pulse: all are the package's own.
@@ -7,6 +7,7 @@ end where all meet, the pulse: all are the package's own.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 from pathlib import Path
 from typing import Any
@@ -17,43 +18,32 @@ import torch
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
-from mpisgd.evaluator import Evaluator
-from mpisgd.exchange.evaluator_channel import EvaluatorChannel
-from mpisgd.exchange.layerwise import learner_channel
-from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.tolerant_channel import TolerantShardChannel
-from mpisgd.gradient import stages
-from mpisgd.gradient.measure import batch_norm_policy
-from mpisgd.job import interruption, naming, parts, placement, resume
-from mpisgd.job.finish import account, blown_up, finish, outcome_of, refusals
+from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.job import interruption, parts, placement, resume
+from mpisgd.job.finish import finish, outcome_of, refusals
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.provenance import environment
-from mpisgd.job.resume import Resumption
-from mpisgd.learner import learn
+from mpisgd.job.roles import Built, build
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import Setup, World
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.checkpoints import Share
-from mpisgd.records.checkpoint.snapshots import Snapshots, check_spool
+from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
-from mpisgd.records.log.continuing import evaluated
-from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
-from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import Rules
-from mpisgd.serving.faults import Faults
-from mpisgd.serving.succession import Succession
-from mpisgd.shard import Shard
+from mpisgd.records.log.writer import TableFile
 from mpisgd.update.device_update import make_update
-from mpisgd.vectors.memory import Memory, host_vector, host_view
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Computes, Travels
+from mpisgd.vectors.memory import Memory
 from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_of
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
-from tests.virtual.storm.standins import Computing, Delayed, Pulse, Takes, computing
+from tests.virtual.storm.standins import Computing, Delayed, Pulse, computing
 
 
-class Ranks:
+class Ranks(World):
     """The ranks of one attempt.
 
     Args:
@@ -67,12 +57,11 @@ class Ranks:
         self.config = config = config_of(drawn, path, shards)
         size = shards + learners + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
-        self.roles: Roles
-        self.roles, self.protocol = placement.on_ranks(config, self.hosts)
-        self.data, self.model, self.loss, self.initial = computing()
-        self.meta = parts.meta_of(self.data)
-        self.bounds = parts.bounds(config, self.model)
-        self.sampling = parts.make_sampling(config, self.meta, learners)
+        self.roles, protocol = placement.on_ranks(config, self.hosts)
+        data, model, loss, self.initial = computing()
+        self.meta = parts.meta_of(data)
+        self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
+        bounds = parts.bounds(config, model)
         self.machine = equip(
             Machine(
                 size,
@@ -84,183 +73,74 @@ class Ranks:
             )
         )
         self.wires: dict[int, Any] = {}
-        self.expendable: dict[int, bool] = {}
-        """Whether the others can go on without a rank, now."""
+        self.built: dict[int, Built] = {}
         self.why: dict[int, str] = {}
         """Per rank that failed, what it said."""
         self.interrupted = ""
         self.files: dict[int, list[TableFile]] = {rank: [] for rank in range(size)}
-        self.spools: list[Snapshots] = []
-        """Held on to: what a dead rank had not handed to the kernel must not be when its object goes."""
         self.broken: dict[tuple[str, int], float] = {}
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
-        self.resumption: Resumption | None = None
+        path.mkdir(parents=True, exist_ok=True)
+        self.setup = Setup(config, self.roles, protocol, self.hosts, self.meta, bounds, drawn.tolerant)
+        told = environment(self.setup, NOTHING_BROUGHT, mpi="virtual", **self.tensors.facts)
         if resumed:
-            self._open_again()
-        else:
-            directory.write_config(_made(path), dumps(config, self._environment()))
+            found = resume.find(path, config)
+            found = resume.lay_out(found, config, self.roles.lambda_, bounds, model.fingerprint, config.averaging > 0)
+            resume.forget_newer(path, found.checkpoint.clock)
+            told = found.environment(told, config)
+            self.setup = dataclasses.replace(self.setup, resumption=found)
+        directory.write_config(path, dumps(config, told))
 
-    def _open_again(self) -> None:
-        config, averaged = self.config, self.config.averaging > 0
-        found = resume.find(self.path, config)
-        found = resume.lay_out(found, config, self.roles.lambda_, self.bounds, self.model.fingerprint, averaged)
-        resume.forget_newer(self.path, found.checkpoint.clock)
-        directory.write_config(self.path, dumps(config, found.environment(self._environment(), config)))
-        self.resumption = found
+    # --------------------------------------------------------------------------------------------------------------- the world
 
-    def _environment(self) -> dict[str, Any]:
-        config = self.config
-        return environment(
-            config, self.roles, self.hosts, self.meta, brought=naming.described(config, NOTHING_BROUGHT), mpi="virtual",
-            parameters=self.model.size, parameter_nbytes=4 * self.model.size,
-            batch_norm_policy=batch_norm_policy(self.model.module, config.evaluation, self.meta.train_samples),
-        )  # fmt: skip
+    def wire(self, rank: int) -> Any:
+        return self.wires[rank]
 
-    # --------------------------------------------------------------------------------------------------------------- the ranks
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Computing:
+        learner_id = self.roles.index(rank)
+        again = f":{self.setup.attempt}" if self.setup.attempt else ""
+        seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
+        pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
+        memory = Memory.zeros(self.tensors.model.size)
+        return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
 
-    def fails(self, process: Process, why: str) -> None:
-        self.why.setdefault(process.rank, why)
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
+        raise NotImplementedError("no schedule is by layers")
 
-    def _is_broken(self, what: str, rank: int) -> bool:
-        return self.machine.now_ns * 1e-9 < self.broken.get((what, rank), -1.0)
+    def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
+        setup, shard = self.setup, self.roles.index(rank)
+        start, end = setup.bounds[shard]
+        samples = self.meta.train_samples
+        update = make_update(self.config, self.initial[start:end], gradients_per_update=gradients_per_update, train_samples=samples)
+        saved = setup.account(shard)
+        if setup.resumption is not None and saved is not None:
+            check_spool(setup.spool(shard), saved.snapshots, 4 * (end - start))
+            tensors = setup.resumption.checkpoint.tensors(shard)
+            update.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, saved.samples)
+        return update
 
-    def _rank(self, rank: int) -> None:
-        roles, tolerant = self.roles, self.drawn.tolerant
-        pulse = Pulse(self.machine.processes[rank], self.fails)
-        if tolerant:
-            wire = VIRTUAL.tolerant.TolerantWire(
-                self.machine.comms[0][rank], polite=True, vital=roles.shard_ranks, describe=roles.describe, patience_s=PATIENCE_S
-            )
-            pulse.heed_shards(roles.shard_ranks, wire)
-        else:
-            wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
-        self.wires[rank] = wire
-        self.machine.processes[rank].begin(pulse.serve)
-        if rank in roles.shard_ranks:
-            said = self._shard(rank, wire)
-        elif rank in roles.learner_ranks:
-            said = self._learner(rank, wire)
-        else:
-            wire.start_clock(self._already_s)
-            self.expendable[rank] = tolerant
-            self._evaluate(rank, wire)
-            said = account()
-        wire.meet()
-        self._end(rank, wire, said)
-
-    @property
-    def _already_s(self) -> float:
-        return 0.0 if self.resumption is None else self.resumption.checkpoint.now_s
-
-    def _shard(self, rank: int, wire: Any) -> np.ndarray:
-        config, roles, resumption = self.config, self.roles, self.resumption
-        shard = roles.index(rank)
-        start, end = self.bounds[shard]
-        protocol = config.protocol.make(roles.lambda_)
-        update = make_update(
-            config,
-            self.initial[start:end],
-            gradients_per_update=parts.gradients_per_update(protocol, roles.lambda_, roles.lambda_),
-            train_samples=self.meta.train_samples,
-        )
-        saved = None if resumption is None else resumption.checkpoint.parts[shard].account
-        if resumption is not None and saved is not None:
-            spool = self.path / schema.spool_file(shard, resumption.layout)
-            check_spool(spool, saved.snapshots, 4 * (end - start))
-            tensors = {name: torch.from_numpy(array) for name, array in resumption.checkpoint.tensors(shard).items()}
-            update.restore(tensors, saved.samples)
-        layout, attempt = (0, 0) if resumption is None else (resumption.layout, resumption.attempt)
-        spool = self.path / schema.spool_file(shard, layout)
-        rows = [] if saved is None else saved.rows
-        snapshots = Snapshots(
-            spool,
-            every_epochs=config.evaluation.every_epochs,
-            vectors=1,
-            size=end - start,
-            resumed=() if saved is None else saved.snapshots,
-        )
-        self.spools.append(snapshots)
-        file = self._table_file(rank, shard, rows)
+    def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Delayed:
+        setup, shard = self.setup, self.roles.index(rank)
         share = Share(
             self.path,
             shard,
-            (start, end),
-            config.shards,
-            roles.lambda_,
-            self.model.fingerprint,
-            attempt=attempt,
+            setup.bounds[shard],
+            self.config.shards,
+            self.roles.lambda_,
+            self.tensors.model.fingerprint,
+            attempt=setup.attempt,
             continues=rows,
-            pinned=() if resumption is None else resumption.pinned,
+            pinned=() if setup.resumption is None else setup.resumption.pinned,
         )
-        log = self.path / schema.shard_file(shard, attempt)
-        checkpoints = Delayed(share, config.checkpoint, update, beside=[log, spool])
+        beside = [self.path / schema.shard_file(shard, setup.attempt), setup.spool(shard)]
+        checkpoints = Delayed(share, self.config.checkpoint, update, beside=beside)
         checkpoints.process, checkpoints.broken = self.machine.processes[rank], lambda: self._is_broken("unsaved", rank)
-        channel = (TolerantShardChannel if self.drawn.tolerant else ShardChannel)(wire, roles, shard)
-        budget = parts.budget_samples(config, protocol, self.meta.train_samples)
-        records = ShardRecords(ShardLog(file, shard), Progress("off", config.epochs, 0.0), snapshots, checkpoints)
-        rules = Rules(protocol, roles.lambda_, budget)
-        server = Shard(channel, rules, update, records, nonfinite=config.nonfinite, timeout_s=config.protocol.deadline_s)
-        if isinstance(channel, TolerantShardChannel):
-            succession = Succession(dedicated=roles.dedicated_evaluator) if shard == 0 else None
-            Faults(server, channel, PATIENCE_S, succession, f"shard {shard}")
-        if resumption is not None and saved is not None:
-            server.restore(saved, resumption.checkpoint.next_seq)
-        wire.start_clock(self._already_s)
-        server.serve()
-        file.close()
-        snapshots.close(keep=True)
-        interrupted = rules.interrupted and not rules.finished
-        refused = server.refusals
-        return account(rules.clock, update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted)
+        return checkpoints
 
-    def _learner(self, rank: int, wire: Any) -> np.ndarray:
-        config, roles, learner_id = self.config, self.roles, self.roles.index(rank)
-        protocol = config.protocol.make(roles.lambda_)
-        attempt = "" if self.resumption is None else f":{self.resumption.attempt}"
-        seconds = random.Random(f"{self.drawn.seed}:{learner_id}{attempt}")  # no mini-batch takes as long as in another attempt
-        pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
-        memory = Memory.zeros(self.model.size)
-        gradient = stages.make_gradient(config, self.model, self.loss, self.data, self.sampling, learner_id, memory)
-        computed = Computing(gradient, lambda: pace * seconds.uniform(0.5, 1.5))
-        own = stages.chain(config, computed, self.bounds, self.meta.train_samples)
-        channel = learner_channel(config, protocol, wire, roles, learner_id, own.memory, self.bounds)
-        if self.drawn.tolerant:
-            channel.ask_for_duty()
-        wire.start_clock(self._already_s)
-        self.expendable[rank] = self.drawn.tolerant
-        share = parts.share_of(config, protocol, self.meta.train_samples, roles.lambda_, learner_id)
-        first = 0 if self.resumption is None else self.resumption.checkpoint.next_seq[learner_id]
-        learn(channel, protocol, own, stages.loop_delays(config, learner_id), share, first)
-        if channel.duty() if self.drawn.tolerant else rank == roles.evaluator_rank:
-            self._evaluate(rank, wire)
-        return account()
-
-    def _evaluate(self, rank: int, wire: Any) -> None:
-        pulled = [host_vector(self.model.size)]
-        channel = EvaluatorChannel(
-            wire, self.roles, weights=host_view(pulled[0]), averaged=None, bounds=self.bounds, to_first=self.drawn.tolerant
-        )
-        measure = parts.make_measure(self.config, self.model, self.loss, self.data)
-        first, before = 0, list[list[int]]()
-        if self.resumption is not None:
-            checkpoint = self.resumption.checkpoint
-            taken = min(len(part.account.snapshots) for part in checkpoint.parts)
-            first, before = evaluated(self.path, checkpoint.attempts, taken, 1, lambda text: None)
-        log = EvaluatorLog(self._table_file(rank, -1, before))
-        told = Takes("off", 0, 0, 0.0)
-        Evaluator(
-            channel, self.model, pulled, measure, log, train=False, train_samples=self.meta.train_samples, told=told
-        ).evaluate_all(self.path / schema.WEIGHTS, first)
-        log.close()
-
-    def _table_file(self, rank: int, shard: int, before: list[list[int]]) -> TableFile:
-        resumption = self.resumption
-        attempt = 0 if resumption is None else resumption.attempt
-        name = schema.shard_file(shard, attempt) if shard >= 0 else schema.evaluator_file(attempt)
-        file = open_tables(
-            self.path / name, max_bytes=0, shard=shard, flush_rows=self.drawn.flush_rows, flush_s=1e9,
-            attributes={} if resumption is None else resumption.attributes(before), instead=self.drawn.tolerant and shard < 0,
-        )  # fmt: skip
+    def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
+        """The log file of the rank that runs now, in the place of `roles.open_tables`."""
+        rank = self.machine.rank
+        file = open_tables(path, **fields)
         self.files[rank].append(file)
         if ("full", rank) in self.broken or any(fault.what == "full" and fault.rank == rank for fault in self.faults):
             write = file._write
@@ -273,9 +153,38 @@ class Ranks:
             file._write = fails  # type: ignore[method-assign]
         return file
 
+    # --------------------------------------------------------------------------------------------------------------- the ranks
+
+    def fails(self, process: Process, why: str) -> None:
+        self.why.setdefault(process.rank, why)
+
+    def _is_broken(self, what: str, rank: int) -> bool:
+        return self.machine.now_ns * 1e-9 < self.broken.get((what, rank), -1.0)
+
+    def _rank(self, rank: int) -> None:
+        roles = self.roles
+        pulse = Pulse(self.machine.processes[rank], self.fails)
+        if self.drawn.tolerant:
+            wire = VIRTUAL.tolerant.TolerantWire(
+                self.machine.comms[0][rank], polite=True, vital=roles.shard_ranks, describe=roles.describe, patience_s=PATIENCE_S
+            )
+            pulse.heed_shards(roles.shard_ranks, wire)
+        else:
+            wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
+        self.wires[rank] = wire
+        self.machine.processes[rank].begin(pulse.serve)
+        self.built[rank] = built = build(self.setup, self, rank)
+        wire.start_clock(self.setup.begins_s)
+        built.train()
+        said = built.end()
+        built.close()
+        wire.meet()
+        built.leave()
+        built.expendable = False
+        self._end(rank, wire, said)
+
     def _end(self, rank: int, wire: Any, said: np.ndarray) -> None:
         """What `run.Rank._end` does."""
-        self.expendable[rank] = False
         accounts = wire.gather(said)
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
         if accounts[:, -1].any():
@@ -305,8 +214,3 @@ class Ranks:
         wire.gather(np.array([0]))
         wire.part()
         raise RunInterrupted(text)
-
-
-def _made(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    return path

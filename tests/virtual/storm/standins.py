@@ -67,8 +67,12 @@ class Computing(Travels):
 
     def __init__(self, gradient: Gradient, next_s: Callable[[], float]) -> None:
         self._gradient, self._next_s = gradient, next_s
-        self.memory, self.samples = gradient.memory, 0
+        self.memory = gradient.memory
+        self.samples = 0
         self._check: Callable[[], None] | None = None
+
+    def prepare(self, seq: int) -> None:
+        """There is nothing to prepare."""
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -79,8 +83,7 @@ class Computing(Travels):
             package.sleep(seconds / (8 if self._check is not None else 1))
             if self._check is not None:
                 self._check()
-        loss = self._gradient.compute(seq)
-        self.samples = self._gradient.samples
+        loss, self.samples = self._gradient.compute(seq), self._gradient.samples
         return loss
 
 

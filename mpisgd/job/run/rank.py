@@ -1,0 +1,300 @@
+"""One rank of MPI's: it agrees with the others on what to do, does its part in the real world, and comes to the common end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpisgd.base.draws import kept
+from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
+from mpisgd.base.speech import say, warn
+from mpisgd.base.version import __version__
+from mpisgd.comm.mpi import launch
+from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
+from mpisgd.comm.mpi.tolerant import TolerantWire
+from mpisgd.comm.mpi.wire import Wire
+from mpisgd.comm.signals import Signals, name_of
+from mpisgd.config import Config
+from mpisgd.config.trust import resume_line
+from mpisgd.exchange.roles import Role
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
+from mpisgd.job import interruption
+from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of, refusals
+from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.roles import Built, build
+from mpisgd.job.run.start import Claim, agree_on, name
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import World
+from mpisgd.liveness import tolerance
+from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
+from mpisgd.liveness.pulse import Pulse
+from mpisgd.liveness.vigil import Vigil
+from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.records.checkpoint.checkpoint import way_on
+from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
+from mpisgd.records.log import schema
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Travels
+
+
+def run(config: Config, comm: MPI.Intracomm, brought: Brought = NOTHING_BROUGHT, resumed: bool = False) -> Outcome:
+    """Run one rank of a job to its end; every rank of `comm` calls this.
+
+    `resumed`: go on with the run that there is in `config.out`, from its newest checkpoint.
+
+    Raises:
+        AgreedError: on every rank alike, where the job cannot start; before the first message is sent.
+        RunInterrupted: on every rank alike, where a signal has interrupted the run, and it can go on from a checkpoint.
+    Any other failure ends the job (`guard.failing_fast`).
+    """
+    rank = Rank(comm)
+    with (
+        failing_fast(comm, rank.who, rank.way_on, rank.is_expendable),
+        Signals() as rank.signals,
+        Vigil(comm, rank.who, rank.way_on) as rank.vigil,
+        Pulse(comm, config.faults.patience_s, rank.way_on) as rank.pulse,
+        kept(),
+    ):
+        rank.agree(config, brought, resumed)
+        try:
+            return rank.run()
+        finally:
+            if is_single(comm):  # after a failure the process goes on, and may begin the run anew
+                rank.claim.unlock()
+
+
+class Rank:
+    """One rank. `signals`, `vigil` and `pulse` are given to it before it agrees on anything."""
+
+    signals: Signals
+    vigil: Vigil
+    pulse: Pulse
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        self._ready = False
+        self.built: Built | None = None
+        """The role, once it is built."""
+
+    def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
+        """With all others, on what to do. Raises AgreedError on all alike."""
+        agreed = agree_on(config, self.comm, brought, self.pulse)
+        self.claim = Claim(self.comm, agreed, brought, resumed)
+        self.ranks = self.claim.ranks
+        self.rank = self.ranks.rank
+        self.setup = self.claim.setup
+        self.roles = self.setup.roles
+        self.path = self.setup.path
+        self._ready = True
+        if self.setup.tolerant:
+            self.vigil.stop()
+
+    def who(self) -> str:
+        """This rank's role, for messages."""
+        return self.roles.describe(self.rank) if self._ready else "starting"
+
+    def is_expendable(self) -> bool:
+        """Whether the others can go on without this rank, now."""
+        return self.built is not None and self.built.expendable
+
+    def way_on(self) -> str:
+        """How this run can be continued, as the last words of one that fails."""
+        clock = self.built.newest_clock() if self.built is not None else None
+        return way_on(self.path, clock, self._resuming) if self._ready else ""
+
+    @property
+    def _resuming(self) -> str:
+        """The command that goes on with this run, and brings what it was brought."""
+        return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
+
+    def run(self) -> Outcome:
+        """The loop of this rank's role, then the common end."""
+        wire = self._wire()
+        self.signals.listen(wire.hear)
+        if self.rank == 0:
+            self.signals.listen(self._tell_the_terminal)
+
+        def waits_for() -> str:
+            return wire.describe(self._name) or (self.built.waits_for() if self.built is not None else "")
+
+        quiet_s = self.setup.config.log.quiet_s
+        self.signals.every_second = Watchdog(wire, quiet_s, self._name(self.rank), waits_for).look
+        if self.rank == 0:
+            self._say(f"mpisgd {__version__}: {self._headline()}")
+            for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
+                self._say(f"mpisgd: {note}")
+        self.built = built = build(self.setup, MpiWorld(self.claim, wire), self.rank)
+        try:
+            wire.start_clock(self.setup.begins_s)
+            built.train()
+            said = built.end()
+        finally:
+            built.close()
+        wire.meet()
+        built.leave()
+        built.expendable = False
+        return self._end(wire, said)
+
+    def _wire(self) -> Wire:
+        ranks, polite = self.ranks, self.ranks.oversubscribed
+        if not self.setup.tolerant:
+            return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
+        vital, patience_s = self.roles.shard_ranks, self.setup.config.faults.patience_s
+        wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        self.pulse.heed_shards(vital, wire)
+        return wire
+
+    def _name(self, rank: int) -> str:
+        return name(self.roles, self.ranks, rank)
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
+        """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
+        logged = self.setup.config.log.enabled
+        accounts = wire.gather(said)
+        outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
+        if accounts[:, -1].any():
+            raise self._interrupted(wire, outcome)
+        told = np.zeros(1 + self.ranks.size, np.int64)
+        if self.rank == 0:
+            outcome = finish(outcome, logged=logged)
+            for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
+                spool.unlink(missing_ok=True)
+            self.claim.unlock()
+            self._say(farewell(outcome, logged=logged))
+            told[0] = outcome.diverged
+            told[[1 + rank for rank in wire.given_up()]] = 1
+        diverged, *given_up = wire.gather(told)[0].tolist()
+        self._part(wire)
+        self.ranks.end(rank for rank, given in enumerate(given_up) if given)
+        why = refusals(accounts[list(self.roles.shard_ranks)], self.roles.describe)
+        if why:
+            raise AgreedError(f"PeerError: {why}", EXIT_FAILED)
+        return dataclasses.replace(outcome, diverged=bool(diverged))
+
+    def _part(self, wire: Wire) -> None:
+        self.vigil.stop()
+        self.pulse.stop()
+        away = wire.away()
+        wire.part()
+        self.claim.leave(away)
+
+    def _interrupted(self, wire: Wire, outcome: Outcome) -> RunInterrupted | AgreedError:
+        """What all ranks raise: rank 0 says how the run can go on, or that it cannot; there is no DONE."""
+        signal = int(wire.gather(np.array([self.signals.received]))[:, 0].max())
+        text, status = f"{self.path} was interrupted by {name_of(signal)}", 0
+        if self.rank == 0:
+            try:
+                text = interruption.farewell(self.path, signal, outcome.clocks, self._resuming)
+                say(text)
+                if self.signals.hurried:
+                    interruption.tell_terminal(text)
+            except CheckpointError as error:
+                text, status = f"{type(error).__name__}: {error}", error.exit_status
+            self.claim.unlock()
+        status = int(wire.gather(np.array([status]))[0, 0])
+        self._part(wire)
+        return AgreedError(text, status) if status else RunInterrupted(text)
+
+    def _tell_the_terminal(self, signal: int) -> None:
+        """Where the launcher is about to kill its ranks, this may be the last that is said; the lock is nobody's any more.
+
+        Without a terminal it was no Ctrl-C: a batch system ends its jobs by the same signals, leaves them half a minute to save,
+        and may begin the job anew meanwhile, for which the lock is there.
+        """
+        if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
+            self.claim.unlock()
+
+    def _headline(self) -> str:
+        setup, learners, ranks = self.setup, self.roles.lambda_, len(self.roles.computing_ranks)
+        parameters = self.claim.tensors.model.size
+        return (
+            f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
+            f" {len(set(setup.hosts))} host(s)"
+            f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
+            f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
+        )
+
+    def _going_on(self) -> str:
+        resumption, protocol = self.setup.resumption, self.setup.protocol
+        if resumption is None:
+            return ""
+        bits = "asynchronously"
+        if protocol.consistent and protocol.ordered:
+            same = resumption.same_layout and self.setup.config.push_format == "float32"
+            bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
+        return f"; attempt {resumption.attempt} goes on at clock {resumption.checkpoint.clock:,}, {bits}"
+
+    def _say(self, text: str) -> None:
+        if self.setup.config.log.progress != "off":
+            say(text)
+
+
+class MpiWorld(World):
+    """The world of this very rank, which is the only one that it is asked about."""
+
+    def __init__(self, claim: Claim, wire: Wire) -> None:
+        self._setup = claim.setup
+        self._config = config = claim.setup.config
+        self.tensors: Tensors = claim.tensors
+        self._fingerprint = claim.tensors.model.fingerprint
+        self._saved = claim.saved
+        self._wire = wire
+        self.progress = config.log.progress
+        on_gpu = "cuda" in (config.device, config.shard_device)
+        self._direct = on_gpu and takes_gpu_memory() and not claim.setup.tolerant
+        """Whether MPI is given a GPU's memory. Not where ranks may be lost: a transfer that is given up keeps its memory."""
+
+    def wire(self, rank: int) -> Wire:
+        return self._wire
+
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Gradient:
+        own = None if shared is None else shared.own
+        memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
+        return self.tensors.gradient(self._setup.roles.number(rank), memory)
+
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> LayerwiseGradient:
+        bounds, held = self._setup.bounds, stages.held(self._config)
+        return LayerwiseGradient(computed, pushed, self.tensors.model, bounds, channel, held=held)
+
+    def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
+        """A rank that is nothing but a shard has no further use for the model."""
+        setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
+        shard, direct = setup.roles.index(rank), self._direct and alone
+        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct)
+        if alone:
+            del self.tensors.model
+        before = setup.account(shard)
+        if before is not None:
+            update.restore({name: torch.from_numpy(array) for name, array in self._saved.items()}, before.samples)
+            self._saved.clear()
+        return update
+
+    def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints:
+        """If nothing else, a signal asks for one."""
+        setup, config, shard = self._setup, self._config, self._setup.roles.index(rank)
+        share = Share(
+            setup.path,
+            shard,
+            bounds=setup.bounds[shard],
+            shards=config.shards,
+            learners=setup.roles.lambda_,
+            model=self._fingerprint,
+            attempt=setup.attempt,
+            continues=rows,
+            pinned=() if setup.resumption is None else setup.resumption.pinned,
+        )
+        log = [setup.path / schema.shard_file(shard, setup.attempt)] if config.log.enabled else []
+        beside = [*log, setup.spool(shard)]
+        return Checkpoints(share, config.checkpoint, update, beside=beside, complain=lambda text: self.warn(rank, text))
+
+    def warn(self, rank: int, text: str) -> None:
+        """Said by any rank, and even where progress is off."""
+        warn(f"mpisgd: rank {rank} ({self._setup.roles.describe(rank)}) on {self._setup.hosts[rank]}: {text}")

@@ -1,0 +1,200 @@
+"""What the ranks agree on before the first message is sent, and the directory that they claim.
+
+What is wrong is refused alike on all of them (`guard.agree`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from mpisgd.base.errors import ConfigError, MpisgdError
+from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.siblings import Siblings
+from mpisgd.config import Config, config_file, replace
+from mpisgd.data import DataSet
+from mpisgd.exchange.roles import Roles
+from mpisgd.job import naming, parts, placement, resume
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.provenance import environment
+from mpisgd.job.resume import Resumption
+from mpisgd.job.run.alike import Facts, of_data, of_loss, of_model, require_alike
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import Setup
+from mpisgd.liveness import tolerance, usher
+from mpisgd.liveness.guard import AgreedError, agree
+from mpisgd.liveness.pulse import Pulse
+from mpisgd.liveness.world import World, look_around, refuse_singletons
+from mpisgd.protocols import Protocol
+from mpisgd.records import directory
+from mpisgd.records.checkpoint.snapshots import check_spool
+from mpisgd.records.lock import Lock
+from mpisgd.records.log import schema
+from mpisgd.vectors.flat import FlatModel
+
+
+def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse) -> tuple[World, Setup, Tensors]:
+    """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
+    ranks = look_around(comm)
+    config = naming.as_brought(config, brought)
+    roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
+    config = replace(config, shards=len(roles.shard_ranks))
+    pulse.know(ranks, lambda rank: name(roles, ranks, rank))
+    torch.set_num_threads(config.threads or ranks.threads)
+    learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
+    computes = learns or ranks.rank == roles.evaluator_rank
+    data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
+    meta: Meta = comm.bcast(parts.meta_of(data) if data is not None and ranks.rank == first else None, root=first)
+    require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
+    loss = agree(comm, lambda: parts.load_loss(config, brought))
+    device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
+    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device))
+    require_alike(comm, "model", of_model(model), root=0)
+    bounds = agree(comm, lambda: parts.bounds(config, model))
+    sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))
+    tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
+    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
+    return ranks, Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant), tensors
+
+
+def name(roles: Roles, ranks: World, rank: int) -> str:
+    """A rank in messages."""
+    return f"{roles.describe(rank)} (rank {rank} on {ranks.hosts[rank]})"
+
+
+def place(config: Config, ranks: World) -> tuple[Roles, Protocol, bool]:
+    """The roles, the protocol, and whether the run is fault-tolerant. Raises ConfigError."""
+    refuse_singletons(ranks)
+    return *placement.on_ranks(config, ranks.hosts), tolerance.of(config)
+
+
+def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | None:
+    return parts.load_data(config, brought) if computes else None
+
+
+def _check(tensors: Tensors, learns: bool) -> Facts | None:
+    """All that learn look at the same mini-batch."""
+    return of_loss(tensors.check()) if learns else None
+
+
+def _devices(config: Config, roles: Roles, ranks: World, computes: bool) -> tuple[str, str]:
+    """The device that this rank computes on, and the one that it serves on. Raises ConfigError."""
+    serves = ranks.rank in roles.shard_ranks and config.shard_device == "cuda"
+    device = _gpu(config, roles, ranks, "device") if computes and config.device == "cuda" else "cpu"
+    return device, _gpu(config, roles, ranks, "shard_device") if serves else "cpu"
+
+
+def _gpu(config: Config, roles: Roles, ranks: World, field: str) -> str:
+    """This rank's, which is made the current one: pinned memory, and what MPI is given, belong to that."""
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
+    learners, shards = config.device == "cuda", config.shard_device == "cuda"
+    gpu = roles.turn_at_gpus(ranks.rank, ranks.hosts, learners=learners, shards=shards) % torch.cuda.device_count()
+    torch.cuda.set_device(gpu)
+    return f"cuda:{gpu}"
+
+
+class Claim:
+    """A directory that this job alone writes to.
+
+    Raises AgreedError on every rank alike where it cannot be had.
+
+    Attributes:
+        ranks, setup, tensors: what was agreed on, and from where the run goes on. Of `tensors` the model may go, where a rank has
+            no other use for it than its slice.
+        saved: this shard's tensors from the checkpoint, where the run goes on.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, agreed: tuple[World, Setup, Tensors], brought: Brought, resumed: bool) -> None:
+        self.ranks, self.setup, self.tensors = agreed
+        self._comm = comm
+        self._brought = brought
+        self._lock: Lock | None = None
+        self._ushered = self.setup.tolerant or len(set(self.ranks.hosts)) > 1
+        """Whether the end of the job must be brought to ranks and launchers that cannot hear of it."""
+        self._running = self.setup.path.absolute() / schema.RUNNING
+        self._job = usher.name(self.ranks.hosts[0], self.ranks.pids[0], self.setup.config.out)
+        try:
+            self.setup = dataclasses.replace(self.setup, resumption=agree(comm, lambda: self._claim(resumed)))
+            self.saved: dict[str, np.ndarray] = agree(comm, self._load)
+            if self._ushered:
+                agree(comm, self._call_usher)
+        except AgreedError:
+            self.unlock()
+            self.leave()
+            raise
+
+    def unlock(self) -> None:
+        """By rank 0: others may have the directory."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def leave(self, away: Iterable[int] = ()) -> None:
+        """All is said: nobody needs to see this rank out; `away`: ranks that were given up, or are lost."""
+        if self._ushered:
+            hosts, rank = self.ranks.hosts, self.ranks.rank
+            if rank == 0:
+                usher.retract(self._running, self._job)
+            node = hosts.index(hosts[rank])  # that of its first rank, which called
+            usher.leave(self._job, given_up=any(hosts[each] != hosts[0] for each in away), node=node)
+
+    def _claim(self, resumed: bool) -> Resumption | None:
+        """Rank 0 makes the directory, or finds out from where to go on in it; then every rank sees that it is there."""
+        problem: MpisgdError | None = None
+        resumption: Resumption | None = None
+        if self.ranks.rank == 0:
+            try:
+                resumption = self._open(resumed)
+                if self._ushered:
+                    usher.announce(self._running, self._job)
+            except MpisgdError as error:
+                problem = error
+        problem, resumption = self._comm.bcast((problem, resumption), root=0)
+        if problem is not None:
+            raise problem
+        if not (self.setup.path / schema.CONFIG).is_file():
+            out = self.setup.config.out
+            raise ConfigError(f"out = {out!r}: made by rank 0, but not seen here; it must lie on a shared file system")
+        return resumption
+
+    def _open(self, resumed: bool) -> Resumption | None:
+        """A new directory, or the one that there is; its config.toml says what begins, or goes on, now."""
+        setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
+        version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+        told = environment(setup, self._brought, mpi=version, cores_per_node=self.ranks.cores, **tensors.facts)
+        found: Resumption | None = None
+        if resumed:
+            self._lock = Lock(path)
+            found = resume.find(path, config)
+            resume.check_teams(path, setup.roles.teams)
+            fingerprint, averaged = tensors.model.fingerprint, config.averaging > 0
+            found = resume.lay_out(found, config, setup.roles.lambda_, setup.bounds, fingerprint, averaged)
+            resume.forget_newer(path, found.checkpoint.clock)
+            told = found.environment(told, config)
+        else:
+            self._lock = directory.claim(path, overwrite=config.overwrite)
+        directory.write_config(path, config_file.dumps(config, told))
+        return found
+
+    def _load(self) -> dict[str, np.ndarray]:
+        """A shard's tensors from the checkpoint, where the run is continued; its snapshots must be there, too."""
+        setup, rank = self.setup, self.ranks.rank
+        if setup.resumption is None or rank not in setup.roles.shard_ranks:
+            return {}
+        shard, checkpoint = setup.roles.index(rank), setup.resumption.checkpoint
+        start, end = setup.bounds[shard]
+        vectors = 2 if setup.config.averaging > 0 else 1
+        check_spool(setup.spool(shard), checkpoint.parts[shard].account.snapshots, 4 * vectors * (end - start))
+        return checkpoint.tensors(shard)
+
+    def _call_usher(self) -> None:
+        """By the first rank of each node, once rank 0 has said that the job runs."""
+        rank, hosts = self.ranks.rank, self.ranks.hosts
+        if rank == hosts.index(hosts[rank]):
+            pids = [pid for pid, host in zip(self.ranks.pids, hosts, strict=True) if host == hosts[rank]]
+            first, launcher = pids[0] * (rank == 0), Siblings().launcher_of_this_job
+            usher.call(self._running, self._job, pids, first, launcher, node=rank)

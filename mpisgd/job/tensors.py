@@ -1,0 +1,104 @@
+"""Computing with tensors: the parts of one model, for one real rank, for all virtual ones, or for a replay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpisgd.config import Config
+from mpisgd.data import DataSet
+from mpisgd.data.sampling import Sampling
+from mpisgd.evaluator import Evaluator
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.gradient import stages
+from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.records.checkpoint.snapshots import Snapshots
+from mpisgd.records.log import schema
+from mpisgd.records.log.progress import Evaluations
+from mpisgd.records.log.writer import EvaluatorLog
+from mpisgd.update.device_update import make_update
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import Memory, host_vector, host_view
+
+
+@dataclass
+class Tensors:
+    """The parts.
+
+    Attributes:
+        data: None on a rank that has no use for it.
+        shard_device: where updates are made: "cpu", or a rank's GPU.
+        evaluated: whether snapshots are, or only pulled.
+    """
+
+    config: Config
+    meta: Meta
+    loss: Loss
+    model: FlatModel
+    sampling: Sampling
+    data: DataSet | None
+    shard_device: str = "cpu"
+    evaluated: bool = True
+
+    @classmethod
+    def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
+        """Make the parts, for so many ranks that compute. Raises ConfigError."""
+        meta = parts.meta_of(data)
+        model, loss = parts.build_model(config, meta, brought), parts.load_loss(config, brought)
+        return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a run's config.toml."""
+        policy = batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
+        return parts.facts_of_model(self.model.size, policy, parts.cut(self.config, self.model))
+
+    def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
+        """As `stages.make_gradient`."""
+        assert self.data is not None
+        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
+
+    def check(self) -> float:
+        """The loss of the first mini-batch, which must fit the model. Raises ConfigError, DataError."""
+        return parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
+
+    def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
+        """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""
+        weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
+        fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
+        return make_update(self.config, weights, **fields, **how)
+
+    def snapshots(self, path: Path, update: Updates, resumed: Sequence[Sequence[float]]) -> Snapshots:
+        """Where copies of a shard's weights for evaluation go; `path` and `resumed` are as in `Snapshots`."""
+        every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2
+        return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)
+
+    def evaluate(self, channel: Callable[..., EvaluatorChannel], log: EvaluatorLog, first: int, progress: Any) -> None:
+        """Evaluate all snapshots from this one on; `channel` wants the memory to pull into: `weights`, `averaged`."""
+        config, options, data = self.config, self.config.evaluation, self.data
+        assert data is not None
+        measure = parts.make_measure(config, self.model, self.loss, data) if self.evaluated else Unmeasured()
+        pulled = [host_vector(self.model.size) for _ in range(2 if config.averaging > 0 else 1)]
+        # Of the initial weights, of those after every so many epochs, and of the last.
+        snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
+        splits = (len(data.test), len(data.train) if options.train else 0)
+        batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
+        evaluator = Evaluator(
+            channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None),
+            self.model,
+            pulled,
+            measure,
+            log,
+            train=options.train,
+            train_samples=self.meta.train_samples,
+            told=Evaluations(progress, snapshots, batches, config.log.progress_s),
+        )
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first)

@@ -1,0 +1,121 @@
+"""What all ranks of a job know when they are built, and the world that they are built in: MPI's, or a virtual one (DESIGN 3)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpisgd.comm.communicator import Communicator, Node
+from mpisgd.config import Config
+from mpisgd.exchange.roles import Roles
+from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.job import parts
+from mpisgd.job.parts import Meta
+from mpisgd.job.resume import Resumption
+from mpisgd.job.tensors import Tensors
+from mpisgd.protocols import Protocol
+from mpisgd.records.checkpoint.checkpoint import Account
+from mpisgd.records.checkpoint.checkpoints import Checkpoints
+from mpisgd.records.log import schema
+from mpisgd.vectors.computing import Computes, Travels, Updates
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was agreed on, and from where the run goes on.
+
+    Attributes:
+        hosts: host name of each rank.
+        bounds: the slice of each shard.
+        tolerant: learners may die or hang, and the others go on.
+        resumption: None where the run begins.
+    """
+
+    config: Config
+    roles: Roles
+    protocol: Protocol
+    hosts: Sequence[str]
+    meta: Meta
+    bounds: list[tuple[int, int]]
+    tolerant: bool = False
+    resumption: Resumption | None = None
+
+    @cached_property
+    def path(self) -> Path:
+        """The run's directory."""
+        return Path(self.config.out)
+
+    @property
+    def gradients_per_update(self) -> float:
+        return parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks))
+
+    @property
+    def begins_s(self) -> float:
+        """Seconds that have passed before this attempt."""
+        return 0.0 if self.resumption is None else self.resumption.checkpoint.now_s
+
+    @property
+    def attempt(self) -> int:
+        return 0 if self.resumption is None else self.resumption.attempt
+
+    def account(self, shard: int) -> Account | None:
+        """What the checkpoint says of a shard, where the run goes on."""
+        return None if self.resumption is None else self.resumption.checkpoint.parts[shard].account
+
+    def first_seq(self, learner_id: int) -> int:
+        return 0 if self.resumption is None else self.resumption.checkpoint.next_seq[learner_id]
+
+    def spool(self, shard: int) -> Path:
+        """The scratch file of a shard's snapshots."""
+        return self.path / schema.spool_file(shard, 0 if self.resumption is None else self.resumption.layout)
+
+
+class World(ABC):
+    """Communicators, what computes, and what that costs where seconds are virtual.
+
+    Attributes:
+        tensors: the parts that compute; None where only sizes travel.
+        progress: how shards and the evaluator tell of theirs, as `log.progress`.
+    """
+
+    tensors: Tensors | None
+    progress: Any = "off"
+
+    @abstractmethod
+    def wire(self, rank: int) -> Communicator: ...
+
+    @abstractmethod
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+        """What a rank computes, in memory of its own, or shared."""
+
+    @abstractmethod
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
+        """The same, which tells `channel` of each slice; `pushed` is what is pushed of what is `computed`."""
+
+    @abstractmethod
+    def update(self, rank: int, gradients_per_update: float) -> Updates:
+        """The update of a shard's slice, from the initial weights or those of the checkpoint."""
+
+    def shared(self, node: Node) -> SharedMemory:
+        """Memory for the weights and gradients of a node's ranks; all of them call this."""
+        assert self.tensors is not None
+        return SharedMemory.of(node, self.tensors.model.size)
+
+    def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints | None:
+        """What writes a shard's checkpoints, after these rows of the log; None = nothing does."""
+        return None
+
+    def sum_cost(self, rank: int, places: int) -> Callable[[], None]:
+        """Called before a rank sums its part of the gradients of so many: lets the time pass that this is to cost."""
+        return _nothing
+
+    def warn(self, rank: int, text: str) -> None:  # noqa: B027 - where all is virtual, nobody looks on
+        """A rank has something to say to people, even where progress is off."""
+
+
+def _nothing() -> None:
+    """In the real world all things take their own time."""

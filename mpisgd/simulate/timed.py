@@ -1,0 +1,67 @@
+"""Gradients and updates with tensors, which take their virtual time; `sized.py` has those without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.simulate.batch import Batch
+from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.memory import Memory
+
+
+class TimedUpdate(SliceUpdate):
+    """A virtual shard's update; `service_ns`: what one gradient, and one update, cost."""
+
+    def __init__(self, wire: VirtualWire, service_ns: tuple[int, int], *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._wire = wire
+        self._gradient_ns, self._update_ns = service_ns
+
+    def accumulate(self, *arguments: Any, **named: Any) -> None:
+        self._wire.work(self._gradient_ns)
+        super().accumulate(*arguments, **named)
+
+    def begin_step(self) -> Step:
+        self._wire.work(self._update_ns)
+        return super().begin_step()
+
+
+class BatchedGradient(Travels):
+    """A virtual learner's gradient, computed together with those of all learners that are computing at that virtual time."""
+
+    def __init__(self, memory: Memory, wire: VirtualWire, batch: Batch, learner_id: int) -> None:
+        self.memory = memory
+        self.samples = 0
+        self._wire = wire
+        self._batch = batch
+        self._learner_id = learner_id
+
+    def begin(self, seq: int) -> None:
+        """The others that compute now register theirs before this one's virtual time is over."""
+        self._batch.add(self._learner_id, seq, *self.memory.tensors)
+
+    def compute(self, seq: int) -> float:
+        self._wire.catch_up()
+        self.samples, loss = self._batch.result(self._learner_id)
+        return loss
+
+
+class Timed(Travels):
+    """A virtual learner's gradient, which is computed when its virtual time is over."""
+
+    def __init__(self, gradient: Travels, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
+        self.memory = gradient.memory
+        self.samples = 0
+        self._gradient = gradient
+        self._wire = wire
+        self._next_ns = next_ns
+
+    def compute(self, seq: int) -> float:
+        """Compute the gradient of mini-batch `seq` at the weights that were pulled; returns the loss."""
+        self._gradient.begin(seq)
+        self._wire.work(self._next_ns())
+        loss, self.samples = self._gradient.compute(seq), self._gradient.samples
+        return loss

@@ -1,0 +1,197 @@
+"""The two virtual worlds: with tensors, or without, where only sizes travel; and what everything costs there in virtual time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from mpisgd.base.errors import ConfigError, PeerError
+from mpisgd.comm.communicator import Node
+from mpisgd.comm.messages import Ending
+from mpisgd.comm.virtual.network import Network
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config import Config
+from mpisgd.exchange.roles import Roles
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import SharedMemory
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought, Meta
+from mpisgd.job.roles import Built
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import World
+from mpisgd.simulate import compute
+from mpisgd.simulate.batch import Batch
+from mpisgd.simulate.failures import Failures, LearnerFailed
+from mpisgd.simulate.passes import Passes
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate
+from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
+from mpisgd.update import schedule
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
+from mpisgd.vectors.memory import Memory, SizedVector
+
+_NS = 10**9
+
+
+class VirtualWorld(World):
+    """What the two have in common.
+
+    `nodes`: the node of each rank. Raises ConfigError, DataError where a cost model does not fit the job.
+
+    Attributes:
+        wires: of all ranks; filled before a role is built.
+        meta, parameters, bounds: of the data, and of the model and its slices.
+        slices: the layers of each slice; [] where they are cut evenly.
+        facts: for config.toml.
+    """
+
+    meta: Meta
+    parameters: int
+    bounds: list[tuple[int, int]]
+    slices: list[list[Layer]]
+    facts: dict[str, Any]
+
+    def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
+        computing = [nodes[rank] for rank in roles.computing_ranks]
+        self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
+        self._failures = Failures(config.failures, config.seed)
+        self.config = config
+        self.roles = roles
+        self.network = Network(config.network, nodes)
+        self.wires: list[VirtualWire] = []
+
+    def wire(self, rank: int) -> VirtualWire:
+        return self.wires[rank]
+
+    def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Passes:
+        layers = [len(layers) for layers in self.slices]
+        return Passes(pushed, self.wires[rank], self._next_ns(rank), layers, channel, held=stages.held(self.config))
+
+    def sum_cost(self, rank: int, places: int) -> Callable[[], None]:
+        """The gradients of the others are read as fast as they would be sent on a node."""
+        nbytes, bandwidth = 4 * self.parameters, self.config.network.local_bandwidth
+        wire, ns = self.wires[rank], round(nbytes / places * (places - 1) / bandwidth * _NS)
+        return lambda: wire.work(ns)
+
+    def _service_ns(self, shard: int) -> tuple[int, int]:
+        """What it costs a shard to check a gradient and add it to the sum; and to make an update."""
+        service, (start, end) = self.config.service, self.bounds[shard]
+        nbytes = 4 * (end - start)
+        gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
+        return round(gradient_s * _NS), round((service.update_s + service.update_s_per_byte * nbytes) * _NS)
+
+    def _whole_ns(self, rank: int) -> Callable[[], int] | None:
+        """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
+        return self._next_ns(rank) if self.config.exchange == "whole" else None
+
+    def _next_ns(self, rank: int) -> Callable[[], int]:
+        """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
+        number, wire = self.roles.number(rank), self.wires[rank]
+        cost, fails_ns = self._compute.nanoseconds(number).__next__, self._failures.nanosecond_of(number)
+        if fails_ns is None:
+            return cost
+
+        def cost_until_failure() -> int:
+            ns, left = cost(), fails_ns - wire.now_ns()
+            if left <= ns:
+                wire.work(max(0, left))
+                raise LearnerFailed(number, wire.now_ns())
+            return ns
+
+        return cost_until_failure
+
+    def part_with(self, built: Built, failure: LearnerFailed) -> None:
+        """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""
+        if built.leaves_by is None or self.config.failures.then == "stop":
+            raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
+        built.wire.interrupt_by(None)
+        built.wire.sleep(self.config.failures.notice_s)
+        built.leaves_by(ending=Ending.NONE)
+
+
+class TensorWorld(VirtualWorld):
+    """Every virtual learner computes a real gradient, on this machine: with one model and one copy of the data for all of them.
+
+    Raises ConfigError, DataError where the model cannot be trained.
+    """
+
+    tensors: Tensors
+
+    def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
+        super().__init__(config, roles, nodes)
+        data = parts.load_data(config, brought)
+        self.tensors = tensors = Tensors.load(config, brought, data, len(roles.computing_ranks))
+        tensors.evaluated = evaluated
+        self.meta = tensors.meta
+        self.parameters = tensors.model.size
+        self.bounds = parts.bounds(config, tensors.model)
+        self.slices = parts.cut(config, tensors.model)
+        self.facts = tensors.facts
+        tensors.check()
+        self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
+        if self._batch is not None:
+            self._batch.check()
+
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+        memory = Memory.zeros(self.parameters) if shared is None else shared.own
+        number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
+        gradient: Travels = self.tensors.gradient(number, memory)
+        if self._batch is not None:
+            gradient = BatchedGradient(memory, wire, self._batch, number)
+        return gradient if next_ns is None else Timed(gradient, wire, next_ns)
+
+    def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
+        shard = self.roles.index(rank)
+        kind = functools.partial(TimedUpdate, self.wires[rank], self._service_ns(shard))
+        return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
+
+
+class SizedWorld(VirtualWorld):
+    """Only sizes travel, for timing and staleness at any scale: computing takes its time, and no more."""
+
+    tensors = None
+
+    def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int]) -> None:
+        super().__init__(config, roles, nodes)
+        options = config.virtual
+        self.meta = Meta(options.train_samples, 0, (), 0)
+        model = None if options.parameters else _model(config, brought)
+        self.parameters = options.parameters if model is None else model.size
+        self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        self.slices = []
+        if model is not None:
+            self.slices = parts.cut(config, model)
+        elif config.exchange == "layerwise":  # of a model of which only the size is known, each slice is one layer
+            self.slices = [[Layer(f"layer {shard}", end - start)] for shard, (start, end) in enumerate(self.bounds)]
+        self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", self.slices)
+        vector = SizedVector(self.parameters)
+        self._memory = Memory(vector, vector)
+
+    def shared(self, node: Node) -> SharedMemory:
+        return SharedMemory(node, [self._memory for _ in range(node.places)])
+
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> SizedGradient:
+        return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
+
+    def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
+        config, shard = self.config, self.roles.index(rank)
+        start, end = self.bounds[shard]
+        return SizedUpdate(
+            end - start,
+            learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
+            schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
+            train_samples=self.meta.train_samples,
+            half=config.push_format == "bfloat16",
+            rank=self.wires[rank],
+            service_ns=self._service_ns(shard),
+        )
+
+
+def _model(config: Config, brought: Brought) -> FlatModel:
+    """The model whose parameters are counted, which must be built for that, for its own data."""
+    try:
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
+    except ConfigError as error:
+        raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error
