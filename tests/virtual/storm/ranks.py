@@ -19,9 +19,11 @@ from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.gradient import stages
 from mpisgd.gradient.measure import batch_norm_policy
 from mpisgd.job import interruption, naming, parts, placement, resume
 from mpisgd.job.finish import account, blown_up, finish, outcome_of, refusals
@@ -42,7 +44,8 @@ from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
-from mpisgd.vectors.flat import host_vector, host_view
+from mpisgd.update.device_update import make_update
+from mpisgd.vectors.memory import host_vector, host_view
 from tests.virtual.storm.draw import COMPUTE_S, PATIENCE_S, Draw, Fault, config_of
 from tests.virtual.storm.machine import Machine, Process
 from tests.virtual.storm.mpi import equip
@@ -152,7 +155,7 @@ class Ranks:
         shard = roles.index(rank)
         start, end = self.bounds[shard]
         protocol = config.protocol.make(roles.lambda_)
-        update = parts.make_update(
+        update = make_update(
             config,
             self.initial[start:end],
             gradients_per_update=parts.gradients_per_update(protocol, roles.lambda_, roles.lambda_),
@@ -213,18 +216,18 @@ class Ranks:
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         gradient = Computing(
             self.model,
-            parts.make_gradient(config, self.model, self.loss, self.data, self.sampling, learner_id),
+            stages.make_gradient(config, self.model, self.loss, self.data, self.sampling, learner_id),
             lambda: pace * seconds.uniform(0.5, 1.5),
         )
-        own = parts.as_pushed(config, parts.with_local_steps(config, gradient, self.meta.train_samples))
-        channel = parts.learner_channel(config, protocol, wire, roles, learner_id, own, self.bounds)
+        own = stages.chain(config, gradient, self.bounds, self.meta.train_samples)
+        channel = learner_channel(config, protocol, wire, roles, learner_id, own.memory, self.bounds)
         if self.drawn.tolerant:
             channel.ask_for_duty()
         wire.start_clock(self._already_s)
         self.expendable[rank] = self.drawn.tolerant
         share = parts.share_of(config, protocol, self.meta.train_samples, roles.lambda_, learner_id)
         first = 0 if self.resumption is None else self.resumption.checkpoint.next_seq[learner_id]
-        learn(channel, protocol, own, parts.loop_delays(config, learner_id), share, first)
+        learn(channel, protocol, own, stages.loop_delays(config, learner_id), share, first)
         if channel.duty() if self.drawn.tolerant else rank == roles.evaluator_rank:
             self._evaluate(rank, wire)
         return account()

@@ -16,7 +16,8 @@ from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, host_vector, host_view
+from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import Memory, host_vector, host_view
 from tests.virtual.storm import package
 from tests.virtual.storm.draw import COMPUTE_S, DATA, MODEL, PATIENCE_S
 from tests.virtual.storm.machine import Process
@@ -67,7 +68,7 @@ class Computing(Travels):
     def __init__(self, model: FlatModel, gradient: Any, next_s: Callable[[], float]) -> None:
         self._model, self._gradient, self._next_s = model, gradient, next_s
         self._weights, self._gradients = host_vector(model.size), host_vector(model.size)
-        self.wire_weights, self.wire_gradients = host_view(self._weights), host_view(self._gradients)
+        self.memory = Memory(host_view(self._weights), host_view(self._gradients))
         self.samples = 0
         self._check: Callable[[], None] | None = None
 
