@@ -22,6 +22,9 @@ class SizedUpdate(Updates):
         gradient_ns, update_ns: what one gradient, and one update, cost.
     """
 
+    inbox: Any = None
+    served: Any = None
+
     def __init__(
         self,
         size: int,
@@ -36,8 +39,8 @@ class SizedUpdate(Updates):
     ) -> None:
         vector = SizedVector(size)
         self.scratch: Any = vector
-        self._inbox: Any = vector.in_half() if half else vector
-        self.weights: Any = self.scratch
+        self.inbox = vector.in_half() if half else vector
+        self.weights = self.served = vector
         self.averaged: Any = None
         self.compensation: Any = None
         self.cached = True
@@ -53,14 +56,6 @@ class SizedUpdate(Updates):
         self._gradient_ns = gradient_ns
         self._update_ns = update_ns
         self.learning_rate = learning_rate * schedule(0.0)
-
-    @property
-    def inbox(self) -> Any:
-        return self._inbox
-
-    @property
-    def served(self) -> Any:
-        return self.weights
 
     @property
     def epochs(self) -> float:
