@@ -1,11 +1,11 @@
-"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made, alarms."""
+"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Event, VirtualRank
+from mpisgd.comm.virtual.cluster import Event
 
 if TYPE_CHECKING:
     from mpisgd.comm.virtual.wire import VirtualWire
@@ -54,19 +54,3 @@ class Opened:
 
     def close(self) -> Any:
         return self._wire.start(self._dest, self._tag, self._fields, *self._bodies)
-
-
-class Alarm(Event):
-    """The time at which a rank waits no longer, if it still does."""
-
-    __slots__ = ("over", "wire")
-
-    def __init__(self, wire: VirtualWire) -> None:
-        self.wire = wire
-        self.over = False
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.over or not self.wire.stops_waiting(now_ns):
-            return None
-        self.over = True
-        return self.wire

@@ -19,7 +19,7 @@ from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Alarm, Opened, Receiving
+from mpisgd.comm.virtual.transfers import Opened, Receiving
 
 _ANYTHING = (None, None)
 
@@ -55,10 +55,10 @@ class Sending(Event):
             if wire._patterns is None:
                 return None
             if busy:  # what else comes until then may go first
-                wire.goes_on(now_ns)
+                wire._goes_on(now_ns)
                 wire._cluster.at(wire.now, wire, wire)
                 return None
-        wire.goes_on(now_ns)
+        wire._goes_on(now_ns)
         return wire
 
     def describe(self) -> tuple[str, int | None]:
@@ -76,7 +76,7 @@ class Beginning(Event):
         self.receiving = receiving
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        self.message.dest.begin(self.message, self.receiving, now_ns)
+        self.message.dest._begin(self.message, self.receiving, now_ns)
         return None
 
 
@@ -96,6 +96,22 @@ class Signal(Event):
         if not self.takes or wire.deaf:
             return None
         return Sending(wire, wire, Tag.INTERRUPT, (self.number,), (), now_ns).happen(now_ns)
+
+
+class Alarm(Event):
+    """The time at which a rank waits no longer, if it still does."""
+
+    __slots__ = ("over", "wire")
+
+    def __init__(self, wire: VirtualWire) -> None:
+        self.wire = wire
+        self.over = False
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        if self.over or not self.wire._stops_waiting(now_ns):
+            return None
+        self.over = True
+        return self.wire
 
 
 class VirtualWire(VirtualRank, Communicator):
@@ -259,18 +275,18 @@ class VirtualWire(VirtualRank, Communicator):
                 self._ready.append(source)
         return source.rank, message.tag, message.fields
 
-    def goes_on(self, now_ns: int) -> None:
+    def _goes_on(self, now_ns: int) -> None:
         """What it waited for has come, or nothing has in time."""
         self._patterns = None
         self._takes_anything = False
         if now_ns > self.now:
             self.now = now_ns
 
-    def stops_waiting(self, now_ns: int) -> bool:
+    def _stops_waiting(self, now_ns: int) -> bool:
         """The time to wait for a message is over; False where one has come."""
         if self._patterns is None:
             return False
-        self.goes_on(now_ns)
+        self._goes_on(now_ns)
         return True
 
     def take_body(self, *bodies: Any) -> bool:
@@ -328,13 +344,13 @@ class VirtualWire(VirtualRank, Communicator):
         receiving.begun, receiving.fields = begun, message.fields
         # a receive posted later may lie in the sender's future
         if not message.bodies or (begun == arrival and self._cluster.first_at(begun)):
-            self.begin(message, receiving, begun)
+            self._begin(message, receiving, begun)
         else:
             self._cluster.at(begun, message.source, Beginning(message, receiving))
             if self.waiting is receiving:  # for the header
                 self._ready.append(self)
 
-    def begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
+    def _begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
         """The transfer of a message that has met its receive begins; who waits for its end, at either end, goes on."""
         end_ns = self._transfer(message, receiving.bodies, now_ns) if message.bodies else now_ns
         message.end = receiving.end = end_ns
