@@ -62,7 +62,7 @@ class Shard:
         self.rules = rules
         self.update = update
         self.records = records
-        self.log = records.log
+        self.log, self.progress = records.log, records.progress
         self.faults: Faults | None = None
         self.refusals = Refusals(lambda_)
         self.finiteness = Finiteness(rules, update, nonfinite)
@@ -131,10 +131,11 @@ class Shard:
 
     def serve_one(self) -> None:
         """Wait for the next message, or for the time to be over, and do what it asks for."""
-        rules, update, put_off, faults = self.rules, self.update, self.answering.put_off, self.faults
-        in_order = rules.ordered and not update.room_to_park  # no memory to keep what comes before its turn
-        whose = rules.turn() if in_order else None
+        rules, update, faults, whose = self.rules, self.update, self.faults, None
+        if rules.ordered and not update.room_to_park:  # no memory to keep what comes before its turn
+            whose = rules.turn()
         until_s = self._over_s if faults is None else min(self._over_s, faults.look_s)
+        put_off = self.answering.put_off
         message = put_off.popleft() if put_off else self.channel.receive(update.inbox, whose, until_s)
         if message is not None:
             self.handle(message)
@@ -195,7 +196,8 @@ class Shard:
         self.update.take_in()
         if place is SUM:
             self._sum(push)
-            self._settle()
+            if self._parked or rules.update_due():
+                self._settle()
         elif place is PARK:
             self.update.park(learner_id)
             self._parked[learner_id] = push
@@ -237,8 +239,8 @@ class Shard:
             last = self.answering.chunked and rules.update_due()
             update.accumulate(verdict.weight, push.samples, timestamp, push.gradients, last=last)
             self._losses += push.loss * push.gradients
-            if self.records.progress.on:
-                self.records.progress.staleness(rules.clock - timestamp)
+            if self.progress.on:
+                self.progress.staleness(rules.clock - timestamp)
 
     def _sum_parked(self, learner_id: int) -> None:
         self.update.unpark(learner_id)
@@ -261,7 +263,7 @@ class Shard:
         self._losses = 0.0
         self.updated_s, self._over_s = now_s, math.inf if rules.finished else now_s + self._timeout_s
         self.log.update(rules.clock, step, update.samples, now_s=now_s, update_s=update_s, mean_loss=mean_loss)
-        records.progress.update(rules.clock, update.epochs, mean_loss, now_s)
+        self.progress.update(rules.clock, update.epochs, mean_loss, now_s)
         if rules.finished:
             self.finiteness.check()
             self.log.event(Event.STOPPED, rules.clock, now_s)
@@ -291,8 +293,7 @@ class Shard:
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
             self._let_go()
-        owes = self.faults is not None and self.faults.owes_push(learner_id)
-        if owes and self.rules.passes(learner_id, pull.min_clock):
+        if self.faults is not None and self.faults.owes_push(learner_id) and self.rules.passes(learner_id, pull.min_clock):
             self._tell(Event.PASSED, learner_id)
             self._settle()
 

@@ -30,7 +30,7 @@ class Communicator(Protocol):
     signal: int
     """The number of the signal that has told this rank to come to an end; 0 = none has."""
     deaf: bool
-    """`take` and `take_until` do not tell of it: who takes messages here hears of signals otherwise."""
+    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -52,19 +52,13 @@ class Communicator(Protocol):
         `finish` does not wait for what is sent of a copy. It must be called for all of it before the next copy is made.
         """
 
-    def open(self, dest: int, tag: int, fields: Fields) -> Any:
-        """Begin to send a message whose bodies are there one after the other: `add` them, then `close` it."""
-
-    def add(self, opened: Any, body: Any) -> None:
-        """Begin to send the next body."""
-
-    def close(self, opened: Any) -> Any:
-        """All bodies were added; returns what `finish` waits for."""
+    def open(self, dest: int, tag: int, fields: Fields) -> Opened:
+        """Begin to send a message whose bodies are there one after the other."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        """Say where a message is to go when it comes."""
+        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked."""
 
-    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
 
     def header(self, posted: Any) -> Fields:
@@ -73,27 +67,19 @@ class Communicator(Protocol):
     def header_or_signal(self, posted: Any) -> None:
         """Wait until the header of a message whose receive was posted is there, or a signal has come."""
 
-    def arrived(self, posted: Any) -> bool:
-        """Whether the message of a posted receive, a header without bodies, is there."""
-
-    def withdraw(self, posted: Any) -> None:
-        """Nothing will come to a posted receive any more."""
-
     def finish(self, transfer: Any) -> bool:
         """Wait until a message is sent (`start`) or received whole (`post`).
 
         False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
         """
 
-    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields.
+    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+        """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields, or None where
+        none has come by that nanosecond.
 
         Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
         had sent itself INTERRUPT.
         """
-
-    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """Take a message as `take` does; None where no such message has come by that nanosecond."""
 
     def take_body(self, *bodies: Any) -> bool:
         """Receive the bodies of the message that was taken last. Raises PeerError where a size is another.
@@ -112,6 +98,26 @@ class Communicator(Protocol):
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
+
+class Opened(Protocol):
+    """A message whose header has left, or will with the rest."""
+
+    def add(self, body: Any) -> None:
+        """Begin to send the next body."""
+
+    def close(self) -> Any:
+        """All bodies were added; returns what `finish` waits for."""
+
+
+class Posted(Protocol):
+    """A receive of a header without bodies."""
+
+    def arrived(self) -> bool:
+        """Whether the message is there."""
+
+    def withdraw(self) -> None:
+        """Nothing will come to it any more."""
 
 
 class Team(Protocol):

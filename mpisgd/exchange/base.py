@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 
-class Report(NamedTuple):
+@dataclass(slots=True)
+class Report:
     """What a learner tells of the gradient that it pushes."""
 
     seq: int
@@ -19,7 +21,8 @@ class Report(NamedTuple):
     """What was rounded off (`rounding.py`)."""
 
 
-class Answers(NamedTuple):
+@dataclass(slots=True)
+class Answers:
     """Answers of the shards to a pull: the clock of each slice, or that there are no more weights."""
 
     clocks: tuple[int, ...]

@@ -26,7 +26,7 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
-from mpisgd.comm.messages import Ending, Tag
+from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.verdict import Kind
@@ -73,9 +73,8 @@ class LearnerChannel:
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
-        self._weights = [chunks_of(weights[start:end]) for start, end in bounds]
+        self._weights = [tuple(chunks_of(weights[start:end])) for start, end in bounds]
         self._gradients = [gradients[start:end] for start, end in bounds]
-        self._nbytes = [part.nbytes for part in self._gradients]
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
@@ -109,12 +108,9 @@ class LearnerChannel:
         """
         wire = self._wire
         start_ns = wire.now_ns()
-        seq, samples, loss, compute_ns, delay_ns, rounded = report
-        spent = (compute_ns, delay_ns, self.push_ns, self._wait_ns, self._pull_ns)
         transfers = []
-        for shard in self._shards:
-            told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, self._nbytes[shard], rounded, loss)
-            transfers.append(wire.start(self._ranks[shard], _PUSH, told, self._gradients[shard]))
+        for shard, gradient in enumerate(self._gradients):
+            transfers.append(wire.start(self._ranks[shard], _PUSH, self._told(shard, report, gradient.nbytes), gradient))
         self._pushes += 1
         if meanwhile is not None:
             meanwhile()
@@ -122,6 +118,24 @@ class LearnerChannel:
             wire.finish(transfer)
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
+
+    def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
+        """The header of a push to one shard."""
+        return (
+            self._learner_id,
+            self._clocks[shard],
+            report.seq,
+            report.samples,
+            self._team,
+            report.compute_ns,
+            report.delay_ns,
+            self.push_ns,
+            self._wait_ns,
+            self._pull_ns,
+            nbytes,
+            report.rounded,
+            report.loss,
+        )
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Receive the weights of every shard, each of a clock of at least `min_clock`; call `meanwhile` once they are asked for.
@@ -159,14 +173,12 @@ class LearnerChannel:
             self._post_notices(shards)
         asked = []
         for shard in shards:
-            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, *weights[shard]))
+            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]))
         if meanwhile is not None:
             meanwhile()
         stop, began_ns = _GOES_ON, 0
-        for at, shard in enumerate(shards):
-            answer = asked[at]
-            fields: tuple[int, int, int, int, int, int] = wire.header(answer)
-            sender, clock, stopped, verdict, notices, nbytes = fields
+        for shard, answer in zip(shards, asked, strict=True):
+            sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)
             began_ns = began_ns or wire.now_ns()
             expected = 0 if stopped else self._weights_nbytes[shard]
             if sender != shard or nbytes != expected or (clock < min_clock and not stopped) or stopped > _LAST_ENDING:
@@ -210,7 +222,7 @@ class LearnerChannel:
         if not self._interruptible:
             return
         for shard, notices in enumerate(self._notices):
-            while notices and self._wire.arrived(notices[0]):
+            while notices and notices[0].arrived():
                 if self._take_notice(shard) > self._clocks[shard]:
                     raise Interrupted
 
@@ -228,7 +240,7 @@ class LearnerChannel:
         """Once all ranks have met at the end: take back the receives of notices that were never sent."""
         for notices in self._notices:
             while notices:
-                self._wire.withdraw(notices.popleft())
+                notices.popleft().withdraw()
 
     def goodbye(self, *, ending: int) -> None:
         """Tell every shard that nothing more comes, why, and how many pushes it must have received."""

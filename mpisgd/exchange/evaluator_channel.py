@@ -95,7 +95,7 @@ class EvaluatorChannel:
     def _ask(self, number: int, shard: int) -> Any:
         rank, (start, end) = self._ranks[shard], self._bounds[shard]
         slices = (vector[start:end] for vector in self._vectors)
-        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, *slices)
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, tuple(slices))
         self._let_serve(rank)
         return asked
 

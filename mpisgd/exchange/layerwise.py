@@ -69,11 +69,10 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def leave(self, shard: int, seq: int, samples: int, loss: float, rounded: float) -> None:
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
-        wire, nbytes = self._wire, self._nbytes[shard]
+        wire, gradient = self._wire, self._gradients[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
-        spent = (compute_ns, int(self._delay_s * 1e9), self.push_ns, self._wait_ns, self._pull_ns)
-        told = (self._learner_id, self._clocks[shard], seq, samples, self._team, *spent, nbytes, rounded, loss)
-        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, told, self._gradients[shard]))
+        report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded)
+        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report, gradient.nbytes), gradient))
         self._pushed_for(wire.now_ns() - start_ns)
 
     def _delay(self, seq: int) -> None:

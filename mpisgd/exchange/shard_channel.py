@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -87,25 +88,26 @@ class ShardChannel:
         A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
         Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
-        return self._receive(gradient, _ANYBODY if learner_id is None else self._only(learner_id), until_s)
+        return self._receive(
+            gradient,
+            _ANYBODY if learner_id is None else self._only(learner_id),
+            None if until_s == inf else math.ceil(until_s * 1e9),
+        )
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""
-        return self._receive(_EMPTY, _PULLS, 0.0)
+        return self._receive(_EMPTY, _PULLS, 0)
 
-    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_s: float) -> Message | None:
+    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_ns: int | None) -> Message | None:
         wire = self._wire
         try:
-            if until_s == math.inf:
-                source, tag, fields = wire.take(patterns)
-            else:
-                taken = wire.take_until(patterns, math.ceil(until_s * 1e9))
-                if taken is None:
-                    return None
-                source, tag, fields = taken
+            taken = wire.take(patterns, until_ns)
+            if taken is None:
+                return None
+            source, tag, fields = taken
             sender: int = fields[0]
-            if (self._learner_of_rank[source] != sender or sender < 0) and tag not in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
-                return self._news(source, tag, sender)
+            if self._learner_of_rank[source] != sender or sender < 0:
+                return self._news(source, tag, fields)
             if tag == _PULL:
                 return Pull(sender, fields[1])
             if tag != _PUSH:
@@ -125,14 +127,16 @@ class ShardChannel:
             refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
             return refused
 
-    def _news(self, source: int, tag: int, sender: int) -> Message:
-        """Take what the communicator says of a rank, as if that had sent it. Raises PeerError where the rank itself has sent
-        that."""
+    def _news(self, source: int, tag: int, fields: Fields) -> Message:
+        """Take what need not begin with a learner_id: of the evaluator, a signal, or what the communicator says of a rank,
+        as if that had sent it. Raises PeerError where the rank itself has."""
+        if tag in (Tag.SNAPSHOT_PULL, Tag.INTERRUPT):
+            return self._seldom(source, tag, fields)
         if tag == Tag.LOST:
             return Lost(source, self._learner_of_rank[source])
         if tag == Tag.STUCK:
             return Stuck(source, self._learner_of_rank[source])
-        raise PeerError(f"rank {source} says it is learner {sender}: it is not", source)
+        raise PeerError(f"rank {source} says it is learner {fields[0]}: it is not", source)
 
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what comes once in a run, or now and then. Raises PeerError."""
@@ -183,18 +187,18 @@ class ShardChannel:
             fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
             opened = wire.open(self._learner_ranks[learner_id], _ANSWER, fields)
             for chunk in self._chunks:
-                wire.add(opened, chunk)
+                opened.add(chunk)
             self._opened.append(opened)
 
     def add_chunk(self, chunk: Buffer) -> None:
         """The next chunk of the weights is made."""
         self._chunks.append(chunk)
         for opened in self._opened:
-            self._wire.add(opened, chunk)
+            opened.add(chunk)
 
     def close_answers(self) -> None:
         """All chunks are made."""
-        self._under_way += [self._wire.close(opened) for opened in self._opened]
+        self._under_way += [opened.close() for opened in self._opened]
         self._opened.clear()
         self._chunks.clear()
 

@@ -66,9 +66,8 @@ class TeamChannel(ShardChannel):
         Raises PeerError where a header is another learner's, or of a model of another size.
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
-        seq, samples, loss, compute_ns, delay_ns, _ = report
-        waited = (self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, seq, samples, 1, compute_ns, delay_ns, *waited, nbytes, 0.0, loss)
+        seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns)
+        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, 0.0, report.loss)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
         pushes = []
@@ -118,7 +117,7 @@ class TeamChannel(ShardChannel):
     def snapshot_pull(self) -> SnapshotPull | None:
         """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
         patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
-        taken = self._wire.take_until(patterns, self._wire.now_ns())
+        taken = self._wire.take(patterns, self._wire.now_ns())
         if taken is not None and taken[1] == Tag.INTERRUPT:
             self._wire.signal = taken[2][0]
             return None

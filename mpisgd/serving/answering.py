@@ -37,11 +37,12 @@ class Answering:
 
     def answer(self, pull: Pull) -> Do:
         """What becomes of a pull."""
-        decided = self._rules.on_pull(pull.learner_id, pull.min_clock)
+        learner_id = pull.learner_id
+        decided = self._rules.on_pull(learner_id, pull.min_clock)
         if decided is GIVE:
-            self._give([pull.learner_id])
+            self._give([learner_id])
         elif decided is STOP:
-            self._stop([pull.learner_id])
+            self._stop([learner_id])
         return decided
 
     def answer_waiting(self) -> None:
@@ -71,17 +72,16 @@ class Answering:
 
     def _finish(self, learner_ids: list[int], now_s: float) -> None:
         """The newest weights are on their way to these learners, since that second."""
-        clock, compensation = self._rules.clock, self._update.compensation
         if self._finiteness.later:
             self._finiteness.check()
         if not self._channel.finish_answers():
             self._update.renew_weights()
-        given, log, on_given = self.given, self._log, self.on_given
+        clock, compensation, on_given = self._rules.clock, self._update.compensation, self.on_given
         for learner_id in learner_ids:
-            given[learner_id] = (clock, now_s)
+            self.given[learner_id] = (clock, now_s)
+            self._log.answered(learner_id, now_s)
             if compensation is not None:
                 compensation.given(learner_id, clock)
-            log.answered(learner_id, now_s)
             if on_given is not None:
                 on_given(learner_id)
 

@@ -64,8 +64,8 @@ if comm.rank == 1:
 else:
     while not there.exists():
         time.sleep(0.001)
-    assert wire.take_until(((None, Tag.PULL),), 0) == (1, Tag.PULL, (0, 7))
-    assert wire.take_until(((None, Tag.PULL),), 0) is None
+    assert wire.take(((None, Tag.PULL),), 0) == (1, Tag.PULL, (0, 7))
+    assert wire.take(((None, Tag.PULL),), 0) is None
     print("found it")
 """
     assert "found it" in said_by_two_ranks(script, MPISGD_WAIT=wait, THERE=str(tmp_path / "there"))

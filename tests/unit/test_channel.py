@@ -809,11 +809,11 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
 def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
     wire, pulled = real.Wire(comm := Comm(), polite=polite), np.zeros(SIZE, np.float32)
     with pytest.raises(Stuck):
-        wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
+        wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     assert comm.sent == [], "the receive goes first"
     weights = np.arange(SIZE, dtype=np.float32)
     comm.inbox = [Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, SLICE)), Envelope(1, Tag.WEIGHTS, weights.tobytes())]
-    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
+    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     assert [sent[1:] for sent in comm.sent] == [(1, Tag.PULL, header(Tag.PULL, 0, 7))]
     assert wire.header(asked) == (0, 7, 0, 0, 0, SLICE)
     wire.finish(asked)
@@ -838,7 +838,7 @@ def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_n
         Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, told) + more),
         Envelope(1, Tag.WEIGHTS, bytes(slice_nbytes)),
     ]
-    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, pulled)
+    asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     with pytest.raises(PeerError, match=message):
         wire.header(asked)
         wire.finish(asked)

@@ -34,12 +34,12 @@ class WatchedWire(VirtualWire):
         self.unmet: Counter[tuple[int, int]] = Counter()
         self.asking = False
 
-    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         self._posts(dest, answer_tag)
         self._sends(dest, tag)
         self.asking = True
         try:
-            return super().ask(dest, tag, fields, answer_tag, *bodies)
+            return super().ask(dest, tag, fields, answer_tag, bodies)
         finally:
             self.asking = False
 

@@ -97,7 +97,7 @@ def test_a_message_is_waited_for_until_a_time(sent_ns: int, until_ns: int, busy_
 
     def waits() -> None:
         scene.w[1].work(busy_ns)
-        taken.append(scene.w[1].take_until(ANYTHING, until_ns))
+        taken.append(scene.w[1].take(ANYTHING, until_ns))
         scene.note(1, "over")
         if taken[0] is None:
             scene.w[1].take(ANYTHING)
@@ -117,7 +117,7 @@ def test_a_time_that_is_over_disturbs_no_later_wait() -> None:
         scene.w[0].finish(scene.w[0].start(1, Tag.PULL, PULL))
 
     def waits() -> None:
-        assert scene.w[1].take_until(ANYTHING, 1000) is not None
+        assert scene.w[1].take(ANYTHING, 1000) is not None
         scene.w[1].take(ANYTHING)
         scene.note(1, "took")
 
@@ -132,7 +132,7 @@ def test_a_posted_receive_is_there_once_its_header_has_come() -> None:
     def looks() -> None:
         posted = scene.w[1].post(0, Tag.NOTICE)
         for _ in range(4):
-            seen.append(scene.w[1].arrived(posted))
+            seen.append(posted.arrived())
             scene.w[1].work(50)
         scene.w[1].finish(posted)
 
@@ -151,7 +151,7 @@ def test_work_is_interrupted_where_somebody_looks_up() -> None:
         posted = scene.w[1].post(0, Tag.NOTICE)
 
         def check() -> None:
-            if scene.w[1].arrived(posted):
+            if posted.arrived():
                 raise Enough
 
         scene.w[1].interrupt_by(check)
@@ -201,7 +201,7 @@ def test_a_question_and_its_answer() -> None:
     scene = Exchange(2)
 
     def learner() -> None:
-        asked = scene.w[1].ask(0, Tag.PULL, PULL, Tag.ANSWER, body())
+        asked = scene.w[1].ask(0, Tag.PULL, PULL, Tag.ANSWER, (body(),))
         scene.note(1, "asked")
         assert scene.w[1].header(asked) == ANSWER
         scene.note(1, "began")

@@ -122,11 +122,11 @@ class TolerantWire(Wire):
         """No copy: a learner that hangs is known by what it does not take."""
         return body
 
-    def add(self, opened: Sending, body: np.ndarray) -> None:
+    def _add(self, opened: Sending, body: np.ndarray) -> None:
         """Do as `Wire` does; to a rank that is lost nothing is sent."""
         if opened.dest not in self._lost:
             try:
-                super().add(opened, body)
+                super()._add(opened, body)
             except MPI.Exception as error:
                 self._learn(error)
 
@@ -183,22 +183,11 @@ class TolerantWire(Wire):
 
     # ----------------------------------------------------------------------------------------------------------- receive
 
-    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
         """Take as `Wire` does; what has happened to other ranks goes before their messages."""
         while not self._news:
             try:
-                return super().take(patterns)
-            except _NotForTheLoop:
-                continue
-            except MPI.Exception as error:
-                self._learn(error)
-        return self._tell()
-
-    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """Take by a deadline, as `take` does."""
-        while not self._news:
-            try:
-                return super().take_until(patterns, until_ns)
+                return super().take(patterns, until_ns)
             except _NotForTheLoop:
                 continue
             except MPI.Exception as error:

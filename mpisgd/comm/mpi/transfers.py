@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpisgd.base.errors import PeerError
@@ -33,6 +34,22 @@ class Sending:
         """Whose newest copy it leaves from; None = from memory of the caller's."""
 
 
+class Opened:
+    """A message whose bodies are added one after the other."""
+
+    def __init__(self, sending: Sending, add: Callable[[Sending, Any], None]) -> None:
+        self._sending = sending
+        self._add = add
+
+    def add(self, body: Any) -> None:
+        """Begin to send the next body."""
+        self._add(self._sending, body)
+
+    def close(self) -> Sending:
+        """All bodies were added."""
+        return self._sending
+
+
 class Receiving:
     """A message whose receives are posted: the header's, then the bodies'.
 
@@ -48,6 +65,16 @@ class Receiving:
         self.requests = requests
         self.rooms = rooms
         self.nbytes = 0
+
+    def arrived(self) -> bool:
+        """Whether the header is there."""
+        return bool(self.requests[0].Test())
+
+    def withdraw(self) -> None:
+        """Cancel it: nothing will be sent to it any more."""
+        for request in self.requests:
+            request.Cancel()
+            request.Wait()
 
     def check(self, at: int, nbytes: int) -> None:
         """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""

@@ -33,7 +33,7 @@ from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Opened, Receiving, Sending, name_of_tag, nowhere, of_size
 
 _BODY_SLEEP_S = 100e-6
 """The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
@@ -127,19 +127,14 @@ class Wire:
         """
         return self._outbox.copy(body) if self._outbox is not None and isinstance(body, np.ndarray) else body
 
-    def open(self, dest: int, tag: int, fields: Fields) -> Sending:
+    def open(self, dest: int, tag: int, fields: Fields) -> Opened:
         """Begin to send a message whose bodies are there one after the other: its header."""
-        return self.start(dest, tag, fields)
+        return Opened(self.start(dest, tag, fields), self._add)
 
-    def add(self, opened: Sending, body: np.ndarray) -> None:
-        """Begin to send the next body."""
+    def _add(self, opened: Sending, body: np.ndarray) -> None:
         tag = LAYOUTS[opened.tag].body
         opened.requests.append(self._start(body, opened.dest, tag))
         self.say(str(opened.dest), tag, body.nbytes)
-
-    def close(self, opened: Sending) -> Sending:
-        """All bodies were added."""
-        return opened
 
     def say(self, dest: str, tag: int, nbytes: int) -> None:
         """Print a message that is sent, where that is switched on."""
@@ -158,7 +153,7 @@ class Wire:
             requests.append(receive(body, source, layout.body))
         return Receiving(source, layout, buffer, requests, [body.nbytes for body in bodies])
 
-    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: np.ndarray) -> Receiving:
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[np.ndarray, ...] = ()) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
         answer = self.post(dest, answer_tag, *bodies)
         answer.requests += self.start(dest, tag, fields).requests
@@ -185,38 +180,25 @@ class Wire:
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
 
-    def arrived(self, posted: Receiving) -> bool:
-        """Whether the header of a posted message is there."""
-        return bool(posted.requests[0].Test())
-
-    def withdraw(self, posted: Receiving) -> None:
-        """Cancel a posted receive that nothing will be sent to any more."""
-        for request in posted.requests:
-            request.Cancel()
-            request.Wait()
-
-    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
-        """Wait until a message of one of these (source, tag) has arrived, and receive its header.
+    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then.
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
         self.awaited = patterns
-        if patterns[-1] not in _HEARING:
-            probed: tuple[int, int, int, MPI.Message] | None = self._arrivals.probe(patterns)
-        else:
-            probed = None if self._hears() else self._arrivals.until(patterns, self._hears)
-        self.goes_on()
-        return self._interrupt() if probed is None else self._header(*probed)
-
-    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        """Take a message as `take` does; None where none has come by that nanosecond."""
-        self.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
-        probed = None if hears() else self._arrivals.until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        probed: tuple[int, int, int, MPI.Message] | None = None
+        if until_ns is not None:
+            if not hears():
+                probed = self._arrivals.until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+        elif hears is never:
+            probed = self._arrivals.probe(patterns)
+        elif not hears():
+            probed = self._arrivals.until(patterns, hears)
         self.goes_on()
-        if probed is None:
-            return self._interrupt() if hears() else None
-        return self._header(*probed)
+        if probed is not None:
+            return self._header(*probed)
+        return self._interrupt() if hears() else None
 
     def hear(self, signal: int) -> None:
         """A signal has come: said by another thread, while this rank may be waiting."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from heapq import heappop, heappush, heappushpop
+from heapq import heappop, heappush
 
 from greenlet import getcurrent, greenlet
 
@@ -72,30 +72,23 @@ class VirtualRank(Event):
             self.check()
 
 
-Entry = tuple[int, int, Event]
-"""Virtual nanosecond, order, event."""
-
-
 class Cluster:
     """All ranks of a virtual cluster.
 
     Args:
         name: what a rank is called in messages: `"learner 3"`.
+
+    Attributes:
+        ready: ranks whose waits are over; each goes on when the running one waits.
+        heap: (virtual nanosecond, order, event) of all that will happen; the last entry is that nothing does any more.
     """
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self.name = name
         self.ranks: Sequence[VirtualRank] = ()
         self.ready: list[VirtualRank] = []
-        self.ready_ns = _NEVER
-        """On its own clock, none of those that are ready goes on before this nanosecond."""
-        self.event_ns = _NEVER
-        """Nothing happens before this nanosecond."""
-        self._heap: list[Entry] = []
-        self._newest: Entry | None = None
-        """The entry made last is kept out of the heap: often it is the next to happen."""
+        self.heap: list[tuple[int, int, Event]] = [(_NEVER, 0, _Nothing(self))]
         self._everybody: Meeting
-        self._starting: Callable[[], object] | None = None
 
     def run(self, ranks: Sequence[VirtualRank], mains: Sequence[Callable[[], None]]) -> None:
         """Run one main for each rank until all have returned.
@@ -105,13 +98,13 @@ class Cluster:
         self.ranks = ranks
         self._everybody = Meeting(self, range(len(ranks)))
         here = VirtualRank(-1)
-        here.switch = self._starting = getcurrent().switch
-        self.ready_ns = 0  # what those do that are not yet begun, nobody knows
+        here.switch = getcurrent().switch
         for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
+            self.ready.insert(0, here)  # so nothing happens before all have begun
             rank.switch = greenlet(partial(self._live, rank, main)).switch
             rank.switch()
-        self._starting = None
-        self.ready_ns = 0 if self.ready else _NEVER
+            if here in self.ready:  # the rank has returned
+                self.ready.remove(here)
         alive = sum(not rank.dead for rank in ranks)
         for _ in range(alive):  # a rank comes back here only when it has returned; waiting ones switch to each other
             self.block(here, None)
@@ -126,55 +119,29 @@ class Cluster:
     def at(self, time_ns: int, cause: VirtualRank, event: Event) -> None:
         """Let an event happen at `time_ns`."""
         cause.order += 1
-        if self._newest is not None:
-            heappush(self._heap, self._newest)
-        self._newest = (time_ns, cause.order, event)
-        if time_ns < self.event_ns:
-            self.event_ns = time_ns
+        heappush(self.heap, (time_ns, cause.order, event))
 
     def first_at(self, time_ns: int) -> bool:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order, but what the running rank does."""
-        return time_ns < self.event_ns and time_ns < self.ready_ns
-
-    def wake(self, rank: VirtualRank, from_ns: int) -> None:
-        """The wait of a rank is over: it goes on, at `from_ns` on its own clock or later, when the running one waits."""
-        self.ready.append(rank)
-        if from_ns < self.ready_ns:
-            self.ready_ns = from_ns
+        return not self.ready and time_ns < self.heap[0][0]
 
     def block(self, rank: VirtualRank, waiting: Event | None) -> None:
-        """The running rank waits; others run until it is woken, or an event lets it go on."""
+        """The running rank waits; others run until it is ready, or an event lets it go on. Raises DeadlockError where none can."""
         rank.waiting = waiting
-        if self._starting is not None:
-            self._starting()
-            return
-        following = self._go_on()
+        ready, heap = self.ready, self.heap
+        following = None
+        while following is None:
+            if ready:
+                following = ready.pop()
+            else:
+                now_ns, _, event = heappop(heap)
+                following = event.happen(now_ns)
         if following is not rank:
             following.switch()
 
-    def _go_on(self) -> VirtualRank:
-        """The next rank that goes on: one that is ready, or that something lets go on. Raises DeadlockError where there is none."""
-        ready, heap = self.ready, self._heap
-        while not ready:
-            if self._newest is not None:
-                now_ns, _, event = heappushpop(heap, self._newest)
-                self._newest = None
-            elif heap:
-                now_ns, _, event = heappop(heap)
-            else:
-                raise DeadlockError(self._who_waits())
-            self.event_ns = heap[0][0] if heap else _NEVER
-            following = event.happen(now_ns)
-            if following is not None:
-                return following
-        following = ready.pop()
-        if not ready:
-            self.ready_ns = _NEVER
-        return following
-
     def until_first(self, rank: VirtualRank) -> None:
         """Let everything happen that comes before the running rank's clock, or at it but earlier in order."""
-        if not self.first_at(rank.now):
+        if self.ready or rank.now >= self.heap[0][0]:
             self.at(rank.now, rank, rank)
             self.block(rank, None)
 
@@ -184,7 +151,7 @@ class Cluster:
 
     # ----------------------------------------------------------------------------------------------------------- deadlock
 
-    def _who_waits(self) -> str:
+    def who_waits(self) -> str:
         """Every waiting rank (the first dozen), and a cycle of ranks that wait for each other."""
         waits = {rank.rank: rank.waiting.describe() for rank in self.ranks if rank.waiting is not None and not rank.dead}
         lines = [f"{self._called(rank)} {text}" for rank, (text, _) in waits.items()]
@@ -197,6 +164,17 @@ class Cluster:
 
     def _called(self, rank: int) -> str:
         return f"rank {rank} ({self.name(rank)})"
+
+
+class _Nothing(Event):
+    """The last event of all: no rank can go on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        heappush(self._cluster.heap, (_NEVER, 0, self))  # other ranks may find the same
+        raise DeadlockError(self._cluster.who_waits())
 
 
 class Meeting(Event):
@@ -223,7 +201,7 @@ class Meeting(Event):
         for each in here:
             each.now = now
             if each is not rank:
-                self._cluster.wake(each, now)
+                self._cluster.ready.append(each)
 
     def describe(self) -> tuple[str, int | None]:
         here = {rank.rank for rank in self._here}

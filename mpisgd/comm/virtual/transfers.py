@@ -1,65 +1,56 @@
-"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made, alarms."""
+"""What else is under way in virtual time: receives that were posted, messages whose bodies are being made."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Event, VirtualRank
+from mpisgd.comm.virtual.cluster import Event
 
-
-class Waits(VirtualRank):
-    """A rank that may wait until a time."""
-
-    __slots__ = ()
-
-    def stops_waiting(self, now_ns: int) -> bool:
-        """The time is over; False where what it waited for has come."""
-        raise NotImplementedError
+if TYPE_CHECKING:
+    from mpisgd.comm.virtual.wire import VirtualWire
 
 
 class Receiving(Event):
     """A receive that was posted; to be waited for."""
 
-    __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "waiter")
+    __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "wire")
 
-    def __init__(self, source: int, tag: int, bodies: tuple[Any, ...], posted: int) -> None:
+    def __init__(self, wire: VirtualWire, source: int, tag: int, bodies: tuple[Any, ...]) -> None:
+        self.wire = wire
         self.source = source
         self.tag = tag
         self.bodies = bodies
-        self.posted = posted
-        self.fields: Fields = ()
+        self.posted = wire.now
+        self.fields: Fields
         self.begun = self.end = -1
         """Nanoseconds at which the header was there, and all of it; -1 = not yet known."""
-        self.waiter: VirtualRank | None = None
+
+    def arrived(self) -> bool:
+        self.wire.catch_up()
+        return 0 <= self.begun <= self.wire.now
+
+    def withdraw(self) -> None:
+        """Nothing is lost by a receive that stays posted."""
 
     def describe(self) -> tuple[str, int | None]:
         return f"waits for {Tag(self.tag).name} of rank {self.source}", self.source
 
 
 class Opened:
-    """A message whose bodies are still being made."""
+    """A message whose bodies are still being made; that takes no virtual time: they leave together, when it is closed."""
 
-    __slots__ = ("bodies", "dest", "fields", "tag")
+    __slots__ = ("_bodies", "_dest", "_fields", "_tag", "_wire")
 
-    def __init__(self, dest: int, tag: int, fields: Fields) -> None:
-        self.dest = dest
-        self.tag = tag
-        self.fields = fields
-        self.bodies: list[Any] = []
+    def __init__(self, wire: VirtualWire, dest: int, tag: int, fields: Fields) -> None:
+        self._wire = wire
+        self._dest = dest
+        self._tag = tag
+        self._fields = fields
+        self._bodies: list[Any] = []
 
+    def add(self, body: Any) -> None:
+        self._bodies.append(body)
 
-class Alarm(Event):
-    """The time at which a rank waits no longer, if it still does."""
-
-    __slots__ = ("over", "wire")
-
-    def __init__(self, wire: Waits) -> None:
-        self.wire = wire
-        self.over = False
-
-    def happen(self, now_ns: int) -> VirtualRank | None:
-        if self.over or not self.wire.stops_waiting(now_ns):
-            return None
-        self.over = True
-        return self.wire
+    def close(self) -> Any:
+        return self._wire.start(self._dest, self._tag, self._fields, *self._bodies)

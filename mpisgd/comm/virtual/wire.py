@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappush
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Alarm, Opened, Receiving, Waits
+from mpisgd.comm.virtual.transfers import Opened, Receiving
 
 _ANYTHING = (None, None)
 
@@ -26,7 +27,7 @@ _ANYTHING = (None, None)
 class Sending(Event):
     """A message under way. As an event, it arrives."""
 
-    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "source", "tag", "waiter")
+    __slots__ = ("arrival", "bodies", "dest", "end", "fields", "source", "tag")
 
     def __init__(
         self, source: VirtualWire, dest: VirtualWire, tag: int, fields: Fields, bodies: tuple[Any, ...], arrival: int
@@ -39,33 +40,25 @@ class Sending(Event):
         self.arrival = arrival
         self.end = -1
         """Nanosecond at which it is over; -1 = not yet known."""
-        self.waiter: VirtualRank | None = None
 
     def happen(self, now_ns: int) -> VirtualRank | None:
         """It finds its posted receive, or waits to be taken. Returns its receiver where that takes anything."""
         wire = self.dest
         if wire._posted and wire._meets_posted(self):
             return None
-        patterns = wire._patterns
-        if patterns is not None and wire._takes_anything:  # so nothing else is here
-            if now_ns >= wire.now:
-                wire.now = now_ns
-                wire._patterns = None
-                wire._handed = self
-                return wire
-            if wire._cluster.first_at(wire.now):  # busy until then, and nothing else comes meanwhile
-                wire._patterns = None
-                wire._handed = self
-                return wire
-        wire._arrived.setdefault(self.tag, deque()).append(self)
-        wire._waiting += 1
-        if patterns is None:
-            return None
-        wire._patterns = None
-        if now_ns < wire.now:  # busy until then: what else comes meanwhile may go first
-            wire._cluster.at(wire.now, wire, wire)
-            return None
-        wire.now = now_ns
+        busy = now_ns < wire.now
+        if wire._takes_anything and not (busy and not wire._cluster.first_at(wire.now)):  # so nothing else is here
+            wire._handed = self
+        else:
+            wire._arrived.setdefault(self.tag, deque()).append(self)
+            wire._waiting += 1
+            if wire._patterns is None:
+                return None
+            if busy:  # what else comes until then may go first
+                wire._goes_on(now_ns)
+                wire._cluster.at(wire.now, wire, wire)
+                return None
+        wire._goes_on(now_ns)
         return wire
 
     def describe(self) -> tuple[str, int | None]:
@@ -83,7 +76,7 @@ class Beginning(Event):
         self.receiving = receiving
 
     def happen(self, now_ns: int) -> VirtualRank | None:
-        self.message.dest.begin(self.message, self.receiving, now_ns)
+        self.message.dest._begin(self.message, self.receiving, now_ns)
         return None
 
 
@@ -105,20 +98,37 @@ class Signal(Event):
         return Sending(wire, wire, Tag.INTERRUPT, (self.number,), (), now_ns).happen(now_ns)
 
 
-class VirtualWire(Waits, Communicator):
+class Alarm(Event):
+    """The time at which a rank waits no longer, if it still does."""
+
+    __slots__ = ("over", "wire")
+
+    def __init__(self, wire: VirtualWire) -> None:
+        self.wire = wire
+        self.over = False
+
+    def happen(self, now_ns: int) -> VirtualRank | None:
+        if self.over or not self.wire._stops_waiting(now_ns):
+            return None
+        self.over = True
+        return self.wire
+
+
+class VirtualWire(VirtualRank, Communicator):
     """A virtual rank, and its end of the communicator."""
 
     __slots__ = (
         "_arrived",
         "_cluster",
         "_handed",
-        "_known",
+        "_heap",
         "_latency_ns",
         "_network",
         "_node",
         "_overhead_ns",
         "_patterns",
         "_posted",
+        "_ready",
         "_taken",
         "_takes_anything",
         "_waiting",
@@ -131,6 +141,7 @@ class VirtualWire(Waits, Communicator):
         """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
         super().__init__(len(wires))
         self._cluster = cluster
+        self._heap, self._ready = cluster.heap, cluster.ready
         self._network = network
         self._wires = wires
         self._arrived: dict[int, deque[Sending]] = {}
@@ -138,8 +149,8 @@ class VirtualWire(Waits, Communicator):
         self._posted: list[Receiving] = []
         """A handful: searching it is faster than a key for each."""
         self._patterns: tuple[Pattern, ...] | None = None
-        self._known: tuple[Pattern, ...] | None = None
         self._takes_anything = False
+        """Whether it waits for whatever comes."""
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
@@ -183,11 +194,10 @@ class VirtualWire(Waits, Communicator):
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         self.now = now = self.now + self._overhead_ns
-        arrival = now + self._latency_ns
-        receiver = self._wires[dest]
-        message = Sending(self, receiver, tag, fields, bodies, arrival)
-        if not (receiver._posted and receiver._meets_posted(message)):
-            self._cluster.at(arrival, self, message)
+        message = Sending(self, self._wires[dest], tag, fields, bodies, now + self._latency_ns)
+        if not (message.dest._posted and message.dest._meets_posted(message)):
+            self.order = order = self.order + 1
+            heappush(self._heap, (message.arrival, order, message))
         return message
 
     def aside(self, body: Any) -> Any:
@@ -196,20 +206,11 @@ class VirtualWire(Waits, Communicator):
 
     def open(self, dest: int, tag: int, fields: Fields) -> Any:
         """Making the bodies takes no virtual time of its own: they leave together, when the message is closed."""
-        return Opened(dest, tag, fields)
-
-    def add(self, opened: Any, body: Any) -> None:
-        message: Opened = opened
-        message.bodies.append(body)
-
-    def close(self, opened: Any) -> Any:
-        message: Opened = opened
-        return self.start(message.dest, message.tag, message.fields, *message.bodies)
+        return Opened(self, dest, tag, fields)
 
     def finish(self, transfer: Any) -> bool:
         ending: Sending | Receiving = transfer
         while ending.end < 0:  # again, where it was woken for the header
-            ending.waiter = self
             self._cluster.block(self, ending)
         if ending.end > self.now:
             self.now = ending.end
@@ -221,7 +222,7 @@ class VirtualWire(Waits, Communicator):
         return self._post(source, tag, bodies)
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
-        receiving = Receiving(source, tag, bodies, self.now)
+        receiving = Receiving(self, source, tag, bodies)
         if self._waiting and (arrived := self._arrived.get(tag)):
             for message in arrived:
                 if message.source.rank == source:
@@ -232,7 +233,7 @@ class VirtualWire(Waits, Communicator):
         self._posted.append(receiving)
         return receiving
 
-    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, *bodies: Any) -> Any:
+    def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         answer = self._post(dest, answer_tag, bodies)
         self.start(dest, tag, fields)  # is taken before it is answered: nothing more is to be waited for
         return answer
@@ -240,7 +241,6 @@ class VirtualWire(Waits, Communicator):
     def header(self, posted: Any) -> Fields:
         receiving: Receiving = posted
         if receiving.begun < 0:
-            receiving.waiter = self
             self._cluster.block(self, receiving)
         if receiving.begun > self.now:
             self.now = receiving.begun
@@ -250,76 +250,51 @@ class VirtualWire(Waits, Communicator):
         """A virtual signal to a rank that waits for one message only is heard of when that is there."""
         self.header(posted)
 
-    def arrived(self, posted: Any) -> bool:
-        receiving: Receiving = posted
-        self._cluster.until_first(self)
-        return 0 <= receiving.begun <= self.now
-
-    def withdraw(self, posted: Any) -> None:
-        """Nothing is lost by a receive that stays posted."""
-
-    def take(self, patterns: tuple[Pattern, ...]) -> tuple[int, int, Fields]:
+    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
         message: Sending | None = None
-        if self._waiting:
+        alarm: Alarm | None = None
+        if self._waiting or until_ns is not None:
             self._cluster.until_first(self)
             message = self._look(patterns)
-        if message is None:
-            message = self._wait_for(patterns)
-        assert message is not None
-        return self._taking(message)
-
-    def _wait_for(self, patterns: tuple[Pattern, ...], alarm: Alarm | None = None) -> Sending | None:
-        """Wait until a message is here that matches, or until the alarm."""
-        if patterns is not self._known:
-            self._known = patterns
-            self._takes_anything = patterns[-1] == _ANYTHING
-        while alarm is None or not alarm.over:
-            self._patterns = patterns
+        if message is None and until_ns is not None:
+            alarm = Alarm(self)
+            self._cluster.at(max(self.now, until_ns), self, alarm)
+        while message is None:
+            if alarm is not None and alarm.over:
+                return None
+            self._patterns, self._takes_anything = patterns, patterns[-1] == _ANYTHING
             self._cluster.block(self, self)
-            message = self._handed
-            if message is not None:
-                self._handed = None
-                return message
-            if (message := self._look(patterns)) is not None:
-                return message
-        return None
-
-    def _taking(self, message: Sending) -> tuple[int, int, Fields]:
-        self._taken = message
+            message = self._handed or self._look(patterns)
+        if alarm is not None:
+            alarm.over = True
+        self._handed, self._taken, source = None, message, message.source
         self.now = now_ns = self.now + self._overhead_ns
         if not message.bodies:
             message.end = now_ns
-            if message.waiter is not None:
-                self._cluster.wake(message.waiter, now_ns)
-                message.waiter = None
-        return message.source.rank, message.tag, message.fields
+            if source.waiting is message:
+                self._ready.append(source)
+        return source.rank, message.tag, message.fields
 
-    def take_until(self, patterns: tuple[Pattern, ...], until_ns: int) -> tuple[int, int, Fields] | None:
-        self._cluster.until_first(self)
-        message = self._look(patterns)
-        if message is None:
-            alarm = Alarm(self)
-            self._cluster.at(max(self.now, until_ns), self, alarm)
-            message = self._wait_for(patterns, alarm)
-            alarm.over = True
-        return None if message is None else self._taking(message)
+    def _goes_on(self, now_ns: int) -> None:
+        """What it waited for has come, or nothing has in time."""
+        self._patterns = None
+        self._takes_anything = False
+        if now_ns > self.now:
+            self.now = now_ns
 
-    def stops_waiting(self, now_ns: int) -> bool:
+    def _stops_waiting(self, now_ns: int) -> bool:
         """The time to wait for a message is over; False where one has come."""
         if self._patterns is None:
             return False
-        self._patterns = None
-        if now_ns > self.now:
-            self.now = now_ns
+        self._goes_on(now_ns)
         return True
 
     def take_body(self, *bodies: Any) -> bool:
         self._cluster.until_first(self)
         message = self._taken
-        self.now = message.end = end_ns = self._transfer(message, bodies, self.now)
-        if message.waiter is not None:
-            self._cluster.wake(message.waiter, end_ns)
-            message.waiter = None
+        self.now = message.end = self._transfer(message, bodies, self.now)
+        if message.source.waiting is message:
+            self._ready.append(message.source)
         return True
 
     def give_up(self, rank: int) -> None:
@@ -330,23 +305,14 @@ class VirtualWire(Waits, Communicator):
         arrived = self._arrived
         for source, tag in patterns:
             found: Sending | None = None
-            for queue in arrived.values() if tag is None else (arrived[tag],) if tag in arrived else ():
-                if not queue:
-                    continue
-                message = queue[0]
-                if source is not None and message.source.rank != source:
-                    of_source = [each for each in queue if each.source.rank == source]
-                    if not of_source:
-                        continue
-                    message = of_source[0]
-                if found is None or message.arrival < found.arrival:
-                    found = message
+            for queue in arrived.values() if tag is None else (arrived.get(tag, ()),):
+                for message in queue:
+                    if source is None or message.source.rank == source:
+                        if found is None or message.arrival < found.arrival:
+                            found = message
+                        break
             if found is not None:
-                queue = arrived[found.tag]
-                if queue[0] is found:
-                    queue.popleft()
-                else:
-                    queue.remove(found)
+                arrived[found.tag].remove(found)
                 self._waiting -= 1
                 return found
         return None
@@ -363,51 +329,44 @@ class VirtualWire(Waits, Communicator):
     def _meets_posted(self, message: Sending) -> bool:
         """Whether a receive was posted for a message, which is then matched with the first."""
         source, tag = message.source.rank, message.tag
-        for at, receiving in enumerate(self._posted):
+        for receiving in self._posted:
             if receiving.source == source and receiving.tag == tag:
-                self._posted.pop(at)
+                self._posted.remove(receiving)
                 self._match(message, receiving)
                 return True
         return False
 
     def _match(self, message: Sending, receiving: Receiving) -> None:
         """A message and its receive have met: the header is there; the transfer of the bodies begins as soon as both are."""
-        arrival, posted = message.arrival, receiving.posted
-        receiving.begun = begun = arrival if arrival > posted else posted
-        receiving.fields = message.fields
-        cluster = self._cluster
-        if not message.bodies:
-            self._ends(message, receiving, begun)
-        elif begun == arrival and cluster.first_at(begun):  # a receive posted later may lie in the sender's future
-            self.begin(message, receiving, begun)
+        arrival, begun = message.arrival, receiving.posted
+        if arrival > begun:
+            begun = arrival
+        receiving.begun, receiving.fields = begun, message.fields
+        # a receive posted later may lie in the sender's future
+        if not message.bodies or (begun == arrival and self._cluster.first_at(begun)):
+            self._begin(message, receiving, begun)
         else:
-            cluster.at(begun, message.source, Beginning(message, receiving))
-            if receiving.waiter is not None:  # for the header
-                cluster.wake(receiving.waiter, begun)
-                receiving.waiter = None
+            self._cluster.at(begun, message.source, Beginning(message, receiving))
+            if self.waiting is receiving:  # for the header
+                self._ready.append(self)
 
-    def begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
-        """The transfer of a message that has met its receive begins."""
-        self._ends(message, receiving, self._transfer(message, receiving.bodies, now_ns))
-
-    def _ends(self, message: Sending, receiving: Receiving, end_ns: int) -> None:
-        """Note when a transfer is over; who waits for that, at either end, goes on."""
+    def _begin(self, message: Sending, receiving: Receiving, now_ns: int) -> None:
+        """The transfer of a message that has met its receive begins; who waits for its end, at either end, goes on."""
+        end_ns = self._transfer(message, receiving.bodies, now_ns) if message.bodies else now_ns
         message.end = receiving.end = end_ns
-        if message.waiter is not None:
-            self._cluster.wake(message.waiter, end_ns)
-            message.waiter = None
-        if receiving.waiter is not None:
-            self._cluster.wake(receiving.waiter, end_ns)
-            receiving.waiter = None
+        if message.source.waiting is message:
+            self._ready.append(message.source)
+        if self.waiting is receiving:
+            self._ready.append(self)
 
     def _transfer(self, message: Sending, bodies: tuple[Any, ...], now_ns: int) -> int:
         """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
         nbytes, rank = 0, message.source.rank
-        for sent, received in zip(message.bodies, bodies, strict=False):
+        for sent, received in zip(message.bodies, bodies):  # noqa: B905 - memory may be left over
             size: int = sent.nbytes
+            nbytes += size
             if size > received.nbytes:
                 raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {size} bytes, expected {received.nbytes}")
             if type(received) is np.ndarray:
                 received[: len(sent)] = sent
-            nbytes += size
         return self._network.transfer(rank, self.rank, nbytes, now_ns)
