@@ -34,7 +34,7 @@ def logged(job: Job) -> Run:
     """The log of a run; all of it has been read, for its files are gone."""
     with tempfile.TemporaryDirectory(prefix="mpisgd-results-") as folder:
         run = Run(simulate(from_mapping({**job, **_quiet(folder, flush_rows=8192, flush_s=1e9)})).path)
-        _ = run.pushes, run.updates, run.evaluations, run.events, run.summaries
+        _ = run.pushes, run.updates, run.evaluations, run.events, run.summaries, run.counts
     return run
 
 

@@ -251,9 +251,17 @@ class _Walk:
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
         """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
-        if left.kind == Event.RETURNED:
-            return left.learner_id == row.learner_id and row.reason != Reason.MISSED
-        return left.learner_id == self.rules.turn() != row.learner_id
+        if left.kind == Event.RETURNED and left.learner_id == row.learner_id and row.reason != Reason.MISSED:
+            return True
+        turn = self.rules.turn()
+        if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
+            return False
+        for each in self.departures:  # whose turn it was had left before, after others perhaps; or its own learner did, then
+            if each.clock > self.rules.clock:
+                break
+            if each.kind != Event.RETURNED and each.learner_id in (turn, row.learner_id):
+                return each.learner_id == turn
+        return False
 
     def _depart(self) -> None:
         left = self.departures.pop(0)

@@ -61,4 +61,24 @@ KEPT: dict[str, Draw] = {
         flush_rows=4,
         attempts=((Fault(what="stop", rank=3, at_call=56, lasts_s=0.7283979982767251),),),
     ),
+    "a learner is missed, back and passed while pushes are kept for the turn of another: replay took them in another order": Draw(
+        way="hardsync",
+        shards=3,
+        learners=5,
+        evaluator=True,
+        tolerant=True,
+        seed=1680894456,
+        every_updates=0,
+        latency_ns=50000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=16,
+        attempts=(
+            (
+                Fault(what="slow", rank=8, at_s=0.17141098187582338, lasts_s=0.45186870632761755, both=False),
+                Fault(what="cut", rank=3, at_s=0.14848580923698168, lasts_s=0.559895400191243),
+                Fault(what="stop", rank=5, at_call=17, lasts_s=0.5906349529459182),
+            ),
+        ),
+    ),
 }

@@ -249,7 +249,10 @@ class Machine:
             action()
         for comms in self.comms:
             for comm in comms:
-                mine = [message for message in comm.inbox if message.sender.rank == rank and not message.arrived]
+                mine: list[Message] = []
+                for message in comm.inbox:
+                    if message.sender.rank == rank:
+                        mine = [] if message.arrived else [*mine, message]  # what came before one that is there was there, too
                 lost = self.dice.randint(0, len(mine))
                 for message in mine[len(mine) - lost :]:
                     message.vanished = True
