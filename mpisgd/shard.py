@@ -293,7 +293,11 @@ class Shard:
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
             self._let_go()
-        if self.faults is not None and self.faults.owes_push(learner_id) and self.rules.passes(learner_id, pull.min_clock):
+        self._note_if_passed(learner_id, pull.min_clock)
+
+    def _note_if_passed(self, learner_id: int, min_clock: int) -> None:
+        """A learner that owes a push asks for a clock that another shard has come to, and this one has not."""
+        if self.faults is not None and self.faults.owes_push(learner_id) and self.rules.passes(learner_id, min_clock):
             self._tell(Event.PASSED, learner_id)
             self._settle()
 
@@ -323,6 +327,8 @@ class Shard:
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         self._settle()
+        for waiting, min_clock in list(self.rules.waiting.items()):  # asked before this shard knew that any is gone
+            self._note_if_passed(waiting, min_clock)
         self.answering.answer_waiting()
         self._let_go()
 

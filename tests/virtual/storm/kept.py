@@ -81,4 +81,18 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a learner dies between its pushes to the shards, and who gave up for it asks the others for a clock that never comes": Draw(
+        way="backup-abort",
+        shards=4,
+        learners=2,
+        evaluator=False,
+        tolerant=True,
+        seed=2032491446,
+        every_updates=2,
+        latency_ns=5000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=256,
+        attempts=((Fault(what="kill", rank=4, at_call=65, both=False),),),
+    ),
 }
