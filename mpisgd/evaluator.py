@@ -63,16 +63,18 @@ class Evaluator:
         """
         number = first
         checked = True
-        while (snapshot := self._channel.pull(number)) is not None:
+        snapshot = self._channel.pull(number)
+        self._log.begin()  # who was given up meanwhile is not answered, and leaves the log to whoever evaluates in its place
+        while snapshot is not None:
             self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
             try:
                 self._evaluate(snapshot)
+                number += 1
             except (
                 Interrupted
             ):  # by a signal: shards that are interrupted have no snapshot any more, and a run that is over goes on
                 checked = False
-                continue
-            number += 1
+            snapshot = self._channel.pull(number)
         self._measure.interrupt_by(self._told.batch)
         final = self._channel.pull(FINAL)
         if final is not None:

@@ -98,8 +98,10 @@ class Built:
             warn = functools.partial(self.world.warn, self.rank)
             first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
         # One who died has left a file; who follows evaluates all again.
-        log = EvaluatorLog(self._open(schema.evaluator_file(setup.attempt), -1, before, instead=setup.tolerant))
+        name = schema.evaluator_file(setup.attempt)
+        log = EvaluatorLog(lambda: self._open(name, -1, before, instead=setup.tolerant))
         if self.world.tensors is None:
+            log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
             self.world.tensors.evaluate(channel, log, first, self.world.progress)

@@ -75,7 +75,7 @@ def test_every_snapshot_then_the_last_weights(averaged: bool, train: bool, tmp_p
     pulled = [host_vector(model.size) for _ in range(1 + averaged)]
     told = Told(pulled, snapshots=2)
     told.model = model
-    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     evaluator = Evaluator(told, model, pulled, told, log, train=train, train_samples=20, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
@@ -114,7 +114,7 @@ def test_a_signal_ends_an_evaluation_unless_the_run_is_over(tmp_path: Path, over
             raise Interrupted
 
     told.check_signal = check
-    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     log.close()
@@ -129,7 +129,7 @@ def test_a_run_that_left_no_weights_still_ends_in_order(tmp_path: Path) -> None:
     model = FlatModel(nn.Linear(2, 2))
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=0, final=False)
-    log = EvaluatorLog(TableFile(None, shard=-1, flush_rows=1, flush_s=1))
+    log = EvaluatorLog(lambda: TableFile(None, shard=-1, flush_rows=1, flush_s=1))
     evaluator = Evaluator(told, model, pulled, told, log, train=False, train_samples=1, told=QUIET)  # type: ignore[arg-type]
     evaluator.evaluate_all(tmp_path / "weights.pt")
     assert told.calls == [0, FINAL, "goodbye"]
@@ -142,7 +142,7 @@ def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: 
     pulled = [host_vector(model.size)]
     told = Told(pulled, snapshots=2)
     told.model = model
-    log = EvaluatorLog(TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
+    log = EvaluatorLog(lambda: TableFile(tmp_path / "log.h5", shard=-1, flush_rows=10, flush_s=1e9))
     seconds = iter(range(0, 100, 4))  # one look when it begins, one for each batch
     progress = Evaluations("plain", snapshots=3, batches=2, every_s=8.0, now_s=lambda: float(next(seconds)))
     evaluator = Evaluator(told, model, pulled, told, log, train=True, train_samples=1, told=progress)  # type: ignore[arg-type]

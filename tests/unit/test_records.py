@@ -211,7 +211,8 @@ def test_a_log_that_grows_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_evaluation_is_flushed_at_once_and_has_no_summary(tmp_path: Path, elsewhere: Elsewhere) -> None:
     path = tmp_path / schema.evaluator_file()
-    log = EvaluatorLog(table_file(path, shard=-1))
+    log = EvaluatorLog(lambda: table_file(path, shard=-1))
+    log.begin()
     row = random_rows("evaluations", 1)[0]
     log.evaluation(**dict(zip(schema.EVALUATIONS.names or (), row.tolist(), strict=True)))
     assert elsewhere(path, "evaluations")[0] == row

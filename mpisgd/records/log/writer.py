@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -340,8 +340,15 @@ class ShardLog:
 
 
 class EvaluatorLog:
-    def __init__(self, file: TableFile) -> None:
-        self._file = file
+    """Log of the evaluator; `open_file` makes its file when it begins."""
+
+    def __init__(self, open_file: Callable[[], TableFile]) -> None:
+        self._open = open_file
+        self._file: TableFile
+
+    def begin(self) -> None:
+        """Make the file."""
+        self._file = self._open()
 
     def evaluation(self, **fields: float) -> None:
         """Write one row of `evaluations`; the keywords are its columns."""

@@ -95,4 +95,23 @@ KEPT: dict[str, Draw] = {
         flush_rows=256,
         attempts=((Fault(what="kill", rank=4, at_call=65, both=False),),),
     ),
+    "who evaluates hangs, is given up, and wakes when another has evaluated all: it took the place of that one's log": Draw(
+        way="ssp-own",
+        shards=2,
+        learners=5,
+        evaluator=False,
+        tolerant=True,
+        seed=1915442474,
+        every_updates=3,
+        latency_ns=500000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=256,
+        attempts=(
+            (
+                Fault(what="unsaved", rank=1, at_s=0.015241010486387485, lasts_s=0.561062689136747),
+                Fault(what="stop", rank=5, at_call=53, lasts_s=0.49567395838861894, both=False),
+            ),
+        ),
+    ),
 }
