@@ -114,4 +114,25 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a missed learner pushes when all others have left, for another shard has finished: replay refused a true log": Draw(
+        way="downpour-warm",
+        shards=3,
+        learners=4,
+        evaluator=False,
+        tolerant=True,
+        seed=1162221901,
+        every_updates=5,
+        latency_ns=500000,
+        eager_nbytes=4096,
+        reorders=False,
+        flush_rows=16,
+        attempts=(
+            (
+                Fault(what="slow", rank=2, at_s=0.23167970735936788, lasts_s=0.523175286925825, both=False),
+                Fault(what="kill", rank=3, at_call=30, both=False),
+                Fault(what="cut", rank=4, at_s=0.038586792304290726, lasts_s=0.09846305070341067, other=6),
+                Fault(what="kill", rank=5, at_s=0.17010563174774493, both=False),
+            ),
+        ),
+    ),
 }
