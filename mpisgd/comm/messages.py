@@ -33,6 +33,7 @@ class Tag(enum.IntEnum):
     HERE = 16
     MET = 17
     DUTY = 18
+    GIVEN_UP = 19
 
 
 class Ending(enum.IntEnum):
@@ -97,6 +98,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
     Tag.DUTY: Layout("evaluate"),
+    Tag.GIVEN_UP: Layout("learner_id"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -183,6 +185,12 @@ class Stuck(NamedTuple):
     learner_id: int
 
 
+class GivenUp(NamedTuple):
+    """Another shard has come to its end without a learner, and takes nothing of it any more: it cannot go on."""
+
+    learner_id: int
+
+
 class Interrupt(NamedTuple):
     """A signal, of this number, has told this rank or another to come to an end."""
 
@@ -203,4 +211,4 @@ class Refused(NamedTuple):
     push: bool
 
 
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | Interrupt | SnapshotPull | Refused
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused

@@ -2,13 +2,18 @@
 
 A learner's goodbye to shard 0 is answered: DUTY says whether it is to evaluate (`LearnerChannel.duty`). The evaluator says its own
 goodbye to shard 0 alone, which passes it on: so no shard leaves before somebody has come to the end of the evaluation.
+
+A shard that ends without a learner which hangs takes nothing of it any more. When that learner goes on it waits for this shard, and
+says nothing to the others: so they are told, by GIVEN_UP. Nobody waits until that is taken, for they may be at their end, too.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Pattern
-from mpisgd.comm.messages import NOTHING_MORE, Fields, Message, Tag
+from mpisgd.comm.messages import NOTHING_MORE, Fields, GivenUp, Message, Tag
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 
@@ -23,6 +28,8 @@ class TolerantShardChannel(ShardChannel):
         self._evaluator_rank = self._dedicated
         self._parted = set[int]()
         """Ranks of learners that have said goodbye: any of them may be appointed."""
+        self._told: list[Any] = []
+        """What other shards were told, and need not take."""
 
     @property
     def evaluator_rank(self) -> int:
@@ -54,7 +61,13 @@ class TolerantShardChannel(ShardChannel):
 
     def _only(self, learner_id: int) -> tuple[Pattern, ...]:
         """Patterns of what may come meanwhile; who evaluates is known only when it asks."""
-        return (self._learner_ranks[learner_id], None), (None, Tag.PULL), (None, Tag.SNAPSHOT_PULL), (None, Tag.INTERRUPT)
+        seldom = ((None, tag) for tag in (Tag.PULL, Tag.SNAPSHOT_PULL, Tag.GIVEN_UP, Tag.INTERRUPT))
+        return (self._learner_ranks[learner_id], None), *seldom
+
+    def _news(self, source: int, tag: int, fields: Fields) -> Message:
+        if tag == Tag.GIVEN_UP and source in self._shard_ranks and 0 <= fields[0] < len(self._learner_ranks):
+            return GivenUp(fields[0])
+        return super()._news(source, tag, fields)
 
     def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
         """Tell a learner that has said goodbye whether it is to evaluate."""
@@ -70,3 +83,9 @@ class TolerantShardChannel(ShardChannel):
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""
         self._wire.give_up(rank)
+
+    def tell_given_up(self, learner_id: int) -> None:
+        """Tell the other shards that this one ends without a learner."""
+        for rank in self._shard_ranks:
+            if rank != self._shard_ranks[self._shard]:
+                self._told.append(self._wire.start(rank, Tag.GIVEN_UP, (learner_id,)))

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
-from mpisgd.comm.messages import Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
+from mpisgd.comm.messages import GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
@@ -90,20 +90,11 @@ class Faults:
 
     def hear(self, message: Message) -> bool:
         """A message has come; whether that is all that is to be done with it."""
-        if isinstance(message, Push):
-            self._unheeded.discard(message.learner_id)
-            self._owes(message.learner_id, message.arrival_ns * 1e-9)
-            return False
-        if isinstance(message, Pull):
-            self._unheeded.discard(message.learner_id)
-            self._since_s[message.learner_id] = math.inf
+        if isinstance(message, Push | Pull | Refused):
+            self._hear_from(message)
             return False
         if isinstance(message, Goodbye):
             return self._cannot_part(message)
-        if isinstance(message, Refused):
-            if message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
-                self._owes(learner_id, self._channel.now_s())
-            return False
         if isinstance(message, Lost):
             self._lose(message.rank, message.learner_id)
         elif isinstance(message, Torn):
@@ -111,11 +102,25 @@ class Faults:
             self._shard.tear(message.push)
         elif isinstance(message, Stuck):
             self._unstick(message.rank, message.learner_id)
+        elif isinstance(message, GivenUp):
+            if message.learner_id in self._rules.present or message.learner_id in self._rules.absent:
+                self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
         elif isinstance(message, SnapshotPull):
             self._ask(message.number)
         else:
             return False
         return True
+
+    def _hear_from(self, message: Push | Pull | Refused) -> None:
+        """Something has come of a learner, which owes something else now."""
+        if isinstance(message, Push):
+            self._unheeded.discard(message.learner_id)
+            self._owes(message.learner_id, message.arrival_ns * 1e-9)
+        elif isinstance(message, Pull):
+            self._unheeded.discard(message.learner_id)
+            self._since_s[message.learner_id] = math.inf
+        elif message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
+            self._owes(learner_id, self._channel.now_s())
 
     def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
         """A learner owes a pull from now on, or a push."""
@@ -195,6 +200,7 @@ class Faults:
         for learner_id in sorted(self._rules.absent):
             self._note_lost(learner_id, "is lost: it has not come back before the end of the run")
             self._channel.give_up(self._channel.rank_of(learner_id))
+            self._channel.tell_given_up(learner_id)
 
     # ------------------------------------------------------------------------------------------ goodbyes, and evaluation
 

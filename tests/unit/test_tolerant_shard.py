@@ -54,6 +54,7 @@ class Channel(ScriptedChannel):
         super().__init__(script)
         self.duties: list[tuple[int, bool]] = []
         self.given_up: list[int] = []
+        self.told: list[int] = []
         self.passed_on = 0
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
@@ -72,6 +73,9 @@ class Channel(ScriptedChannel):
 
     def give_up(self, rank: int) -> None:
         self.given_up.append(rank)
+
+    def tell_given_up(self, learner_id: int) -> None:
+        self.told.append(learner_id)
 
     def rank_of(self, learner_id: int) -> int:
         return learner_id + 1
@@ -294,6 +298,18 @@ def test_who_does_not_come_back_is_lost_at_the_end_and_nobody_waits(log: Path) -
     done = serve(log, [*pulls(0, 1), (now(1), 1.0), *pulls(1, clock=1), None, *byes(l1=1)], lambda_=2, budget=2)
     assert done.told(Event.MISSED, Event.LOST) == [(Event.MISSED, 0, 0), (Event.LOST, 1, 0)]
     assert done.channel.given_up == [1]
+    assert done.channel.told == [0], "the other shards are: when it goes on, it waits for this one"
+    assert done.balanced()
+
+
+@pytest.mark.parametrize("also", [0, 2])
+def test_without_whom_another_shard_has_ended_nobody_is_waited_for(log: Path, also: int) -> None:
+    """Once it is told; `also`: of one that has said goodbye to this shard it need not be."""
+    script = [*pulls(0, 1, 2), (now(0), 1.0), (now(1), 1.0), (now(2), 1.0), *pulls(0, 2, clock=1), *byes(l0=1, l2=1)]
+    done = serve(log, [*script, messages.GivenUp(also), messages.GivenUp(1)])
+    assert done.told(Event.LOST) == [(Event.LOST, 1, 1)]
+    assert done.channel.given_up == [2]
+    assert done.channel.told == []
     assert done.balanced()
 
 
@@ -511,6 +527,9 @@ class FaultyCrew(Crew):
 
     def give_up(self, rank: int) -> None:
         """Nobody waits."""
+
+    def tell_given_up(self, learner_id: int) -> None:
+        """There is one shard."""
 
     def rank_of(self, learner_id: int) -> int:
         return learner_id + 1

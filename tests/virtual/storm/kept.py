@@ -155,4 +155,24 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "a shard ends without a learner that hangs; the others waited for that, and it for the one that had ended": Draw(
+        way="softsync",
+        shards=4,
+        learners=4,
+        evaluator=False,
+        tolerant=True,
+        seed=1233647008,
+        every_updates=2,
+        latency_ns=5000,
+        eager_nbytes=4096,
+        reorders=False,
+        flush_rows=4,
+        attempts=(
+            (
+                Fault(what="cut", rank=4, at_s=0.053800776871180685, lasts_s=0.3176639100551777, other=2),
+                Fault(what="stop", rank=7, at_call=67, lasts_s=0.6405506476452488),
+                Fault(what="unsaved", rank=0, at_s=0.0519272373923889, lasts_s=0.3454853027789179),
+            ),
+        ),
+    ),
 }
