@@ -195,15 +195,14 @@ class TolerantWire(Wire):
         return self._tell()
 
     def _header(self, source: int, tag: int, nbytes: int, message: MPI.Message) -> tuple[int, int, Fields]:
-        """Read a header as `Wire` does; raises _NotForTheLoop for what comes from the dead, from whom nobody waits for any more, or
-        too late, or is of the end."""
+        """Read a header as `Wire` does; raises _NotForTheLoop for what comes from the dead, or too late, or is of the end."""
         stray = tag not in LAYOUTS and self._strays[source] > 0
         if tag == Tag.HERE and self.rank == HUB:  # already at the end, where all meet at first (`meet`)
             word = self._word(source, self._meetings + 1, 1, nbytes, message)
             if source in self._said:
                 raise PeerError(f"rank {source} is at the end twice", source)
             self._said[source] = word
-        elif stray or source in self._lost or source in self._given_up:
+        elif stray or source in self._lost:
             self._strays[source] -= stray
             self._throw_away(source, nbytes, message)
         else:

@@ -135,26 +135,6 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
-    "an evaluator that was given up asks for a snapshot: that was refused as of a bug, or a foreign program": Draw(
-        way="async",
-        shards=2,
-        learners=5,
-        evaluator=True,
-        tolerant=True,
-        seed=743534783,
-        every_updates=0,
-        latency_ns=500000,
-        eager_nbytes=0,
-        reorders=True,
-        flush_rows=16,
-        attempts=(
-            (
-                Fault(what="cut", rank=6, at_s=0.06530556055399625, lasts_s=0.7746867641585063),
-                Fault(what="cut", rank=7, at_s=0.13240003434460246, lasts_s=0.8778467668309538),
-                Fault(what="stop", rank=7, at_s=0.2233230907644285, lasts_s=0.4623567352115634, both=False),
-            ),
-        ),
-    ),
     "a shard ends without a learner that hangs; the others waited for that, and it for the one that had ended": Draw(
         way="softsync",
         shards=4,
