@@ -13,7 +13,7 @@ from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Pattern
-from mpisgd.comm.messages import NOTHING_MORE, Fields, GivenUp, Message, Tag
+from mpisgd.comm.messages import NOTHING_MORE, Fields, GivenUp, Lost, Message, Tag
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 
@@ -28,6 +28,7 @@ class TolerantShardChannel(ShardChannel):
         self._evaluator_rank = self._dedicated
         self._parted = set[int]()
         """Ranks of learners that have said goodbye: any of them may be appointed."""
+        self._given_up = set[int]()
         self._told: list[Any] = []
         """What other shards were told, and need not take."""
 
@@ -43,6 +44,8 @@ class TolerantShardChannel(ShardChannel):
     def _seldom(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what comes once in a run. Snapshots are pulled by who may evaluate; only shard 0 says that nothing more will be."""
         if tag == Tag.SNAPSHOT_PULL and not self._may_pull(source, fields[0]):
+            if source in self._given_up:  # it does not know
+                return Lost(source, self._learner_of_rank[source])
             what = "said that nothing more is evaluated" if fields[0] == NOTHING_MORE else "pulled a snapshot"
             raise PeerError(f"rank {source} {what}: it is not the one to do so", source)
         return super()._seldom(source, tag, fields)
@@ -82,6 +85,7 @@ class TolerantShardChannel(ShardChannel):
 
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""
+        self._given_up.add(rank)
         self._wire.give_up(rank)
 
     def tell_given_up(self, learner_id: int) -> None:

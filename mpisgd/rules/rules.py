@@ -213,7 +213,8 @@ class Rules:
     def passes(self, learner_id: int, min_clock: int) -> bool:
         """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
         and has gone on without a learner for which this one has not. It then counts as heard."""
-        lags = self._disturbed and self.protocol.consistent and min_clock > self.clock
+        told = self._disturbed or self.protocol.lockstep  # of shards in lockstep only one that misses a learner gets ahead
+        lags = told and self.protocol.consistent and min_clock > self.clock
         if not lags or self.finished or learner_id not in self.present:
             return False
         self.protocol.on_discard(learner_id, self.clock, self.clock)

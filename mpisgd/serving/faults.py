@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
-from mpisgd.comm.messages import GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
+from mpisgd.comm.messages import GaveUp, GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
@@ -74,6 +74,8 @@ class Faults:
         self._name = name
         self._unheeded = set[int]()
         """Learners whose goodbye was refused: if nothing else comes of them, they count as lost."""
+        self._gone = set[int]()
+        """Learners that are lost though they may live: what still comes of them counts for nothing."""
         self._patience_s = patience_s
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
@@ -90,6 +92,8 @@ class Faults:
 
     def hear(self, message: Message) -> bool:
         """A message has come; whether that is all that is to be done with it."""
+        if isinstance(message, Push | Pull | Goodbye | GaveUp) and message.learner_id in self._gone:
+            return True
         if isinstance(message, Push | Pull | Refused):
             self._hear_from(message)
             return False
@@ -103,8 +107,7 @@ class Faults:
         elif isinstance(message, Stuck):
             self._unstick(message.rank, message.learner_id)
         elif isinstance(message, GivenUp):
-            if message.learner_id in self._rules.present or message.learner_id in self._rules.absent:
-                self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
+            self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
         elif isinstance(message, SnapshotPull):
             self._ask(message.number)
         else:
@@ -193,6 +196,7 @@ class Faults:
     def _lose_for_good(self, rank: int, learner_id: int) -> None:
         """Nobody waits for a rank any more, whether it is dead or not."""
         self._channel.give_up(rank)
+        self._gone.add(learner_id)
         self._lose(rank, learner_id)
 
     def end(self) -> None:

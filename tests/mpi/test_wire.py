@@ -50,6 +50,27 @@ assert wire.gather(np.array([comm.rank])).tolist() == [[0], [1]]
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_SSEND="0", MPISGD_WAIT="polite")
 
 
+@pytest.mark.parametrize("synchronous", ["0", "1"])
+def test_a_shard_that_ends_without_a_learner_tells_the_others_and_waits_for_none(synchronous: str) -> None:
+    """The other shard may be at its own end, where it takes nothing any more."""
+    script = """
+from mpisgd.comm.messages import GivenUp
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from tests.virtual.scene import packed
+
+channel = TolerantShardChannel(Wire(comm, polite=True), packed(2, 1, False), comm.rank)
+if comm.rank == 1:
+    channel.tell_given_up(0)
+    comm.send("it has gone on", 0, 99)
+else:
+    assert comm.recv(source=1, tag=99) == "it has gone on"
+    assert channel.receive(np.empty(1, np.float32)) == GivenUp(0)
+    assert channel.receive(np.empty(1, np.float32), until_s=0.0) is None
+    print("told")
+"""
+    assert "told" in said_by_two_ranks(script, MPISGD_SSEND=synchronous)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["blocking", "polite"])
 def test_what_has_come_is_found_at_the_first_asking(wait: str, tmp_path: Path) -> None:

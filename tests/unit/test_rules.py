@@ -150,12 +150,20 @@ TRACES: dict[str, tuple[int, ProtocolOptions, float, str]] = {
         math.inf,
         """
         push 0 @0    -> apply 1
-        owing 1 >=1  -> wait
-        miss 1       -> update 1
-        pull 1 >=1   -> weights 1
+        owing 1 >=1  -> wait, passes, update 1, weights 1
         push 0 @1    -> apply 1
         pull 0 >=2   -> wait
         owing 1 >=2  -> wait, passes, update 2, weights 0, weights 1
+        """,
+    ),
+    "without lockstep it may simply be slower: until it misses one itself, it waits": (
+        3,
+        BackupOptions(b=1),
+        math.inf,
+        """
+        push 0 @0    -> apply 1
+        owing 1 >=1  -> wait
+        push 2 @0    -> apply 1, update 1, weights 1
         """,
     ),
     "a signal: nobody is given weights, and what all have pushed still counts": (

@@ -191,7 +191,8 @@ class _Walk:
     def _judge(self, row: Row) -> Verdict:
         """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
         rules, learner_id = self.rules, row.learner_id
-        if row.reason == Reason.TORN and (learner_id in self.shard.lost or learner_id in self.shard.stuck):
+        hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs):
             return rules.on_torn(learner_id, row.timestamp, row.seq)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
         if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
