@@ -33,7 +33,7 @@ from mpisgd.exchange.base import Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.liveness.world import look_around
+from mpisgd.liveness.ranks import look_around
 from mpisgd.protocols import SoftsyncOptions
 from mpisgd.records.checkpoint.snapshots import Nowhere
 from mpisgd.records.log.progress import Progress

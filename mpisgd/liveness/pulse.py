@@ -34,7 +34,7 @@ from mpisgd.liveness.guard import abort, leave_within
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
-    from mpisgd.liveness.world import World
+    from mpisgd.liveness.ranks import Ranks
 
 HUB = 0
 LEAST_S = 5.0
@@ -87,7 +87,7 @@ class Pulse:
         self._way_on = way_on
         self._now_s = now_s
         self._name: Callable[[int], str] = "rank {}".format
-        self._world: World | None = None
+        self._ranks: Ranks | None = None
         self._asks: Sequence[int] = () if self._rank == HUB else (HUB,)
         self._heeds: Sequence[int] = [rank for rank in range(size) if rank != HUB] if self._rank == HUB else (HUB,)
         self._waits: Waits | None = None
@@ -135,9 +135,9 @@ class Pulse:
             if not ulfm.enabled():  # else some may be lost, and processes leave without tidying up
                 self._drain()
 
-    def know(self, world: World, name: Callable[[int], str]) -> None:
+    def know(self, ranks: Ranks, name: Callable[[int], str]) -> None:
         """From now on ranks have these names and places."""
-        self._world, self._name = world, name
+        self._ranks, self._name = ranks, name
 
     def heed_shards(self, shard_ranks: Sequence[int], waits: Waits) -> None:
         """From now on the run is fault-tolerant."""
@@ -255,8 +255,8 @@ class Pulse:
         siblings.end_launcher_within(LAUNCHER_S)
         if not ulfm.enabled():
             abort(self._job, EXIT_FAILED)
-        if self._world is not None:
-            self._world.end(ranks)
-            if any(self._world.hosts[rank] != self._world.hosts[self._rank] for rank in ranks):
+        if self._ranks is not None:
+            self._ranks.end(ranks)
+            if any(self._ranks.hosts[rank] != self._ranks.hosts[self._rank] for rank in ranks):
                 siblings.end_job()
         ulfm.end_job(self._job, EXIT_FAILED)

@@ -17,7 +17,7 @@ from mpisgd.config import Config, compatibility, config_file
 from mpisgd.job import placement
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.run.start import place
-from mpisgd.liveness.world import World
+from mpisgd.liveness.ranks import Ranks
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.simulate.job import Job
 from tests.effort import EVERYTHING
@@ -65,7 +65,7 @@ def refusal(action: Any) -> str:
 def refused_by_train(config: Config) -> str:
     """By a rank of `LEARNERS` learners on one host, before anything is loaded."""
     ranks = LEARNERS + (0 if config_file.to_mapping(config)["protocol"]["name"] == "allreduce" else config.shards)
-    world = World(size=ranks, rank=0, hosts=("a",) * ranks, cores=1, own_cores=1, pids=(0,) * ranks)
+    world = Ranks(size=ranks, rank=0, hosts=("a",) * ranks, cores=1, own_cores=1, pids=(0,) * ranks)
     return refusal(lambda: place(config, world))
 
 

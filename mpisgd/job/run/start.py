@@ -27,7 +27,7 @@ from mpisgd.job.world import Setup
 from mpisgd.liveness import tolerance, usher
 from mpisgd.liveness.guard import AgreedError, agree
 from mpisgd.liveness.pulse import Pulse
-from mpisgd.liveness.world import World, look_around, refuse_singletons
+from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory
 from mpisgd.records.checkpoint.snapshots import check_spool
@@ -36,7 +36,7 @@ from mpisgd.records.log import schema
 from mpisgd.vectors.flat import FlatModel
 
 
-def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse) -> tuple[World, Setup, Tensors]:
+def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse) -> tuple[Ranks, Setup, Tensors]:
     """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
     ranks = look_around(comm)
     config = naming.as_brought(config, brought)
@@ -60,12 +60,12 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     return ranks, Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant), tensors
 
 
-def name(roles: Roles, ranks: World, rank: int) -> str:
+def name(roles: Roles, ranks: Ranks, rank: int) -> str:
     """A rank in messages."""
     return f"{roles.describe(rank)} (rank {rank} on {ranks.hosts[rank]})"
 
 
-def place(config: Config, ranks: World) -> tuple[Roles, Protocol, bool]:
+def place(config: Config, ranks: Ranks) -> tuple[Roles, Protocol, bool]:
     """The roles, the protocol, and whether the run is fault-tolerant. Raises ConfigError."""
     refuse_singletons(ranks)
     return *placement.on_ranks(config, ranks.hosts), tolerance.of(config)
@@ -80,14 +80,14 @@ def _check(tensors: Tensors, learns: bool) -> Facts | None:
     return of_loss(tensors.check()) if learns else None
 
 
-def _devices(config: Config, roles: Roles, ranks: World, computes: bool) -> tuple[str, str]:
+def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:
     """The device that this rank computes on, and the one that it serves on. Raises ConfigError."""
     serves = ranks.rank in roles.shard_ranks and config.shard_device == "cuda"
     device = _gpu(config, roles, ranks, "device") if computes and config.device == "cuda" else "cpu"
     return device, _gpu(config, roles, ranks, "shard_device") if serves else "cpu"
 
 
-def _gpu(config: Config, roles: Roles, ranks: World, field: str) -> str:
+def _gpu(config: Config, roles: Roles, ranks: Ranks, field: str) -> str:
     """This rank's, which is made the current one: pinned memory, and what MPI is given, belong to that."""
     if not torch.cuda.is_available():
         raise ConfigError(f"{field} = 'cuda': torch finds no CUDA device on this rank")
@@ -108,7 +108,7 @@ class Claim:
         saved: this shard's tensors from the checkpoint, where the run goes on.
     """
 
-    def __init__(self, comm: MPI.Intracomm, agreed: tuple[World, Setup, Tensors], brought: Brought, resumed: bool) -> None:
+    def __init__(self, comm: MPI.Intracomm, agreed: tuple[Ranks, Setup, Tensors], brought: Brought, resumed: bool) -> None:
         self.ranks, self.setup, self.tensors = agreed
         self._comm = comm
         self._brought = brought

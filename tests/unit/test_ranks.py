@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.liveness import world
-from mpisgd.liveness.world import World, look_around, refuse_singletons
+from mpisgd.liveness import ranks
+from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from tests.unit.fakes import Threads
 
 VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -27,7 +27,7 @@ VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
     ],
 )
 def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, oversubscribed: bool, threads: int) -> None:
-    some = World(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores, pids=())
+    some = Ranks(size=len(hosts), rank=0, hosts=tuple(hosts), cores=cores, own_cores=own_cores, pids=())
     assert some.ranks_on_node == hosts.count("a")
     assert some.ranks_per_core == hosts.count("a") / cores
     assert (some.oversubscribed, some.threads) == (oversubscribed, threads)
@@ -36,8 +36,8 @@ def test_threads_are_shared_fairly(hosts: str, cores: int, own_cores: int, overs
 def test_ranks_tell_each_other_their_hosts_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores of a node are the union of what its ranks may use: bound ranks see but their own."""
     comm = Threads(4)
-    monkeypatch.setattr(world.socket, "gethostname", lambda: "aabb"[comm.Get_rank()])
-    monkeypatch.setattr(world.os, "sched_getaffinity", lambda _: [{0, 1}, {2, 3}, {0}, {0}][comm.Get_rank()])
+    monkeypatch.setattr(ranks.socket, "gethostname", lambda: "aabb"[comm.Get_rank()])
+    monkeypatch.setattr(ranks.os, "sched_getaffinity", lambda _: [{0, 1}, {2, 3}, {0}, {0}][comm.Get_rank()])
     found = comm.everywhere(lambda rank: look_around(comm))  # type: ignore[arg-type]
     assert [each.rank for each in found] == [0, 1, 2, 3]
     assert {each.hosts for each in found} == {("a", "a", "b", "b")}
@@ -55,7 +55,7 @@ def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
     for each in VARIABLES:
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, launched)
-    some = World(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1, pids=())
+    some = Ranks(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1, pids=())
     if not refused:
         refuse_singletons(some)
         return
@@ -68,7 +68,7 @@ def test_torchrun_starts_processes_of_which_mpi_knows_nothing(monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    alone = World(size=1, rank=0, hosts=("a",), cores=1, own_cores=1, pids=())
+    alone = Ranks(size=1, rank=0, hosts=("a",), cores=1, own_cores=1, pids=())
     with pytest.raises(ConfigError, match=r"WORLD_SIZE = 4: torchrun, .*; start them by mpirun .*-n 4 mpisgd train"):
         refuse_singletons(alone)
     monkeypatch.delenv("LOCAL_RANK")  # somebody's own variable, without torchrun's others

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class World:
+class Ranks:
     """Facts that all ranks know of each other."""
 
     size: int
@@ -60,14 +60,14 @@ class World:
                     os.kill(self.pids[rank], signal.SIGKILL)
 
 
-def look_around(comm: MPI.Intracomm) -> World:
+def look_around(comm: MPI.Intracomm) -> Ranks:
     """Gather hosts and cores of all ranks."""
     own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
     everybody = comm.allgather((socket.gethostname(), own, os.getpid()))
     rank = comm.Get_rank()
     host = everybody[rank][0]
     cores = frozenset[int]().union(*(theirs for name, theirs, _ in everybody if name == host))
-    return World(
+    return Ranks(
         size=comm.Get_size(),
         rank=rank,
         hosts=tuple(name for name, _, _ in everybody),
@@ -77,19 +77,19 @@ def look_around(comm: MPI.Intracomm) -> World:
     )
 
 
-def refuse_singletons(world: World) -> None:
+def refuse_singletons(ranks: Ranks) -> None:
     """N jobs of one rank instead of one job of N (TRAPS 7): a launcher and an MPI that do not know each other.
 
     Raises ConfigError.
     """
-    if world.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+    if ranks.size == 1 and "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(
             f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
             f" that MPI knows nothing of; start them by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
         )
     for name in SIZE_VARIABLES:
         launched = os.environ.get(name, "")
-        if world.size == 1 and launched.isdigit() and int(launched) > 1:
+        if ranks.size == 1 and launched.isdigit() and int(launched) > 1:
             raise ConfigError(
                 f"this MPI sees 1 rank, but {name} = {launched}: the launcher and the MPI that mpi4py was built for do not"
                 " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=..."
