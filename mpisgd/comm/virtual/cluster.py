@@ -12,6 +12,7 @@ happen: `DeadlockError` says who waits for whom.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -26,18 +27,24 @@ _ORDER_BITS = 40
 """Events of one rank: 10^12."""
 
 
-class Event:
-    """Something that may happen, and be waited for."""
+class Event(ABC):
+    """Something that will happen."""
 
     __slots__ = ()
 
+    @abstractmethod
     def happen(self, now_ns: int) -> VirtualRank | None:
         """Happen, now. Returns a rank that must go on at this very nanosecond, or None."""
-        raise NotImplementedError
 
+
+class Awaited(ABC):
+    """Something that a rank may wait for."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def describe(self) -> tuple[str, int | None]:
         """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
-        raise NotImplementedError
 
 
 class VirtualRank(Event):
@@ -55,7 +62,7 @@ class VirtualRank(Event):
         self.order = rank << _ORDER_BITS
         self.now = 0
         self.switch: Callable[[], object]
-        self.waiting: Event | None = None
+        self.waiting: Awaited | None = None
         self.dead = False
 
     def happen(self, now_ns: int) -> VirtualRank | None:
@@ -125,7 +132,7 @@ class Cluster:
         """Whether nothing can happen before `time_ns`, or at it but earlier in order, but what the running rank does."""
         return not self.ready and time_ns < self.heap[0][0]
 
-    def block(self, rank: VirtualRank, waiting: Event | None) -> None:
+    def block(self, rank: VirtualRank, waiting: Awaited | None) -> None:
         """The running rank waits; others run until it is ready, or an event lets it go on. Raises DeadlockError where none can."""
         rank.waiting = waiting
         ready, heap = self.ready, self.heap
@@ -177,8 +184,8 @@ class _Nothing(Event):
         raise DeadlockError(self._cluster.who_waits())
 
 
-class Meeting(Event):
-    """A barrier of some ranks, as often as they come; as an event, waiting at it.
+class Meeting(Awaited):
+    """A barrier of some ranks, as often as they come.
 
     Args:
         ranks: who meets.

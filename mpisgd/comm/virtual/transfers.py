@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Event
+from mpisgd.comm.virtual.cluster import Awaited
 
 if TYPE_CHECKING:
     from mpisgd.comm.virtual.wire import VirtualWire
 
 
-class Receiving(Event):
+class Receiving(Awaited):
     """A receive that was posted; to be waited for."""
 
     __slots__ = ("begun", "bodies", "end", "fields", "posted", "source", "tag", "wire")

@@ -16,7 +16,7 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator, Pattern
 from mpisgd.comm.messages import Fields, Tag
-from mpisgd.comm.virtual.cluster import Cluster, Event, Meeting, VirtualRank
+from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
 from mpisgd.comm.virtual.transfers import Opened, Receiving
@@ -24,7 +24,7 @@ from mpisgd.comm.virtual.transfers import Opened, Receiving
 _ANYTHING = (None, None)
 
 
-class Sending(Event):
+class Sending(Event, Awaited):
     """A message under way. As an event, it arrives."""
 
     __slots__ = ("arrival", "bodies", "dest", "end", "fields", "source", "tag")
@@ -114,7 +114,7 @@ class Alarm(Event):
         return self.wire
 
 
-class VirtualWire(VirtualRank, Communicator):
+class VirtualWire(VirtualRank, Awaited, Communicator):
     """A virtual rank, and its end of the communicator."""
 
     __slots__ = (
