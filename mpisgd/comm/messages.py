@@ -211,4 +211,5 @@ class Refused(NamedTuple):
     push: bool
 
 
+FromLearner = Push | Pull | Goodbye | GaveUp
 Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused

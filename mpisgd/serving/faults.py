@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
-from mpisgd.comm.messages import GaveUp, GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
+from mpisgd.comm.messages import FromLearner, GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
@@ -92,11 +92,9 @@ class Faults:
 
     def hear(self, message: Message) -> bool:
         """A message has come; whether that is all that is to be done with it."""
-        if isinstance(message, Push | Pull | Goodbye | GaveUp) and message.learner_id in self._gone:
+        if isinstance(message, FromLearner) and message.learner_id in self._gone:
             return True
-        if isinstance(message, Push | Pull | Refused):
-            self._hear_from(message)
-            return False
+        self._hear_from(message)
         if isinstance(message, Goodbye):
             return self._cannot_part(message)
         if isinstance(message, Lost):
@@ -114,15 +112,15 @@ class Faults:
             return False
         return True
 
-    def _hear_from(self, message: Push | Pull | Refused) -> None:
-        """Something has come of a learner, which owes something else now."""
+    def _hear_from(self, message: Message) -> None:
+        """Where this is a push or a pull, its learner owes something else now."""
         if isinstance(message, Push):
             self._unheeded.discard(message.learner_id)
             self._owes(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
             self._unheeded.discard(message.learner_id)
             self._since_s[message.learner_id] = math.inf
-        elif message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
+        elif isinstance(message, Refused) and message.push and (learner_id := self._channel.learner_of(message.rank)) >= 0:
             self._owes(learner_id, self._channel.now_s())
 
     def _owes(self, learner_id: int, now_s: float, push: bool = False) -> None:
