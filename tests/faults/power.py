@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import fcntl
 import io
+import itertools
 import os
 import random
 import signal
@@ -62,7 +63,8 @@ class Disk:
     def __init__(self, directory: Path) -> None:
         if os.geteuid() != 0:
             raise PermissionError("only root mounts file systems")
-        self._image, self.path = directory / "disk.img", directory / "disk"
+        self._images = (directory / f"disk-{number}.img" for number in itertools.count())
+        self._image, self.path = next(self._images), directory / "disk"
         with self._image.open("wb") as file:
             file.truncate(_SIZE)
         self.path.mkdir()
@@ -87,8 +89,15 @@ class Disk:
             os.close(descriptor)
 
     def back(self) -> None:
-        """The power is back; nobody may have a file of it open. Raises CalledProcessError."""
+        """The power is back; nobody may have a file of it open. Raises CalledProcessError.
+
+        What is mounted is a copy: a process in a mount namespace of its own may hold the one that was shut down, which a second
+        mount of the same file would be.
+        """
         self.close()
+        before, self._image = self._image, next(self._images)
+        _call("cp", "--sparse=always", str(before), str(self._image))
+        before.unlink()
         self._mount()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,22 @@ def test_it_forgets_what_was_not_synced(disk: power.Disk) -> None:
     disk.back()
     assert (disk.path / "kept").read_text() == "y"
     assert not (disk.path / "forgotten").exists() or not (disk.path / "forgotten").read_text()
+
+
+def test_it_is_back_for_us_though_another_namespace_holds_it(disk: power.Disk) -> None:
+    """As a test beside this one does that makes nodes of its own."""
+    (disk.path / "kept").write_text("y")
+    disk.write_back()
+    holder = ["unshare", "--mount", "--propagation", "private", "cat"]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        other.stdout.read(1)
+        disk.cut()
+        disk.back()
+        assert (disk.path / "kept").read_text() == "y"
+        other.stdin.close()
 
 
 @pytest.mark.parametrize("shards", [1, 3])
