@@ -38,10 +38,10 @@ _OPTION, _WIDTH = 36, 100
 
 @cache
 def texts(cls: type) -> Mapping[str, str]:
-    """The docstring of each field of a dataclass, or member of an enumeration, on one line."""
+    """The docstring of each field of a dataclass, those that it inherits first, or member of an enumeration, on one line."""
+    found = {field.name: texts(base)[field.name] for base in cls.__bases__ if is_dataclass(base) for field in fields(base)}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
         targets = [field.target] if isinstance(field, ast.AnnAssign) else field.targets if isinstance(field, ast.Assign) else []
         if targets and isinstance(targets[0], ast.Name) and isinstance(text, ast.Expr):

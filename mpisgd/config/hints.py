@@ -1,6 +1,6 @@
 """Names that other frameworks have for what is called otherwise here, or is not here: one table, for options and keys of files.
 
-A name may also be near a known one and mean something else (AdamW is no misspelt adam): then the answer is what there is.
+A name may also be near a known one and mean something else (NAdam is no misspelt adam): then the answer is what there is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MPI = "nothing is needed here: ranks find each other by MPI; start them by mpir
 _FLOAT = "weights and sums are float32; `push_format` bfloat16 halves what is pushed"
 _MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
 _DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
-_BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam"
+_BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam and adamw"
 _CLIP = "gradients are clipped to the norm `clip_norm`"
 _CHECKPOINT = "checkpoints are written every `checkpoint.every_updates` updates"
 _EVALUATE = "weights are evaluated every `evaluation.every_epochs` epochs"
@@ -32,7 +32,7 @@ _TOLD = "a line is printed every `log.progress_s` seconds"
 _RESUME = "a run goes on by mpisgd train --resume RUN, RUN being its directory"
 _FILE = "the configuration file is the first word: mpisgd train job.toml"
 _STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
-_WARMUP = "the schedule has it: `schedule.warmup_epochs`"
+_WARMUP = "the schedule has it: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
 
 _SAME: Mapping[str, str] = {
     _RATE: "lr learning_rate base_lr init_lr step_size eta alpha",
@@ -119,7 +119,6 @@ _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the d
 #: Component -> pattern of names that are none of ours, however near, and what to say of them.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
-        "adamw": "adam adds weight decay to the gradient, which is another algorithm",
         "(lamb|lion|lars|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
@@ -141,7 +140,17 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
         r".*\.(h5|hdf5)": "an HDF5 file is the data set hdf5, with data.path",
         r".*\.py": _BRING_DATA,
     },
-    "schedule": {"(cosine|onecycle|one_cycle|plateau|poly|polynomial|cyclic|inverse_sqrt|warmup)[a-z_]*": "it is not here"},
+    "schedule": {
+        "cosine": "that is CosineAnnealingLR, of torch",
+        "cosine_[a-z_]*": "that is CosineAnnealingLR or CosineAnnealingWarmRestarts, of torch",
+        "(onecycle|one_cycle)[a-z_]*": "that is OneCycleLR, of torch",
+        "(poly|polynomial)[a-z_]*": "that is PolynomialLR, of torch",
+        "(cyclic|triangular)[a-z_]*": "that is CyclicLR, of torch",
+        "warm_?up": "each of them has schedule.warmup_epochs, schedule.warmup_updates, schedule.warmup_samples",
+        "(lambda|multiplicative|inverse_?sqrt|noam)[a-z_]*": "bring your own function: package.module:function",
+        "(reducelronplateau|reduce_lr_on_plateau|plateau)": "no shard sees a metric, and none waits for one",
+        "(sequentiallr|chainedscheduler|swalr)": "it takes objects; bring your own function: package.module:function",
+    },
 }
 
 
@@ -172,8 +181,8 @@ def _ours(name: str) -> str:
 def kind(component: str, name: str, kinds: Collection[str]) -> str:
     """Explain an unknown kind: what it is called here, or that it is another thing; and list all kinds."""
     plain = name.lower().replace("-", "_")
-    if plain in kinds:
-        return f"; did you mean {plain!r}?"
+    if found := next((known for known in kinds if known.lower() == plain), ""):
+        return f"; did you mean {found!r}?"
     for pattern, text in _OTHERS.get(component, {}).items():
         if re.fullmatch(pattern, plain):
             return f": {text}; expected one of: {', '.join(sorted(kinds))}"

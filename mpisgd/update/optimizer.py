@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from mpisgd.base.errors import CheckpointError
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.vectors.memory import vector_like
 
 _Group = dict[str, Any]
@@ -31,7 +32,7 @@ def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: 
 
     Except for SGD on slices that fit into a CPU core's cache: there torch's plain kernels take two thirds of the time.
     """
-    with _without_the_compiler():
+    with without_the_compiler():
         optimizer = _make(options, parameter, learning_rate)
     if not isinstance(optimizer, torch.optim.SGD):  # whose momentum begins with a gradient
         _begin(optimizer, parameter)
@@ -67,10 +68,12 @@ def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float) ->
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+        case AdamwOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
+            return torch.optim.AdamW([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
 @contextmanager
-def _without_the_compiler() -> Iterator[None]:
+def without_the_compiler() -> Iterator[None]:
     """Torch's optimisers import its compiler when they are made, only to say of a function that it is not to be compiled.
 
     That takes 1.5 s of every shard's start, as much as torch itself. So it is said before (see `torch._compile`); where torch
@@ -93,6 +96,7 @@ _SLOTS = {
     torch.optim.Adagrad: {"step", "sum"},
     torch.optim.RMSprop: {"step", "square_avg", "momentum_buffer"},
     torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
 }
 
 
@@ -183,13 +187,13 @@ class _Kernel(NamedTuple):
         return found | {"maximize": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
+_ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
     torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), ("fused", "weight_decay", "momentum", "lr", "dampening", "nesterov")),
     torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
     torch.optim.RMSprop: _Kernel(
         rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
     ),
-    torch.optim.Adam: _Kernel(
-        adam, ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
-    ),
+    torch.optim.Adam: _Kernel(adam, *_ADAM),
+    torch.optim.AdamW: _Kernel(adamw, *_ADAM),
 }

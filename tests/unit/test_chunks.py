@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate
@@ -21,6 +21,7 @@ OPTIMIZERS = (
     AdagradOptions(),
     RmspropOptions(),
     AdamOptions(),
+    AdamwOptions(),
 )
 
 

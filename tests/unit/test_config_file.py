@@ -29,7 +29,7 @@ from mpisgd.protocols import SoftsyncOptions
 JOBS = Path(__file__).parents[2] / "jobs"
 
 #: Changed together with all the others, it would be refused; it is written and read below.
-UNCHANGED = {"abort", "batched"}
+UNCHANGED = {"abort", "batched", "warmup_updates", "warmup_samples"}
 
 
 def changed(cls: type) -> Any:
@@ -45,6 +45,8 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
         return 2**20
     if item.name == "modulation":
         return "inverse_plus_one"
+    if item.name == "scheduler":
+        return "StepLR"
     if item.name in KINDS:
         return changed(list(KINDS[item.name].values())[1])
     if dataclasses.is_dataclass(hint):
@@ -140,7 +142,7 @@ def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
         ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),
         ('[optimizer]\nname = "sgd"\nmomentun = 0.5', r"unknown key 'optimizer\.momentun'; did you mean 'momentum'\?"),
         ('protocol = "softsink"', r"protocol = 'softsink' is unknown; did you mean 'softsync'\?"),
-        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: it is not here; expected one of: constant"),
+        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: that is CosineAnnealingLR, of torch; expected one of: "),
         ("[protocol]\nn = 4", r"protocol = \{'n': 4\}: expected a table with the key 'name', one of hardsync, softsync"),
         ("[protocol]\nname = 4", r"expected a table with the key 'name'"),
         ("protocol = 4", r"protocol = 4: expected a table with the key 'name'"),

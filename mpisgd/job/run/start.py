@@ -57,7 +57,9 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
-    return ranks, Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant), tensors
+    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant)
+    agree(comm, setup.check_schedule)
+    return ranks, setup, tensors
 
 
 def name(roles: Roles, ranks: Ranks, rank: int) -> str:
