@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "data", "data_dir", "loss", "mu", "sampling"),
     "Protocol": ("protocol",),
-    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "schedule", "clip_norm", "nonfinite"),
+    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -104,6 +105,24 @@ OPTIMIZERS: Mapping[str, type] = {
     "adam": AdamOptions,
     "adamw": AdamwOptions,
 }
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """Parameters that are updated otherwise than the rest: patterns of their names, and a value for each.
+
+    In a pattern * is any text, dots too: "*.bias". Of those that match a name the last one decides.
+    """
+
+    weight_decay: dict[str, float] = field(default_factory=dict)
+    """Weight decay of these parameters, in place of `optimizer.weight_decay`."""
+    rate: dict[str, float] = field(default_factory=dict)
+    """Factor of the learning rate of these parameters. 0 leaves them as they are. The log has the rate without it."""
+
+    def __post_init__(self) -> None:
+        for name, values in (("weight_decay", self.weight_decay), ("rate", self.rate)):
+            for pattern, value in values.items():
+                require(0 <= value < math.inf, f"groups.{name}[{pattern!r}]", value, "a finite number >= 0")
 
 
 @dataclass(frozen=True, kw_only=True)

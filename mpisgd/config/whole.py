@@ -32,6 +32,7 @@ from mpisgd.config.optimizers import (
     SCHEDULES,
     TORCH_SCHEDULERS,
     ConstantOptions,
+    GroupOptions,
     OptimizerOptions,
     ScheduleOptions,
     SgdOptions,
@@ -52,6 +53,8 @@ class Config:
     """Data set."""
     optimizer: OptimizerOptions = field(default_factory=SgdOptions)
     """Optimiser on the shards."""
+    groups: GroupOptions = field(default_factory=GroupOptions)
+    """Groups of parameters, by their names."""
     schedule: ScheduleOptions = field(default_factory=ConstantOptions)
     """Learning-rate schedule, driven by samples applied."""
     straggler: StragglerOptions = field(default_factory=StragglerOptions)

@@ -54,7 +54,8 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
     if typing.get_origin(hint) is Literal:
         return next(choice for choice in typing.get_args(hint) if choice != item.default)
     if typing.get_origin(hint) is dict:
-        return {3: 2.5} if typing.get_args(hint)[0] is int else {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}
+        given = {int: {3: 2.5}, str: {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}}
+        return {"*.bias": 0.5} if typing.get_args(hint) == (str, float) else given[typing.get_args(hint)[0]]
     if typing.get_origin(hint) is tuple:
         return tuple(value + 1 for value in item.default)
     if isinstance(hint, types.UnionType):

@@ -15,6 +15,7 @@ from mpisgd import data, models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
+from mpisgd.job.parts import Brought
 from mpisgd.replay import replay
 from tests.virtual.jobs import simulated
 
@@ -145,4 +146,102 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_is_written(gradien
     virtual = {"learners": LEARNERS, "gradients": gradients, "parameters": 0 if gradients else 100}
     with pytest.raises(ConfigError, match="StepLR refuses them"):
         simulated(tmp_path / "run", JOB, schedule="StepLR", virtual=virtual)
+    assert not (tmp_path / "run").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- groups of parameters
+
+#: With two and three shards, slices begin within the layer 1, which has most of the parameters.
+GROUPS = {"weight_decay": {"*.bias": 0.0}, "rate": {"3.*": 0.25, "1.bias": 0.0}}
+
+
+def grouped(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[nn.Module], tuple[torch.optim.Optimizer, Any]]:
+    """The same groups as a loop has them, under a cosine."""
+
+    def loop(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+        of = dict(model.named_parameters())
+        groups = [
+            {"params": [of["1.weight"]]},
+            {"params": [of["1.bias"]], "weight_decay": 0.0, "lr": 0.0},
+            {"params": [of["3.weight"]], "lr": 0.25 * ALPHA0},
+            {"params": [of["3.bias"]], "weight_decay": 0.0, "lr": 0.25 * ALPHA0},
+        ]
+        optimizer = make(groups, lr=ALPHA0, **options)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
+
+    return loop
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "make"), [("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW), ("rmsprop", torch.optim.RMSprop)]
+)
+def test_groups_are_torchs_param_groups(name: str, make: Callable[..., torch.optim.Optimizer], shards: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"weight_decay": 0.3} | ({"momentum": 0.9} if name != "adamw" else {})
+    options |= {} if name == "sgd" else {"eps": 1e-2}
+    changes = {"optimizer": {"name": name, **options}, "groups": GROUPS, "schedule": "CosineAnnealingLR"}
+    simulated(tmp_path / "run", JOB, **changes, shards=shards)
+    check_equal(weights(tmp_path / "run"), serial(grouped(make, **options)), still=["1.bias"])
+    assert replay(tmp_path / "run").holds
+
+
+def test_groups_of_sgd_have_the_same_bits_on_any_number_of_shards(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"optimizer": {"name": "sgd", "weight_decay": 0.1}, "groups": GROUPS}
+    found = []
+    for shards in (1, 2, 3):
+        simulated(tmp_path / f"run-{shards}", JOB, **changes, shards=shards)
+        found.append(weights(tmp_path / f"run-{shards}"))
+    simulated(tmp_path / "layers", JOB, **changes, shards=2, exchange="layerwise")
+    found.append(weights(tmp_path / "layers"))
+    for name, tensor in found[0].items():
+        assert all(torch.equal(tensor, other[name]) for other in found[1:]), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adamw", "alpha0": 0.002},
+        {"protocol": {"name": "async"}, "compensation": 0.04, "averaging": 0.9},
+        {"protocol": {"name": "backup", "b": 1}, "optimizer": "adagrad", "shards": 2, "exchange": "layerwise"},
+        {"protocol": "allreduce", "shards": 1, "push_format": "float32"},
+        {"protocol": {"name": "ssp", "get_model_frequency": 3}, "alpha0": 0.005},
+        {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "alpha0": 0.005, "push_format": "bfloat16"},
+    ],
+    ids=lambda changes: str(next(iter(changes.values()))),
+)
+def test_groups_in_any_protocol_are_proved(changes: dict[str, Any], tmp_path: Path) -> None:
+    simulated(tmp_path / "run", JOB, **{"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 3, "groups": GROUPS, **changes})
+    assert replay(tmp_path / "run").holds
+    assert torch.equal(weights(tmp_path / "run")["1.bias"], serial(grouped(torch.optim.SGD))[0]["1.bias"]), "its rate is 0"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_own_steps_leave_a_group_of_rate_0_where_it_is(count: int, tmp_path: Path) -> None:
+    """A learner never computes at weights that the shards could not have."""
+    seen: list[torch.Tensor] = []
+    modules: list[nn.Module] = []
+
+    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        modules.append(models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED))
+        return modules[-1]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            seen.append(torch.cat([each.detach().reshape(-1) for each in modules[-1].parameters()]))
+        return nn.functional.cross_entropy(output, target)
+
+    protocol = {"name": "downpour", "n_push": count, "n_fetch": 3}
+    simulated(tmp_path / "run", JOB, Brought(factory, loss), protocol=protocol, groups={"rate": {"1.*": 0.0}}, alpha0=0.005)
+    layer_1, layer_3 = (torch.stack(seen)[:, part] for part in (slice(0, 1560), slice(1560, None)))
+    assert (layer_1 == layer_1[0]).all()
+    assert not (layer_3 == layer_3[0]).all()
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("field", ["rate", "weight_decay"])
+def test_a_group_that_matches_nothing_is_refused_before_anything_is_written(field: str, gradients: bool, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"groups\.{field}\['\*\.biass'\] = 0\.0: .* none of 1\.weight, 1\.bias, 3\.weight, 3\.bias$"
+    ):
+        simulated(tmp_path / "run", JOB, groups={field: {"*.biass": 0.0}}, virtual={"learners": LEARNERS, "gradients": gradients})
     assert not (tmp_path / "run").exists()

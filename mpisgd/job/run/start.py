@@ -59,6 +59,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant)
     agree(comm, setup.check_schedule)
+    agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     return ranks, setup, tensors
 
 
