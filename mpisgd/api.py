@@ -25,6 +25,7 @@ def train(
     comm: MPI.Intracomm | None = None,
     resume: str | Path | None = None,
     trust: bool = False,
+    step: Callable[[nn.Module, Any], Any] | None = None,
 ) -> Outcome:
     """Train; every rank of the job calls this with the same arguments.
 
@@ -32,7 +33,11 @@ def train(
         model: factory of a `torch.nn.Module`; called with `input_shape` and `classes` where its signature has them. Default:
             the configuration's model.
         loss: callable of (output, target) -> scalar tensor. Default: the configuration's loss.
+        step: instead of a loss: a callable of (model, batch) -> scalar tensor, or a mapping of `loss` and of metrics, each a mean
+            over the batch. A batch is any nest of tensors, on the model's device. In evaluations the model is in `eval` mode, and
+            metrics are averaged over the samples. One called `error` is shown as the share of wrong classes is.
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
+            for a step, samples of a data set may be any nest of tensors, which torch's `default_collate` makes batches of;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`
@@ -53,7 +58,7 @@ def train(
     What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
     """
     refuse_in_import("mpisgd.train()")
-    objects = {"model": model, "data": data, "loss": loss}
+    objects = {"model": model, "data": data, "loss": loss, "step": step}
     path = None if resume is None else Path(resume)
     of_the_run = config is None and not trust
     if config is None and path is not None:
@@ -83,4 +88,4 @@ def train(
     from mpisgd.job.parts import Brought
     from mpisgd.job.run import run
 
-    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data), resumed=path is not None)
+    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step), resumed=path is not None)

@@ -94,7 +94,7 @@ class Evaluator:
             self._measure.prepare()
             for train in self._splits:
                 start_s = self._channel.now_s()
-                loss, error = self._measure.of(train=train)
+                found = self._measure.of(train=train)
                 rows.append(
                     {
                         "snapshot": snapshot.number,
@@ -105,15 +105,17 @@ class Evaluator:
                         "taken_s": snapshot.taken_s,
                         "averaged": averaged,
                         "train": train,
-                        "loss": loss,
-                        "error": error,
+                        "loss": found.loss,
+                        "error": found.error,
                         "evaluate_s": self._channel.now_s() - start_s,
+                        **found.metrics,
                     }
                 )
             states[name] = {
                 key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
                 for key, value in self._model.module.state_dict().items()
             }
+        self._told.found(rows[0])
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)
         return states

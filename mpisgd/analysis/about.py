@@ -125,7 +125,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("batch norm", str(environment.get("batch_norm_policy", "?"))),
         ("mpisgd", str(environment.get("versions", {}).get("mpisgd", "?"))),
         ("git commit", _commits(environment)),
-        ("final test error", final_error),
+        ("final test" if final_error.startswith("loss") else "final test error", final_error),
     ]
     return Table("run", f"Run {run.name}", columns_of("what | value"), tuple(lines))
 

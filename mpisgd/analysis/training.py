@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import metrics_of
 
 
 @dataclass(frozen=True)
 class Curve:
     """Evaluations of one kind of weights on one kind of data, by snapshot; arrays, shape (snapshots,).
 
-    `seconds` is when the snapshot was taken, `error` the share of wrong classes, 0 ... 1.
+    `seconds` is when the snapshot was taken, `error` the share of wrong classes, 0 ... 1; `metrics` are those of an own step.
     """
 
     averaged: bool
@@ -23,6 +26,7 @@ class Curve:
     seconds: np.ndarray
     loss: np.ndarray
     error: np.ndarray
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def weights(self) -> str:
@@ -38,9 +42,15 @@ class Curve:
         return float(self.error[-1])
 
     @property
+    def has_error(self) -> bool:
+        """Whether there is any error but NaN: regression and language models have none, and their loss is shown."""
+        return not np.isnan(self.error).all()
+
+    @property
     def best(self) -> int | None:
-        """Index of the least error, the first of equals; None where every error is NaN."""
-        return None if np.isnan(self.error).all() else int(np.nanargmin(self.error))
+        """Index of the least error, or of the least loss where there is no error, the first of equals; None where all are NaN."""
+        shown = self.error if self.has_error else self.loss
+        return None if np.isnan(shown).all() else int(np.nanargmin(shown))
 
 
 def curves(run: Run) -> list[Curve]:
@@ -51,7 +61,8 @@ def curves(run: Run) -> list[Curve]:
             rows = run.evaluations[(run.evaluations["averaged"] == averaged) & (run.evaluations["train"] == train)]
             rows = rows[np.argsort(rows["snapshot"], kind="stable")]
             if len(rows):
-                result.append(Curve(averaged, train, rows["epochs"], rows["taken_s"], rows["loss"], rows["error"]))
+                metrics = {name: rows[name] for name in metrics_of(rows.dtype)}
+                result.append(Curve(averaged, train, rows["epochs"], rows["taken_s"], rows["loss"], rows["error"], metrics))
     return result
 
 
@@ -60,30 +71,47 @@ def on_test_data(run: Run, averaged: bool = False) -> Curve | None:
 
 
 def final_text(run: Run) -> str:
-    """E.g. `2.50 % (theta), 2.31 % (thetabar) at epoch 10.00`."""
+    """E.g. `2.50 % (theta), 2.31 % (thetabar) at epoch 10.00`; what there is instead of an error is named."""
     found = [curve for curve in curves(run) if not curve.train]
     if not found:
         return "not evaluated"
-    errors = ", ".join(f"{100 * curve.final:.2f} % ({curve.weights})" for curve in found)
-    return f"{errors} at epoch {found[0].epochs[-1]:.2f}"
+    last = [{"loss": curve.loss[-1], "error": curve.final} for curve in found]
+    finals = ", ".join(
+        f"{in_words(row, loss_of(run.config), ()).removeprefix('error ')} ({curve.weights})"
+        for row, curve in zip(last, found, strict=True)
+    )
+    return f"{finals} at epoch {found[0].epochs[-1]:.2f}"
+
+
+def metric_names(run: Run) -> tuple[str, ...]:
+    """Metrics of the run's own step."""
+    return metrics_of(run.evaluations.dtype)
 
 
 def summary_table(run: Run) -> Table:
+    found, names = curves(run), metric_names(run)
+    errors = any(curve.has_error for curve in found) or not found
     rows: list[tuple[Cell, ...]] = []
-    for curve in curves(run):
-        best = curve.best
-        least = (None, None) if best is None else (100 * float(curve.error[best]), float(curve.epochs[best]))
-        last = (100 * curve.final, float(curve.loss[-1]), float(curve.epochs[-1]), float(curve.seconds[-1]))
+    for curve in found:
+        best, scale, shown = curve.best, *((100, curve.error) if curve.has_error else (1, curve.loss))
+        least = (None, None) if best is None else (scale * float(shown[best]), float(curve.epochs[best]))
+        error = (100 * curve.final if curve.has_error else None,) if errors else ()
+        metrics = (float(curve.metrics[name][-1]) for name in names)
+        last = (*error, float(curve.loss[-1]), *metrics, float(curve.epochs[-1]), float(curve.seconds[-1]))
         rows.append((curve.name, len(curve.error), *last, *least))
     columns = columns_of(
-        "weights, data | evaluations | final error [%] :.2f | final loss | at epoch :.2f | at [s] | best error [%] :.2f"
-        " | at its epoch :.2f"
+        "weights, data | evaluations"
+        + " | final error [%] :.2f" * errors
+        + " | final loss"
+        + "".join(f" | final {name}" for name in names)
+        + f" | at epoch :.2f | at [s] | {'best error [%] :.2f' if errors else 'best loss'} | at its epoch :.2f"
     )
     return Table("training", "Training", columns, tuple(rows), "" if rows else "Nothing was evaluated.")
 
 
 def evaluation_table(run: Run) -> Table:
     found = run.evaluations[np.lexsort((run.evaluations["averaged"], run.evaluations["train"], run.evaluations["snapshot"]))]
+    names = metric_names(run)
     rows = [
         (
             int(row["snapshot"]),
@@ -94,9 +122,13 @@ def evaluation_table(run: Run) -> Table:
             "thetabar" if row["averaged"] else "theta",
             "training" if row["train"] else "test",
             float(row["loss"]),
-            100 * float(row["error"]),
+            None if np.isnan(row["error"]) else 100 * float(row["error"]),
+            *(float(row[name]) for name in names),
         )
         for row in found
     ]
-    columns = columns_of("snapshot | epochs :.2f | taken [s] | clock min | clock max | weights | data | loss | error [%] :.2f")
+    columns = columns_of(
+        "snapshot | epochs :.2f | taken [s] | clock min | clock max | weights | data | loss | error [%] :.2f"
+        + "".join(f" | {name}" for name in names)
+    )
     return Table("evaluations", "Evaluations", columns, tuple(rows))

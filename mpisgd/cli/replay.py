@@ -54,6 +54,8 @@ class Options:
     """package.module:factory of the user's own data."""
     loss: str = ""
     """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
+    step: str = ""
+    """package.module:function, the user's own step."""
     protocol: str = ""
     """package.module:Class, the user's own protocol."""
     schedule: str = ""

@@ -1,9 +1,9 @@
 """Whose code is run: what a run's directory names is somebody's, and is imported only where the user says so (SECURITY.md).
 
-A configuration may name the user's own model, data, loss, protocol, schedule or weights of stale gradients as
-`package.module:attribute`.
-In a job file, on the command line or in a Python program it is the user who names them. In the config.toml of a run it is whoever
-wrote that directory: to open it would be to run their code. So those names are listed, and refused, unless the user names them too.
+A configuration may name the user's own model, data, loss, step, protocol, schedule or weights of stale gradients as
+`package.module:attribute`. In a job file, on the command line or in a Python program it is the user who names them. In the
+config.toml of a run it is whoever wrote that directory: to open it would be to run their code. So those names are listed, and refused,
+unless the user names them too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ OPTIONS: Mapping[str, str] = {
     "model.factory": "--model",
     "data.factory": "--data",
     "loss": "--loss",
+    "step": "--step",
     "protocol.factory": "--protocol",
     "protocol.modulation": "--protocol.modulation",
     "schedule.factory": "--schedule",
@@ -36,6 +37,7 @@ def names_of(config: Config) -> dict[str, str]:
         "model.factory": config.model.factory if isinstance(config.model, CustomModelOptions) else "",
         "data.factory": config.data.factory if isinstance(config.data, CustomDataOptions) else "",
         "loss": config.loss if ":" in config.loss else "",
+        "step": config.step if ":" in config.step else "",
         "protocol.factory": getattr(config.protocol, "factory", ""),
         "protocol.modulation": getattr(config.protocol, "modulation", ""),
         "schedule.factory": getattr(config.schedule, "factory", ""),

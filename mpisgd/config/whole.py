@@ -132,6 +132,9 @@ class Config:
     """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
     loss: str = "cross_entropy"
     """Function of torch.nn.functional, or your own a.b:callable. It takes (output, target) and returns a scalar."""
+    step: str = ""
+    """Your own a.b:step in place of the loss. It takes (model, batch) and returns a scalar, or a dict of `loss` and metrics, as
+    `mpisgd.train` takes it."""
     nonfinite: Literal["stop", "drop", "continue"] = "stop"
     """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"

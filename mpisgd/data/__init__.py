@@ -2,7 +2,7 @@
 
 `load` gives the data set of a config, `as_dataset` the one that a user of the Python API hands over. A user's data are
 `(train, test)`, or a factory that returns it; each of both is a pair (inputs, targets) of tensors or numpy arrays, or a
-torch map-style Dataset whose samples are (input, target).
+torch map-style Dataset whose samples are (input, target), or any nest of tensors for an own step.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each
 __all__ = ["Batch", "DataSet", "Split", "as_dataset", "fetch", "fetch_each", "load"]
 
 
-def load(options: DataOptions, *, data_dir: str = "", seed: int) -> DataSet:
+def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False) -> DataSet:
     """The data set of `options`; files are looked for below `data_dir`, else the environment's MPISGD_DATA.
+
+    `nested` is as in `as_dataset`.
 
     Raises DataError where a file is missing, truncated or foreign, ConfigError where what the user wrote cannot be.
     """
@@ -43,5 +45,5 @@ def load(options: DataOptions, *, data_dir: str = "", seed: int) -> DataSet:
         case SyntheticOptions():
             data = synthetic.load(options, seed)
         case CustomDataOptions():
-            data = custom.load(options, data_dir=data_dir, seed=seed)
+            data = custom.load(options, data_dir=data_dir, seed=seed, nested=nested)
     return data

@@ -15,11 +15,12 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
+from mpisgd.data.loader import CollatedSplit
 
 _EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, or a Dataset with __len__ and __getitem__"
 
 
-def load(options: CustomDataOptions, *, data_dir: str, seed: int) -> DataSet:
+def load(options: CustomDataOptions, *, data_dir: str, seed: int, nested: bool = False) -> DataSet:
     """The data of `options.factory`, called with `options.kwargs`, and with data_dir and seed where it has such parameters.
 
     Raises ConfigError where it cannot be imported or called, or returns something else.
@@ -27,13 +28,16 @@ def load(options: CustomDataOptions, *, data_dir: str, seed: int) -> DataSet:
     factory = load_attribute(options.factory, "data.factory")
     field = f"data.factory = {options.factory!r}"
     value = call_factory(factory, options.kwargs, {"data_dir": data_dir, "seed": seed}, field)
-    return as_dataset(value, field)
+    return as_dataset(value, field, nested=nested)
 
 
-def as_dataset(value: Any, name: str = "custom", offered: Mapping[str, Any] = MappingProxyType({})) -> DataSet:
+def as_dataset(
+    value: Any, name: str = "custom", offered: Mapping[str, Any] = MappingProxyType({}), *, nested: bool = False
+) -> DataSet:
     """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory returns of these.
 
-    The factory is given those of `offered` for which it has parameters.
+    The factory is given those of `offered` for which it has parameters. `nested`: samples of a Dataset need not be pairs, and are
+    collated as torch does it, for an own step.
 
     The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
     """
@@ -46,10 +50,11 @@ def as_dataset(value: Any, name: str = "custom", offered: Mapping[str, Any] = Ma
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ConfigError(f"{name}: found {_describe(value)}, expected {_EXPECTED}")
     train, test = value
-    return make_dataset(name, _split(train, f"{name}: train"), None if test is None else _split(test, f"{name}: test"), ConfigError)
+    splits = (_split(train, f"{name}: train", nested), None if test is None else _split(test, f"{name}: test", nested))
+    return make_dataset(name, *splits, ConfigError)
 
 
-def _split(value: Any, where: str) -> Split:
+def _split(value: Any, where: str, nested: bool) -> Split:
     if isinstance(value, Split):
         return value
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
@@ -58,6 +63,8 @@ def _split(value: Any, where: str) -> Split:
         return make_split(value[0], value[1], where, ConfigError)
     if not _is_samples(value):
         raise ConfigError(f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}")
+    if nested:
+        return CollatedSplit(value, where)
     return LazySplit(value, where, _first_sample(value[0], where) if len(value) else None)
 
 

@@ -51,6 +51,11 @@ class Split:
         return inputs, self.targets.index_select(0, chosen)
 
     @property
+    def padded(self) -> bool:
+        """Whether inputs may be of several shapes, which batches make one."""
+        return False
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.inputs.shape[1:])
 
@@ -133,7 +138,7 @@ class DataSet:
         return max(self.train.classes, (self.test.classes or 0) if len(self.test) else 0)
 
 
-def fetch(split: Split, indices: npt.NDArray[np.int64], seeds: Callable[[], Seeds]) -> Batch:
+def fetch(split: Split, indices: npt.NDArray[np.int64], seeds: Callable[[], Seeds]) -> Any:
     """`split.batch(indices)`; where that runs the user's code, what it draws from global generators depends on the seeds alone."""
     if type(split) is Split:  # tensors in memory: nobody draws
         return split.batch(indices)
@@ -180,7 +185,7 @@ def make_dataset(name: str, train: Split, test: Split | None, error: type[Mpisgd
         raise error(f"{name}: 0 training samples, expected at least 1")
     if test is None or len(test) == 0:
         return DataSet(name, train, empty_like(train))
-    if test.input_shape != train.input_shape:
+    if test.input_shape != train.input_shape and not train.padded:
         raise error(f"{name}: test inputs have shape {test.input_shape}, expected {train.input_shape} as in training")
     return DataSet(name, train, test)
 

@@ -14,11 +14,11 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.data import Split, fetch
 from mpisgd.data.sampling import Sampling
+from mpisgd.gradient.objective import Objective, OwnStep, described
+from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, is_finite
 from mpisgd.vectors.memory import Memory, staging, wait_for
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Gradient(Travels):
@@ -35,7 +35,7 @@ class Gradient(Travels):
     def __init__(
         self,
         model: FlatModel,
-        loss: Loss,
+        loss: Objective,
         split: Split,
         sampling: Sampling,
         memory: Memory,
@@ -57,7 +57,7 @@ class Gradient(Travels):
         self._apart = None if memory is model.memory else memory.tensors
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
         self.samples = 0
-        self._prepared: tuple[int, tuple[Tensor, Tensor]] | None = None
+        self._prepared: tuple[int, Any, int] | None = None
 
     def move_out(self) -> None:
         if self._apart is None:
@@ -79,38 +79,59 @@ class Gradient(Travels):
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
         self._model.zero_gradients()
-        self._prepared = (seq, self._batch(seq))
+        self._prepared = (seq, *self._batch(seq))
 
-    def _batch(self, seq: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, seq: int) -> tuple[Any, int]:
+        """Mini-batch `seq`, on the model's device, and how many samples were drawn for it."""
         if self._prepared is not None and self._prepared[0] == seq:
-            return self._prepared[1]
+            return self._prepared[1:]
         indices = self._sampling.indices(self._learner_id, seq)
-        inputs, targets = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
-        return self._model.inputs(inputs), targets
+        batch = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
+        if isinstance(self._loss, OwnStep):
+            return self._model.inputs(batch), len(indices)
+        inputs, targets = pair(batch)
+        return (self._model.inputs(inputs), targets), len(indices)
 
     def _seeds(self, domain: Domain, seq: int) -> Seeds:
         return seeds_of(domain, self._seed, self._learner_id, seq)
 
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
-        loss = self.loss_of(*self.output(seq))
+        loss = self.step(seq) if isinstance(self._loss, OwnStep) else self.loss_of(*self.output(seq))
         if not loss.requires_grad and torch.is_grad_enabled():
-            raise ConfigError("loss: it does not depend on the model's weights by autograd: was it detached, or made a number?")
+            raise self.detached()
         return loss
 
-    def loss_of(self, output: Any, targets: Tensor) -> Tensor:
+    @property
+    def by_step(self) -> Callable[..., Any] | None:
+        """The user's own step; None where there is a loss."""
+        return self._loss.function if isinstance(self._loss, OwnStep) else None
+
+    def detached(self) -> ConfigError:
+        """Make the error for a loss from which no gradient comes."""
+        who = "step: its loss" if isinstance(self._loss, OwnStep) else "loss: it"
+        return ConfigError(f"{who} does not depend on the model's weights by autograd: was it detached, or made a number?")
+
+    def loss_of(self, output: Any, targets: Any) -> Tensor:
         """The user's loss of what `output` gave."""
+        assert not isinstance(self._loss, OwnStep)
         return self._loss(output, targets)
 
-    def output(self, seq: int) -> tuple[Any, Tensor]:
-        """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`.
+    def output(self, seq: int) -> tuple[Any, Any]:
+        """Run the model on mini-batch `seq` at the present weights; returns its output and the targets, and sets `samples`."""
+        inputs, targets = self._begin(seq)
+        return self._model.module(inputs), moved(targets, self._model.weights.device)
 
-        What the model draws, and the loss after it, from the global generators depends on the names alone.
-        """
-        inputs, targets = self._batch(seq)
-        self.samples = len(inputs)
+    def step(self, seq: int) -> Tensor:
+        """The loss that the user's own step gives, as `forward`. Raises ConfigError where it gives none."""
+        assert isinstance(self._loss, OwnStep)
+        return self._loss.loss(self._model.module, self._begin(seq))
+
+    def _begin(self, seq: int) -> Any:
+        """The mini-batch; what model, loss and step draw from now on from the global generators depends on the names alone."""
+        batch, self.samples = self._batch(seq)
         seed_all(self._seeds(Domain.DROPOUT, seq))
-        return self._model.module(inputs), targets.to(self._model.weights.device, non_blocking=True)
+        return batch
 
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
@@ -139,6 +160,18 @@ class Gradient(Travels):
         self._told_loss.copy_(loss, non_blocking=True)
         wait_for(loss)
         return self._told_loss.item()
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """The inputs and targets of a batch, for a loss. Raises ConfigError where it is no pair."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise ConfigError(f"data: a batch is {described(batch)}, expected a pair (inputs, targets) for a loss; `step` takes any batch")
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on this device."""
+    return nest.mapped(batch, lambda _, value: value.to(device, non_blocking=True))
 
 
 def clip(gradient: Tensor, norm: float) -> None:

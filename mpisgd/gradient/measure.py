@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpisgd.base.draws import kept, seed_all, seeds_of
+from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import EvaluationOptions
-from mpisgd.data import Batch, Split
+from mpisgd.data import Split
 from mpisgd.data.sampling import recalibration_batches
-from mpisgd.gradient.gradient import Loss
+from mpisgd.gradient.gradient import moved, pair
+from mpisgd.gradient.objective import Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel
+
+ERROR = "error"
+"""Name of the metric of an own step that stands in the place of the share of wrong classes."""
 
 _TEST, _TRAIN, _RECALIBRATION = range(3)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -43,14 +48,16 @@ def batch_norm_policy(module: nn.Module, options: EvaluationOptions, train_sampl
     return f"{options.buffers}{on} ({layers} layer{'s' * (layers > 1)})"
 
 
-def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Batch:
+def _drawn(split: Split, indices: np.ndarray, seed: int, purpose: int, number: int) -> Any:
     """Fetch these samples. What they draw, and the model after them, depends on the other names alone (law 5)."""
     seed_all(seeds_of(Domain.EVALUATION, seed, purpose, number))
     return split.batch(indices)
 
 
-def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, seed: int) -> None:
+def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, batches: int, seed: int) -> None:
     """Set batch-norm statistics to their plain mean over `recalibration_batches` of the training samples.
+
+    An own step is called, which knows how batches go into the model.
 
     All other layers are as in an evaluation, for which the statistics are meant.
     """
@@ -66,9 +73,13 @@ def recalibrate(model: FlatModel, split: Split, *, batch: int, batches: int, see
         layer.train()
     with torch.no_grad(), kept():
         for number, indices in enumerate(recalibration_batches(len(split), batch, batches, seed)):
-            inputs, _ = _drawn(split, indices, seed, _RECALIBRATION, number)
-            if len(inputs) > 1:
-                model.module(model.inputs(inputs))
+            drawn = _drawn(split, indices, seed, _RECALIBRATION, number)
+            if len(indices) < 2:
+                continue
+            if isinstance(loss, OwnStep):
+                loss.loss(model.module, model.inputs(drawn))
+            else:
+                model.module(model.inputs(pair(drawn)[0]))
     model.module.train()
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
@@ -80,6 +91,19 @@ def as_initial(model: FlatModel) -> None:
     for name, buffer in model.module.named_buffers():
         if id(buffer) in ours:
             buffer.copy_(model.initial_buffers[name])
+
+
+class Measured(NamedTuple):
+    """What weights come to on a split of the data, as means over its samples.
+
+    Attributes:
+        error: share of wrong classes, or the metric `error` of an own step; NaN where targets are not classes.
+        metrics: the others of an own step.
+    """
+
+    loss: float
+    error: float
+    metrics: dict[str, float]
 
 
 class Measure:
@@ -95,7 +119,7 @@ class Measure:
     def __init__(
         self,
         model: FlatModel,
-        loss: Loss,
+        loss: Objective,
         *,
         train: Split,
         test: Split,
@@ -120,34 +144,56 @@ class Measure:
     def prepare(self) -> None:
         """Call after the weights have changed."""
         if self._recalibrate_batches:
-            recalibrate(self._model, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
+            recalibrate(self._model, self._loss, self._train, batch=self._batch, batches=self._recalibrate_batches, seed=self._seed)
         else:
             as_initial(self._model)
 
-    def of(self, *, train: bool) -> tuple[float, float]:
-        """(mean loss per sample, share of wrong classes) on the training or test data.
-
-        NaN for an empty split; the error is NaN where targets are not classes.
-        """
+    def of(self, *, train: bool) -> Measured:
+        """Measure on the training or test data; NaN for an empty split. Raises ConfigError where an own step returns no numbers."""
         split = self._train if train else self._test
         if len(split) == 0:
-            return math.nan, math.nan
+            return Measured(math.nan, math.nan, {})
         self._model.module.eval()
-        total, wrong, classes = 0.0, 0, False
+        sums: dict[str, float] = {}
         with torch.no_grad(), kept():
             for start in range(0, len(split), self._batch):
                 if self._check is not None:
                     self._check()
                 indices = np.arange(start, min(start + self._batch, len(split)))
-                inputs, targets = _drawn(split, indices, self._seed, _TRAIN if train else _TEST, start)
-                output = self._model.module(self._model.inputs(inputs))
-                targets = targets.to(self._model.weights.device)
-                total += self._loss(output, targets).item() * len(inputs)
-                classes = not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2
-                if classes:
-                    wrong += int((output.argmax(dim=1) != targets).sum())
+                batch = _drawn(split, indices, self._seed, _TRAIN if train else _TEST, start)
+                found = self._of_batch(batch, len(indices))
+                if start and found.keys() != sums.keys():
+                    now, before = (", ".join(each) for each in (found, sums))
+                    raise ConfigError(f"step: it returned {now} for a batch, but {before} for those before: expected the same")
+                sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
         self._model.module.train()
-        return total / len(split), wrong / len(split) if classes else math.nan
+        loss, *others = ((name, value / len(split)) for name, value in sums.items())
+        metrics = dict(others)
+        return Measured(loss[1], metrics.pop(ERROR, math.nan), metrics)
+
+    def metrics(self, samples: int) -> tuple[str, ...]:
+        """Names of the metrics of an own step but for `error`, by a first batch of at most so many samples; none without data."""
+        split, purpose = (self._test, _TEST) if len(self._test) else (self._train, _TRAIN)
+        indices = np.arange(min(samples, self._batch, len(split)))
+        self._model.module.eval()
+        with torch.no_grad(), kept():
+            found = self._of_batch(_drawn(split, indices, self._seed, purpose, 0), len(indices))
+        self._model.module.train()
+        return tuple(name for name in found if name not in ("loss", ERROR))
+
+    def _of_batch(self, batch: Any, samples: int) -> dict[str, float]:
+        """The loss, and then what else there is, times the number of samples."""
+        module = self._model.module
+        if isinstance(self._loss, OwnStep):
+            loss, metrics = self._loss.measured(module, self._model.inputs(batch))
+            return {"loss": loss * samples, **{name: value * samples for name, value in metrics.items()}}
+        inputs, targets = pair(batch)
+        output = module(self._model.inputs(inputs))
+        targets = moved(targets, self._model.weights.device)
+        sums = {"loss": self._loss(output, targets).item() * samples}
+        if isinstance(targets, Tensor) and not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2:
+            sums[ERROR] = float((output.argmax(dim=1) != targets).sum())
+        return sums
 
 
 class Unmeasured:
@@ -159,6 +205,6 @@ class Unmeasured:
     def prepare(self) -> None:
         """Nothing is to be measured."""
 
-    def of(self, *, train: bool) -> tuple[float, float]:
+    def of(self, *, train: bool) -> Measured:
         """Neither loss nor error."""
-        return math.nan, math.nan
+        return Measured(math.nan, math.nan, {})

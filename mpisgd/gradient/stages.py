@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.local_steps import LocalSteps
+from mpisgd.gradient.objective import Objective
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
@@ -38,7 +39,7 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
 
 
 def make_gradient(
-    config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling, number: int, memory: Memory | None = None
+    config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, memory: Memory | None = None
 ) -> Gradient:
     """Make the gradient of one rank, in `memory`, by default the model's own.
 

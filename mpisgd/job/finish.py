@@ -22,6 +22,7 @@ from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
+from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
@@ -226,6 +227,6 @@ def farewell(outcome: Outcome, *, logged: bool) -> str:
         return text
     log = Run(outcome.path)
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
-    if len(last) and math.isfinite(last["error"][-1]):
-        text += f", test error {100 * last['error'][-1]:.2f} %"
+    if len(last) and not math.isnan(last["loss"][-1]):
+        text += f", test {in_words(last[-1], loss_of(log.config), schema.metrics_of(last.dtype))}"
     return f"{text}; see: mpisgd report {outcome.path}"

@@ -16,9 +16,9 @@ import torch
 
 from mpisgd.base.imports import file_of
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, replace
-from mpisgd.job.parts import UNNAMED_LOSS, Brought
+from mpisgd.job.parts import UNNAMED, Brought
 
-PARTS = ("model", "data", "loss")
+PARTS = ("model", "data", "loss", "step")
 """What may be brought as objects."""
 NAMED = (*PARTS, "protocol", "schedule")
 """What may be named."""
@@ -32,7 +32,9 @@ def as_brought(config: Config, brought: Brought) -> Config:
     if brought.data is not None:
         changes["data"] = CustomDataOptions(factory=spec_of(brought.data))
     if brought.loss is not None:
-        changes["loss"] = _name_in_torch(brought.loss) or spec_of(brought.loss) or UNNAMED_LOSS
+        changes["loss"] = _name_in_torch(brought.loss) or spec_of(brought.loss) or UNNAMED
+    if brought.step is not None:
+        changes["step"] = spec_of(brought.step) or UNNAMED
     return replace(config, **changes)
 
 
@@ -43,6 +45,7 @@ def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
         "model": getattr(config.model, "factory", ""),
         "data": getattr(config.data, "factory", ""),
         "loss": config.loss if ":" in config.loss else "",
+        "step": config.step if ":" in config.step else "",
         "protocol": getattr(config.protocol, "factory", ""),
         "schedule": getattr(config.schedule, "factory", ""),
     }

@@ -6,7 +6,9 @@ Nothing here knows ranks. Where `Brought` holds an object, it stands for what th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +24,11 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config, hints
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Measure
+from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.protocols import Protocol
+from mpisgd.records.log import schema
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
@@ -37,11 +41,12 @@ class Brought:
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
+    step: Callable[[nn.Module, Any], Any] | None = None
 
 
 NOTHING_BROUGHT = Brought()
-UNNAMED_LOSS = "custom"
-"""Stands in a configuration for a loss that was brought as an object, and has no name by which it can be imported."""
+UNNAMED = "custom"
+"""Stands in a configuration for a loss or step that was brought as an object, and has no name by which it can be imported."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,13 @@ class Meta:
 
 def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
+    nested = bool(brought.step is not None or config.step)
     with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
         if brought.data is not None:
-            data = datasets.as_dataset(brought.data, "data", {"data_dir": config.data_dir, "seed": config.seed})
+            offered = {"data_dir": config.data_dir, "seed": config.seed}
+            data = datasets.as_dataset(brought.data, "data", offered, nested=nested)
         else:
-            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed)
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested)
     if len(data.train) == 0:
         raise ConfigError(f"data {data.name}: it has no training samples")
     return data
@@ -71,8 +78,15 @@ def meta_of(data: DataSet) -> Meta:
     return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
 
 
-def load_loss(config: Config, brought: Brought) -> Loss:
-    """Raises ConfigError where there is no such function."""
+def load_loss(config: Config, brought: Brought) -> Objective:
+    """The loss, or the user's own step in its place. Raises ConfigError where there is no such function, or there are both."""
+    if brought.step is not None or config.step:
+        if brought.loss is not None:
+            raise ConfigError("step and loss are both given: expected one of them; a step computes the loss itself")
+        function = brought.step if brought.step is not None else load_attribute(config.step, "step")
+        if not callable(function):
+            raise ConfigError(f"step: found {described(function)}, expected a callable of (model, batch)")
+        return OwnStep(function)
     if brought.loss is not None:
         return brought.loss
     name = config.loss
@@ -146,7 +160,7 @@ def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: in
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
 
 
-def make_measure(config: Config, model: FlatModel, loss: Loss, data: DataSet) -> Measure:
+def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> Measure:
     options = config.evaluation
     return Measure(
         model,
@@ -165,50 +179,101 @@ _WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
-    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
+    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar of the weights, which is returned.
 
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
     gradient.prepare(0)
-    state = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
-    with torch.no_grad():
-        try:
-            output, targets = gradient.output(0)
-        except _WRONG as error:
-            raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
-        try:
-            loss: Any = gradient.loss_of(output, targets)
-        except (*_WRONG, AttributeError) as error:
-            failed = f"{type(error).__name__}: {error}"
-            if not isinstance(output, Tensor):
-                expected = "expected a tensor, or a loss that takes such an output"
-                raise ConfigError(f"model: it returned {_described(output)}, and the loss fails: {failed}: {expected}") from error
-            what = f"output of shape {tuple(output.shape)}, targets {targets.dtype} {tuple(targets.shape)}"
-            raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}{_expected_of_loss(output, targets, error)}") from error
-    if not isinstance(loss, Tensor) or loss.is_complex():
-        found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else _described(loss)
-        raise ConfigError(f"loss: it returned {found}, expected a scalar tensor that autograd can differentiate")
-    if loss.numel() != 1:
-        raise ConfigError(f"loss: expected a scalar, got shape {tuple(loss.shape)}")
-    if not math.isfinite(loss.item()):
-        raise ConfigError(f"loss = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
-    for name, buffer in model.module.named_buffers():
+    with _buffers_kept(model.module):
+        if gradient.by_step:
+            return _check_step(model, gradient)
+        inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
+        with torch.no_grad():
+            try:
+                output, targets = gradient.output(0)
+            except _WRONG as error:
+                raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
+            try:
+                loss: Any = gradient.loss_of(output, targets)
+            except (*_WRONG, AttributeError) as error:
+                failed = f"{type(error).__name__}: {error}"
+                if not isinstance(output, Tensor):
+                    expected = "expected a tensor, or a loss that takes such an output"
+                    raise ConfigError(
+                        f"model: it returned {described(output)}, and the loss fails: {failed}: {expected}"
+                    ) from error
+                kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else described(targets)
+                what = f"output of shape {tuple(output.shape)}, targets {kind}"
+                expected = _expected_of_loss(output, targets, error)
+                raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}{expected}") from error
+        value = _finite(scalar(loss, "loss"), "loss")
+        gradient.forward(0)  # which must depend on the weights
+        return value
+
+
+def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
+    """Evaluate a first batch by the user's own step, as evaluations will; returns the names of its metrics.
+
+    Raises ConfigError, DataError as `check_first_batch`.
+    """
+    if not isinstance(loss, OwnStep):
+        return ()
+    measure = make_measure(config, model, loss, data)
+    with _buffers_kept(model.module), _saying_where(loss.function, "the first batch of an evaluation"):
+        names = measure.metrics(config.mu)
+    for name in names:
+        if name in (schema.EVALUATIONS.names or ()):
+            raise ConfigError(f"step: its metric {name!r} has the name of a column of the log, expected another")
+    return names
+
+
+def _check_step(model: FlatModel, gradient: Gradient) -> float:
+    parameters = [(name, each) for name, each in model.module.named_parameters() if each.requires_grad]
+    with _saying_where(gradient.by_step, "the first mini-batch"):
+        loss = gradient.step(0)
+    if any(each.grad is None for _, each in parameters) or bool(model.gradients.any()):
+        name = next((name for name, each in parameters if each.grad is None), "")
+        did = f"it cleared the gradient of {name} (zero_grad)" if name else "it computed gradients itself (backward)"
+        raise ConfigError(f"step: {did}, expected the loss alone: mpisgd calls backward, and shards step")
+    if not loss.requires_grad:
+        raise gradient.detached()
+    return _finite(loss, "step: the loss")
+
+
+@contextmanager
+def _saying_where(function: Any, what: str) -> Iterator[None]:
+    """Raises ConfigError, which names the line of the user's own function, where it fails."""
+    try:
+        yield
+    except (*_WRONG, AttributeError, LookupError, ArithmeticError) as error:
+        own = getattr(getattr(function, "__code__", None), "co_filename", "")
+        lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
+        where = f", at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
+        raise ConfigError(f"the step fails at {what}{where}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Leave what is no parameter (batch-norm statistics) as it was."""
+    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    yield
+    for name, buffer in module.named_buffers():
         buffer.copy_(state[name])
+
+
+def _finite(loss: Tensor, who: str) -> float:
+    if not math.isfinite(loss.item()):
+        raise ConfigError(f"{who} = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     return loss.item()
 
 
-def _expected_of_loss(output: Tensor, targets: Tensor, error: Exception) -> str:
+def _expected_of_loss(output: Tensor, targets: Any, error: Exception) -> str:
     """Say what is wanted, for the two most usual errors; "" for others."""
     if isinstance(error, TypeError):
         return "; expected a callable of (output, target)"
+    if not isinstance(targets, Tensor):
+        return ""
     classes = int(targets.max()) + 1 if targets.dtype == torch.int64 and targets.numel() else 0
     if isinstance(error, IndexError) and output.dim() > 1 and classes > output.shape[1]:
         return f"; the model has {output.shape[1]} outputs, its targets are of at least {classes} classes"
     return ""
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
-    return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"

@@ -98,8 +98,8 @@ class Built:
             warn = functools.partial(self.world.warn, self.rank)
             first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
         # One who died has left a file; who follows evaluates all again.
-        name = schema.evaluator_file(setup.attempt)
-        log = EvaluatorLog(lambda: self._open(name, -1, before, instead=setup.tolerant))
+        name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
+        log = EvaluatorLog(lambda: self._open(name, -1, before, instead=setup.tolerant, metrics=metrics))
         if self.world.tensors is None:
             log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
@@ -108,7 +108,14 @@ class Built:
         log.close()
 
     def _open(
-        self, name: str, shard: int, before: list[list[int]], counts: Sequence[int] = (), *, instead: bool = False
+        self,
+        name: str,
+        shard: int,
+        before: list[list[int]],
+        counts: Sequence[int] = (),
+        *,
+        instead: bool = False,
+        metrics: Sequence[str] = (),
     ) -> TableFile:
         """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's."""
         log, resumption = self.setup.config.log, self.setup.resumption
@@ -121,6 +128,7 @@ class Built:
             flush_s=log.flush_s,
             attributes={} if resumption is None else resumption.attributes(before),
             instead=instead,
+            metrics=metrics,
         )
 
 

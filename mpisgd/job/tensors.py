@@ -15,8 +15,9 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
-from mpisgd.gradient.gradient import Gradient, Loss
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
+from mpisgd.gradient.objective import Objective
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.records.checkpoint.snapshots import Snapshots
@@ -39,16 +40,18 @@ class Tensors:
         data: None on a rank that has no use for it.
         shard_device: where updates are made: "cpu", or a rank's GPU.
         evaluated: whether snapshots are, or only pulled.
+        metrics: names of those of an own step, once `check` has found them.
     """
 
     config: Config
     meta: Meta
-    loss: Loss
+    loss: Objective
     model: FlatModel
     sampling: Sampling
     data: DataSet | None
     shard_device: str = "cpu"
     evaluated: bool = True
+    metrics: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
@@ -74,9 +77,15 @@ class Tensors:
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
 
     def check(self) -> float:
-        """The loss of the first mini-batch, which must fit the model, as groups must. Raises ConfigError, DataError."""
+        """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
+
+        Raises ConfigError, DataError.
+        """
+        assert self.data is not None
         _ = self.segments
-        return parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
+        loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
+        self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
+        return loss
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
         """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""
@@ -108,6 +117,6 @@ class Tensors:
             log,
             train=options.train,
             train_samples=self.meta.train_samples,
-            told=Evaluations(progress, snapshots, batches, config.log.progress_s),
+            told=Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss),
         )
         evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first)

@@ -100,7 +100,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
             for table in schema.TABLES:
-                _copy(log, table, whole)
+                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else schema.TABLES[table])
             if run.left_out:
                 _add_counts(log, run, whole)
             for number, layout in enumerate(earlier):
@@ -112,15 +112,15 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         log.close()
 
 
-def _copy(group: h5py.Group, table: str, parts: Sequence[Rows]) -> None:
+def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype) -> None:
     count = sum(part.length(table) for part in parts)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
-    data = group.create_dataset(table, (count,), schema.TABLES[table], **how)
+    data = group.create_dataset(table, (count,), dtype, **how)
     data.attrs["rows"] = count
     start = 0
     for part in parts:
         for rows in part.chunks(table):
-            data[start : start + len(rows)] = rows
+            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.joined(table, [np.empty(0, dtype), rows])
             start += len(rows)
 
 
@@ -129,7 +129,7 @@ def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts())
+        _copy(group, table, layout.parts(), schema.TABLES[table])
 
 
 _LEARNERS = ("shard", "learner_id", "pushed", "applied", "dropped", "rejected", "in_flight")

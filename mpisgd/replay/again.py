@@ -85,8 +85,12 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
             for column in schema.SUMMARY.names or ():
                 if column != "diverged" and summary[column] != recorded[column]:
                     refuse(f"{column} {recorded[column]}, simulated again {summary[column]}", log.shard, "summary")
-    skipped = () if evaluated else _COMPUTED["evaluations"]
-    _compare(Run(again).evaluations, record.run.evaluations, -1, "evaluations", skipped, whole=record.done is not None)
+    ours, theirs = Run(again).evaluations, record.run.evaluations
+    if ours.dtype != theirs.dtype:
+        metrics = [", ".join(schema.metrics_of(rows.dtype)) or "none" for rows in (theirs, ours)]
+        refuse(f"metrics {metrics[0]}, simulated again {metrics[1]}", -1, "evaluations")
+    skipped = () if evaluated else (*_COMPUTED["evaluations"], *schema.metrics_of(ours.dtype))
+    _compare(ours, theirs, -1, "evaluations", skipped, whole=record.done is not None)
 
 
 def _compare(ours: np.ndarray, theirs: np.ndarray, shard: int, table: str, skipped: tuple[str, ...], *, whole: bool) -> None:

@@ -13,7 +13,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of
 from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, CustomScheduleOptions, trust
 from mpisgd.job.naming import NAMED, PARTS, sha256_of
-from mpisgd.job.parts import UNNAMED_LOSS, Brought
+from mpisgd.job.parts import UNNAMED, Brought
 from mpisgd.protocols import OwnProtocolOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.checks.record import Record
@@ -40,7 +40,7 @@ def renamed(record: Record, named: Mapping[str, str]) -> Record:
 
 
 def _renamed(config: Config, named: Mapping[str, str]) -> Config:
-    changes: dict[str, Any] = {"loss": named.get("loss", config.loss)}
+    changes: dict[str, Any] = {part: named.get(part, getattr(config, part)) for part in ("loss", "step")}
     for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
         if part in named:
             changes[part] = kind(factory=named[part], kwargs=getattr(getattr(config, part), "kwargs", {}))
@@ -60,7 +60,8 @@ def saying_how(record: Record, brought: Brought) -> Iterator[None]:
     unnamed = {
         "model": isinstance(config.model, CustomModelOptions) and not config.model.factory,
         "data": isinstance(config.data, CustomDataOptions) and not config.data.factory,
-        "loss": config.loss == UNNAMED_LOSS,
+        "loss": config.loss == UNNAMED,
+        "step": config.step == UNNAMED,
     }
     missing = [part for part in PARTS if unnamed[part] and getattr(brought, part) is None]
     if missing:

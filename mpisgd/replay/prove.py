@@ -59,7 +59,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         tolerance: by which share of the way of weights recomputed ones may differ; default: 0, every bit must be the same, but
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
-        named: the user's own model, data, loss or protocol, as package.module:attribute, in place of what the run named.
+        named: the user's own model, data, loss, step or protocol, as package.module:attribute, in place of what the run named.
         trust: import what the run named, where it is neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: which snapshots are evaluated again.
         told: see `Told`.

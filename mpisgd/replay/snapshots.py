@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpisgd.data import DataSet
-from mpisgd.gradient.measure import batch_norms
+from mpisgd.gradient.measure import Measured, batch_norms
 from mpisgd.job import parts
 from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event
@@ -203,9 +203,10 @@ def evaluate_again(record: Record, serial: Serial, data: DataSet, plan: Plan, ke
                 _compare_buffers(record, serial.model.module, ("theta", "thetabar")[vector], proof)
 
 
-def _compare(row: np.void, at: int, found: tuple[float, float], proof: Proof) -> None:
-    for name, value in zip(("loss", "error"), found, strict=True):
-        said = row[name].item()
+def _compare(row: np.void, at: int, found: Measured, proof: Proof) -> None:
+    names = row.dtype.names or ()
+    for name, value in {"loss": found.loss, "error": found.error, **found.metrics}.items():
+        said = row[name].item() if name in names else math.nan
         if not same(said, value) and not abs(said - value) <= proof.tolerance * max(1.0, abs(said)):
             proof.find(Finding(f"{name} {said!r}, evaluated again {value!r}", -1, "evaluations", at, int(row["clock_max"])))
 

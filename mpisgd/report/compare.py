@@ -15,8 +15,8 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 from mpisgd.report.writing import Drawing, tell, terminal, write
 
-COLUMNS = columns_of(
-    "run | protocol | λ | shards | μ | epochs :.2f | error theta [%] :.2f | error thetabar [%] :.2f | mean τ :.3f | max τ"
+COLUMNS = (
+    "run | protocol | λ | shards | μ | epochs :.2f | error theta [%] :.2f | error thetabar [%] :.2f{more} | mean τ :.3f | max τ"
     " | dropped [%] :.2f | images/s | training [s] | per update [s] | status"
 )
 
@@ -38,8 +38,10 @@ def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None 
     console = console or terminal()
     runs = [Run(path) for path in run_paths]
     names = distinct_names([run.path.resolve() for run in runs])
-    rows = tuple(_row(run, name) for run, name in zip(runs, names, strict=True))
-    table = Table("runs", "Runs side by side", COLUMNS, rows, "Errors: on test data, at the last evaluation.")
+    more = _more(runs)
+    rows = tuple(_row(run, name, more) for run, name in zip(runs, names, strict=True))
+    columns = columns_of(COLUMNS.format(more="".join(f" | {each}" for each in more)))
+    table = Table("runs", "Runs side by side", columns, rows, "Errors: on test data, at the last evaluation.")
     table.print_to(console)
     drawings = _drawings(runs, names)
     files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [table], drawings)
@@ -59,12 +61,22 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _row(run: Run, name: str) -> tuple[Cell, ...]:
+def _more(runs: Sequence[Run]) -> list[str]:
+    """What is shown besides errors, of theta: the loss where a run has no error, and the metrics of own steps."""
+    curves = [training.on_test_data(run) for run in runs]
+    loss = any(curve is not None and not curve.has_error for curve in curves)
+    names = dict.fromkeys(name for curve in curves if curve is not None for name in curve.metrics)
+    return [*(["loss"] * loss), *names]
+
+
+def _row(run: Run, name: str, more: Sequence[str]) -> tuple[Cell, ...]:
     state = about.status(run)
     rate, tau, accounts = throughput.rates(run)[0], staleness.overall(run), run.books()
     pushed = sum(book.pushed for book in accounts)
     dropped = 100 * sum(book.dropped for book in accounts) / pushed if pushed else None
     finals = [training.on_test_data(run, averaged) for averaged in (False, True)]
+    theta = finals[0]
+    last = {} if theta is None else {"loss": float(theta.loss[-1]), **{key: float(at[-1]) for key, at in theta.metrics.items()}}
     unbalanced = state.ended and bool(books.imbalances(run))
     return (
         name,
@@ -73,7 +85,8 @@ def _row(run: Run, name: str) -> tuple[Cell, ...]:
         run.shards,
         run.config.get("mu"),
         about.epochs_reached(run),
-        *(None if curve is None else 100 * curve.final for curve in finals),
+        *(None if curve is None or not curve.has_error else 100 * curve.final for curve in finals),
+        *(last.get(each) for each in more),
         tau.mean,
         tau.maximum,
         dropped,

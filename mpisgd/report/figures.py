@@ -78,14 +78,17 @@ def staleness_over_clock(title: str, found: OverClock) -> Figure | None:
 def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Literal["epochs", "seconds"]) -> Figure | None:
     """Error against epochs or seconds [Zhang16 Fig. 3]; `runs` are (label, curves). Points that are NaN are not drawn.
 
+    Where no curve has an error, their losses.
     Of one run, every curve has its own colour; of several, every run, and the curves of thetabar are dotted and hollow.
     """
-    shown = [(name, curve) for name, curves in runs for curve in curves if not np.isnan(curve.error).all()]
+    given = [(name, curve) for name, curves in runs for curve in curves]
+    errors = any(curve.has_error for _, curve in given)
+    shown = [(name, curve) for name, curve in given if (curve.has_error if errors else not np.isnan(curve.loss).all())]
     if not shown:
         return None
     names = [name for name, _ in runs]
     x = "epochs [applied samples / training samples]" if against == "epochs" else "training time [s]"
-    figure, axes = style.new(title, x, "error [%]")
+    figure, axes = style.new(title, x, "error [%]" if errors else "loss")
     for at, (name, curve) in enumerate(shown):
         look, label = style.line(at), curve.name
         if len(runs) > 1:
@@ -94,13 +97,15 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
             look = style.hollow(look) if curve.averaged else look
         places = getattr(curve, against)
         every = style.sparse(len(places))
-        axes.plot(places, 100 * curve.error, label=label, markevery=every, clip_on=False, **{"zorder": 3, **look})
+        drawn = 100 * curve.error if errors else curve.loss
+        axes.plot(places, drawn, label=label, markevery=every, clip_on=False, **{"zorder": 3, **look})
     if len(runs) > 1 and any(curve.averaged for _, curve in shown):
         style.explain(axes, "theta", "thetabar")
     right = max(float(np.max(getattr(curve, against))) for _, curve in shown)
-    top = max(float(np.nanmax(curve.error)) for _, curve in shown)
     axes.set_xlim(0, 1.02 * right if right > 0 else 1.0)
-    axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
+    if errors:
+        top = max(float(np.nanmax(curve.error)) for _, curve in shown)
+        axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
     style.legend(figure, axes)
     return figure
 

@@ -19,7 +19,8 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import Loss, clip
+from mpisgd.gradient.gradient import clip
+from mpisgd.gradient.objective import Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel, is_finite
 
 TOGETHER = 64
@@ -29,13 +30,15 @@ TOGETHER = 64
 class Batch:
     """The gradients that are wanted, and those that are there."""
 
-    def __init__(self, config: Config, model: FlatModel, loss: Loss, data: DataSet, sampling: Sampling) -> None:
+    def __init__(self, config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling) -> None:
         self._config = config
         self._model = model
         self._data = data
         self._sampling = sampling
         self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._there: dict[int, tuple[int, float]] = {}
+
+        assert not isinstance(loss, OwnStep)  # `compatibility`
 
         def loss_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
             return loss(torch.func.functional_call(model.module, model.views(weights), (inputs,)), targets)

@@ -13,13 +13,14 @@ import json
 import math
 import operator
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.vectors import nest
 from mpisgd.vectors.memory import Memory
 
 
@@ -146,10 +147,14 @@ class FlatModel:
         """Number of trainable parameters."""
         return self.weights.numel()
 
-    def inputs(self, batch: Tensor) -> Tensor:
-        """A batch on the model's device and in its memory format."""
-        batch = batch.to(self.weights.device, non_blocking=True)
-        return batch.contiguous(memory_format=torch.channels_last) if self._channels_last and batch.dim() == 4 else batch
+    def inputs(self, batch: Any) -> Any:
+        """A batch, or the inputs of one, on the model's device; tensors of four dimensions in its memory format."""
+        return nest.mapped(batch, self._placed)
+
+    def _placed(self, _: str, value: Any) -> Any:
+        value = value.to(self.weights.device, non_blocking=True)
+        in_format = self._channels_last and isinstance(value, Tensor) and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if in_format else value
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()

@@ -262,13 +262,15 @@ def test_training_curves(tmp_path: Path) -> None:
     assert training.evaluation_table(run).cells("error") == [90.0, 25.0, 50.0, 20.0, 10.0]
 
 
-def test_an_error_that_is_nan_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_where_no_error_is_there_the_loss_is_shown(tmp_path: Path) -> None:
     log = logs_by_hand.backup()
     log.evaluations = fabricate.rows("evaluations", [evaluation(0, 0.0, float("nan"))])
+    log.evaluations["loss"] = 1.0
     run = Run(fabricate.write_run(tmp_path / "run", log, BACKUP, learners=3))
-    assert training.curves(run)[0].best is None
-    assert training.final_text(run) == "nan % (theta) at epoch 0.00"
-    assert training.summary_table(run).rows[0][6:] == (None, None)
+    assert not training.curves(run)[0].has_error
+    assert training.curves(run)[0].best == 0
+    assert training.final_text(run) == "loss 1 (theta) at epoch 0.00"
+    assert training.summary_table(run).rows[0][4:] == (0.0, 1.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- about

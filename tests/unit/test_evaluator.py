@@ -14,6 +14,7 @@ from mpisgd.comm.messages import FINAL
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import Snapshot
+from mpisgd.gradient.measure import Measured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.rank_file import read_table
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
@@ -62,11 +63,11 @@ class Told:
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         self.asks = check
 
-    def of(self, *, train: bool) -> tuple[float, float]:
+    def of(self, *, train: bool) -> Measured:
         assert self.model is not None
         if self.asks is not None:
             self.asks()
-        return self.model.weights[0].item() + 0.5 * train, 0.25
+        return Measured(self.model.weights[0].item() + 0.5 * train, 0.25, {})
 
 
 @pytest.mark.parametrize(("averaged", "train"), [(False, False), (True, False), (False, True), (True, True)])
@@ -150,6 +151,6 @@ def test_it_tells_which_snapshot_and_batch_it_evaluates(tmp_path: Path, capsys: 
     log.close()
     assert capsys.readouterr().err.splitlines() == [
         "evaluating snapshot 1 of 3, batch 1 of 2",
-        "evaluating snapshot 2 of 3, batch 1 of 2",
-        "evaluating snapshot 3 of 3, batch 1 of 2",
+        "evaluating snapshot 2 of 3, batch 1 of 2; the one before: test error 25.00 %",
+        "evaluating snapshot 3 of 3, batch 1 of 2; the one before: test error 25.00 %",
     ]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 from typing import Any
 
 import pytest
 
-from mpisgd.records.log.progress import Progress
+from mpisgd.records.log import progress
+from mpisgd.records.log.progress import Progress, in_words
 
 
 def test_plain_lines_come_every_so_many_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,3 +59,30 @@ def test_a_bar_is_drawn_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) 
     progress.update(1, 1.0, 0.5, now_s=1.0)
     progress.close()
     assert "1.00/1 epochs" in screen.getvalue()
+
+
+def test_what_an_evaluation_found_is_told_in_words() -> None:
+    """Never a share of wrong classes that there is not."""
+    both = {"loss": math.log(20), "error": 0.025, "accuracy": 0.5}
+    none = {**both, "error": math.nan}
+    assert in_words(both, "cross_entropy", ()) == "error 2.50 %"
+    assert in_words(both, "", ["accuracy"]) == "error 2.50 %, accuracy 0.5"
+    assert in_words(none, "cross_entropy", ()) == "loss 2.996, perplexity 20"
+    assert in_words(none, "mse_loss", ["accuracy"]) == "loss 2.996, accuracy 0.5"
+    assert in_words({**none, "loss": 1e4}, "cross_entropy", ()) == "loss 1e+04", "whose exponential is too large for a float"
+
+
+def test_the_line_of_evaluations_tells_what_the_snapshot_before_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(progress, "say", said.append)
+    seconds = itertools.count(0.0, 10.0)
+    told = progress.Evaluations("plain", snapshots=3, batches=1, every_s=1.0, now_s=seconds.__next__)
+    for number in range(2):
+        told.begin(number)
+        told.batch()
+        told.found({"snapshot": number, "loss": 0.5, "error": math.nan, "accuracy": 0.25})
+    told.found({"snapshot": 2, "loss": math.nan, "error": math.nan})
+    told.batch()
+    assert said[0] == "evaluating snapshot 1 of 3, batch 1 of 1"
+    assert said[1] == "evaluating snapshot 2 of 3, batch 1 of 1; the one before: test loss 0.5, accuracy 0.25"
+    assert said[2].endswith("accuracy 0.25"), "without test data nothing is told"

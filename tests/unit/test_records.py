@@ -537,3 +537,19 @@ def test_a_file_in_the_way(place: str, overwrite: bool, tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"out = '.*nowhere' cannot be written: .*No such file"):
         directory.write_config(tmp_path / "nowhere", "mu = 4\n")
+
+
+def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> None:
+    """And attempts with other metrics make one table: what one lacks is NaN there."""
+    one, other = (np.zeros(2, schema.with_metrics(names)) for names in (("accuracy",), ("accuracy", "bleu")))
+    one["accuracy"], other["bleu"] = 0.5, 3.0
+    assert schema.fits("evaluations", one.dtype)
+    assert schema.fits("evaluations", schema.EVALUATIONS)
+    assert not schema.fits("evaluations", np.dtype([*schema.EVALUATIONS.descr, ("n", np.int64)]))
+    assert not schema.fits("updates", np.dtype([*schema.UPDATES.descr, ("n", np.float64)]))
+    rows = schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS), one, other])
+    assert schema.metrics_of(rows.dtype) == ("accuracy", "bleu")
+    assert rows["accuracy"].tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert np.isnan(rows["bleu"][:2]).all()
+    assert rows["bleu"][2:].tolist() == [3.0, 3.0]
+    assert schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS)]).dtype == schema.EVALUATIONS

@@ -20,6 +20,7 @@ from mpisgd.base.errors import EXIT_USAGE
 from mpisgd.base.streams import Domain, stream
 from mpisgd.data import DataSet, Split, fetch
 from mpisgd.liveness.guard import AgreedError, ranges
+from mpisgd.vectors import nest
 from mpisgd.vectors.flat import FlatModel
 
 if TYPE_CHECKING:
@@ -121,9 +122,11 @@ def _of_split(name: str, split: Split, seed: int, number: int) -> Facts:
     size = len(split)
     drawn = stream(Domain.ALIKE, seed, number).integers(size, size=SAMPLES - 2)
     chosen = np.unique(np.array([0, size - 1, *drawn], np.int64))
-    parts = zip(("inputs", "targets"), fetch(split, chosen, lambda: seeds_of(Domain.ALIKE, seed, number)), strict=True)
+    batch = fetch(split, chosen, lambda: seeds_of(Domain.ALIKE, seed, number))
+    named = {"[0]": "inputs", "[1]": "targets"} if isinstance(batch, tuple | list) and len(batch) == 2 else {}
     facts: dict[str, str | float | Rough] = {}
-    for part, values in parts:
+    for name_in_batch, values in nest.tensors_of(batch).items():
+        part = named.get(name_in_batch, f"batch{name_in_batch}")
         facts[f"{name} {part}"] = f"{values.dtype} {tuple(values.shape[1:])}"
         facts[f"{part} of {name} samples {', '.join(map(str, chosen))}"] = _like(values)
     return facts

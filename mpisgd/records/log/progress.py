@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from mpisgd.base.speech import say
+from mpisgd.records.log.schema import EVALUATIONS
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _FIRST_S = 2.0
+_MOST_EXPONENT = 700.0
 
 
 def terminal() -> TextIO | None:
@@ -103,6 +106,29 @@ def _bar(total: float, stream: TextIO) -> Bar:
     return bar
 
 
+def loss_of(config: Mapping[str, Any]) -> str:
+    """The name of a run's loss, by its config.toml; "" where there is an own step."""
+    return "" if config.get("step") else str(config.get("loss", ""))
+
+
+def in_words(row: Any, loss: str, metrics: Sequence[str]) -> str:
+    """What an evaluation found, e.g. `error 2.50 %`, `loss 3.2, perplexity 24.5`, `loss 0.1, accuracy 0.93`.
+
+    Args:
+        row: has `loss`, `error`, and these metrics.
+        loss: of the configuration; "" where there is an own step. Cross entropy of what has no share of wrong classes is a language
+            model's, say: its perplexity is told.
+    """
+    error, value = float(row["error"]), float(row["loss"])
+    if math.isfinite(error):
+        words = [f"error {100 * error:.2f} %"]
+    else:
+        words = [f"loss {value:.4g}"]
+        if loss == "cross_entropy" and value < _MOST_EXPONENT:
+            words.append(f"perplexity {math.exp(value):.4g}")
+    return ", ".join([*words, *(f"{name} {float(row[name]):.4g}" for name in metrics)])
+
+
 class Evaluations:
     """Tells how far the evaluations are, by a plain line now and then, on the rank that makes them.
 
@@ -110,6 +136,7 @@ class Evaluations:
         mode: as in `LogOptions.progress`; a bar has plain lines below it.
         snapshots: how many there will be, with the last weights.
         batches: of each snapshot.
+        loss: as `in_words` takes it.
         every_s: seconds between lines; the first comes sooner, for training has come to its end and nothing else is said.
     """
 
@@ -119,6 +146,7 @@ class Evaluations:
         snapshots: int,
         batches: int,
         every_s: float,
+        loss: str = "",
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._on = mode != "off"
@@ -129,6 +157,14 @@ class Evaluations:
         self._next_s = now_s() + min(every_s, _FIRST_S)
         self._number = 0
         self._batch = 0
+        self._loss = loss
+        self._found = ""
+
+    def found(self, row: Mapping[str, float]) -> None:
+        """Tell with the next line what a snapshot came to: a row of `evaluations`, on test data."""
+        if not math.isnan(row["loss"]):
+            metrics = [name for name in row if name not in (EVALUATIONS.names or ())]
+            self._found = f"; the one before: test {in_words(row, self._loss, metrics)}"
 
     def begin(self, number: int) -> None:
         """Begin the snapshot of this number, from 0: its first batch is next."""
@@ -140,5 +176,5 @@ class Evaluations:
         if self._on and now_s >= self._next_s:
             self._next_s = now_s + self._every_s
             number, of = self._number + 1, max(self._snapshots, self._number + 1)
-            text = f"evaluating snapshot {number} of {of}, batch {self._batch} of {self._batches}"
+            text = f"evaluating snapshot {number} of {of}, batch {self._batch} of {self._batches}{self._found}"
             say(text)

@@ -153,7 +153,7 @@ def read_table(path: Path, name: str) -> np.ndarray:
     """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
 
     def read(file: h5py.File, open_: bool) -> np.ndarray:
-        table = np.empty(_committed(file, name), schema.TABLES[name])
+        table = np.empty(_committed(file, name), contained.data_set(file, name).dtype)
         at = 0
         for rows in _verified(path, file, name, open_):
             table[at : at + len(rows)] = rows[: len(table) - at]
@@ -178,7 +178,7 @@ def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[n
     """
     try:
         data = contained.data_set(file, name)
-        if data.dtype != schema.TABLES[name]:
+        if not schema.fits(name, data.dtype):
             raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
         summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
         for start in range(0, contained.rows(data, summing.count), schema.STEP):

@@ -157,7 +157,7 @@ class Run(Directory):
             parts = [each.rows(name) for path in self._files for each in continued(path)]
             self._check_files()
             _ = self.begins  # what is read of a table may be asked about when its file is there no more
-            self._tables[name] = np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+            self._tables[name] = schema.joined(name, parts)
         return self._tables[name]
 
     def chunks(self, name: str) -> Iterator[np.ndarray]:

@@ -33,6 +33,7 @@ many were pushed, applied, dropped, rejected and in flight, and `staleness`, of 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,8 @@ UPDATES = np.dtype(
     ]
 )
 
-#: One row per snapshot, data split and kind of weights that was evaluated.
+#: One row per snapshot, data split and kind of weights that was evaluated. After these columns, one (float64) for each metric that
+#: the user's own step gives.
 EVALUATIONS = np.dtype(
     [
         ("snapshot", np.int32),  # 0 = initial weights, then 1, 2, ...
@@ -129,7 +131,7 @@ EVALUATIONS = np.dtype(
         ("averaged", np.uint8),  # 0 = theta, 1 = thetabar
         ("train", np.uint8),  # 0 = test data, 1 = training data
         ("loss", np.float64),
-        ("error", np.float64),  # share of wrong classes, 0 ... 1
+        ("error", np.float64),  # share of wrong classes, 0 ... 1; or the metric `error` of an own step
         ("evaluate_s", np.float64),
     ]
 )
@@ -147,6 +149,35 @@ EVENTS = np.dtype(
 )
 
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
+
+
+def with_metrics(names: Sequence[str]) -> np.dtype:
+    """The dtype of `evaluations` of a run whose own step gives metrics: after the columns that all have, one for each."""
+    return np.dtype([*((name, EVALUATIONS[name]) for name in EVALUATIONS.names or ()), *((name, np.float64) for name in names)])
+
+
+def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
+    """Names of the columns that rows of `evaluations` have for metrics."""
+    return (dtype.names or ())[len(EVALUATIONS.names or ()) :]
+
+
+def fits(table: str, dtype: np.dtype) -> bool:
+    """Whether rows of this dtype are of a table."""
+    return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else TABLES[table])
+
+
+def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of several files, one after the other; a metric that one of them has not is NaN there."""
+    names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
+    if not names:
+        return np.concatenate([np.empty(0, TABLES[table]), *parts])
+    rows = np.empty(sum(map(len, parts)), with_metrics(names))
+    for name in rows.dtype.names or ():
+        columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
+        rows[name] = np.concatenate(columns)
+    return rows
+
+
 THINNED = ("pushes", "updates")
 """Tables of which a bounded log keeps some rows."""
 

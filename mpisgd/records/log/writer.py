@@ -76,6 +76,7 @@ class TableFile:
         path: must not exist yet; None = keep nothing. It has its name when its tables are there: nobody sees half a file.
         instead: it may exist, and is then replaced: its writer, who may have died, can write no more to it.
         shard: the shard's number, -1 for the evaluator.
+        metrics: names of those that rows of `evaluations` have.
         attributes: more of the file, as `schema` says what an attempt that continues another has.
     """
 
@@ -88,7 +89,9 @@ class TableFile:
         flush_s: float,
         attributes: Mapping[str, Any] | None = None,
         instead: bool = False,
+        metrics: Sequence[str] = (),
     ) -> None:
+        self.tables = {**schema.TABLES, "evaluations": schema.with_metrics(metrics)}
         self.kept = path is not None
         self._path = path or Path()
         self._file: h5py.File | None = None
@@ -97,7 +100,7 @@ class TableFile:
         self._flush_rows = flush_rows
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
-        self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in schema.TABLES.items()}
+        self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in self.tables.items()}
         self._filled = dict.fromkeys(schema.TABLES, 0)
         self._committed = dict.fromkeys(schema.TABLES, 0)
         self._crc32 = dict.fromkeys(schema.TABLES, 0)
@@ -120,7 +123,7 @@ class TableFile:
         file.attrs["shard"] = shard
         for name, value in attributes.items():
             file.attrs[name] = value
-        for name, dtype in schema.TABLES.items():
+        for name, dtype in self.tables.items():
             file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
         self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
@@ -351,8 +354,8 @@ class EvaluatorLog:
         self._file = self._open()
 
     def evaluation(self, **fields: float) -> None:
-        """Write one row of `evaluations`; the keywords are its columns."""
-        self._file.append("evaluations", tuple(fields[name] for name in schema.EVALUATIONS.names or ()))
+        """Write one row of `evaluations`; the keywords are its columns; of metrics, those that were measured."""
+        self._file.append("evaluations", tuple(fields.get(name, math.nan) for name in self._file.tables["evaluations"].names or ()))
         self._file.flush()
 
     def close(self) -> None:

@@ -1,0 +1,71 @@
+"""What a mini-batch is to come to: a loss of (output, target), or the user's own step of (model, batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpisgd.base.errors import ConfigError
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """The user's own step: `function(model, batch)` returns a scalar tensor, or a mapping of `loss`, and of metrics.
+
+    `batch` is what the data give: of tensors in memory a pair (inputs, targets), of a Dataset what is collated of its samples.
+    """
+
+    function: Callable[[nn.Module, Any], Any]
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        """The loss of a batch. Raises ConfigError where the function returns none."""
+        return scalar(self._returned(module, batch)["loss"], "step")
+
+    def measured(self, module: nn.Module, batch: Any) -> tuple[float, dict[str, float]]:
+        """The loss of a batch, and its metrics, as numbers. Raises ConfigError where one is none."""
+        returned = self._returned(module, batch)
+        metrics = {str(name): _number(value, str(name)) for name, value in returned.items() if name != "loss"}
+        return scalar(returned["loss"], "step").item(), metrics
+
+    def _returned(self, module: nn.Module, batch: Any) -> Mapping[str, Any]:
+        returned = self.function(module, batch)
+        if not isinstance(returned, Mapping):
+            return {"loss": returned}
+        if "loss" not in returned:
+            keys = ", ".join(map(repr, returned)) or "nothing"
+            raise ConfigError(f"step: it returned a mapping of {keys}, expected a scalar tensor under 'loss'")
+        return returned
+
+
+Objective = Loss | OwnStep
+
+
+def scalar(loss: Any, who: str) -> Tensor:
+    """The loss as it is. Raises ConfigError where `who` returned no scalar tensor of real numbers."""
+    if not isinstance(loss, Tensor) or loss.is_complex():
+        found = f"a tensor of {loss.dtype}" if isinstance(loss, Tensor) else described(loss)
+        raise ConfigError(f"{who}: it returned {found}, expected a scalar tensor that autograd can differentiate")
+    if loss.numel() != 1:
+        raise ConfigError(f"{who}: expected a scalar, got shape {tuple(loss.shape)}")
+    return loss
+
+
+def described(value: Any) -> str:
+    """What a user's function returned, for messages."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(each).__name__ for each in value[:4])})"
+    return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value.detach())
+    if isinstance(value, int | float):
+        return float(value)
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
+    raise ConfigError(f"step: its metric {name!r} is {found}, expected a number: the mean over the batch")
