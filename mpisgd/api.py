@@ -38,6 +38,7 @@ def train(
             metrics are averaged over the samples. One called `error` is shown as the share of wrong classes is.
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
             for a step, samples of a data set may be any nest of tensors, which torch's `default_collate` makes batches of;
+            a `DataLoader` in place of a data set lends its collate function and workers;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`

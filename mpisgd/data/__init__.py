@@ -20,8 +20,9 @@ from mpisgd.config import (
 from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
 from mpisgd.data.custom import as_dataset
 from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each
+from mpisgd.data.loader import check_batch_size, check_workers
 
-__all__ = ["Batch", "DataSet", "Split", "as_dataset", "fetch", "fetch_each", "load"]
+__all__ = ["Batch", "DataSet", "Split", "as_dataset", "check_batch_size", "check_workers", "fetch", "fetch_each", "load"]
 
 
 def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False) -> DataSet:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
-from mpisgd.data.loader import CollatedSplit
+from mpisgd.data.loader import CollatedSplit, workers_of
 
 _EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, or a Dataset with __len__ and __getitem__"
 
@@ -57,6 +57,8 @@ def as_dataset(
 def _split(value: Any, where: str, nested: bool) -> Split:
     if isinstance(value, Split):
         return value
+    if isinstance(value, DataLoader):
+        return _of_loader(value, where, nested)
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:
@@ -66,6 +68,18 @@ def _split(value: Any, where: str, nested: bool) -> Split:
     if nested:
         return CollatedSplit(value, where)
     return LazySplit(value, where, _first_sample(value[0], where) if len(value) else None)
+
+
+def _of_loader(loader: DataLoader[Any], where: str, nested: bool) -> Split:
+    """The samples of a DataLoader, with its collate function and workers."""
+    workers, dataset = workers_of(loader, where), loader.dataset
+    split: LazySplit
+    if nested or loader.collate_fn is not default_collate:
+        split = CollatedSplit(dataset, where, loader.collate_fn)
+    else:
+        split = LazySplit(dataset, where, _first_sample(dataset[0], where) if len(dataset) else None)  # type: ignore[arg-type]
+    split.workers, split.batch_size = workers, loader.batch_size
+    return split
 
 
 def _is_samples(value: Any) -> bool:

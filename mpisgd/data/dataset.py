@@ -71,9 +71,15 @@ class LazySplit(Split):
     Args:
         where: what to call it in messages.
         first: its first sample, input and target, which tells shapes and types; None where there is none.
+
+    Attributes:
+        workers: `loader.Workers` that fetch ahead of a learner on real ranks; None = the learner fetches by itself.
+        batch_size: what a DataLoader says of it; None = nothing was said.
     """
 
     def __init__(self, dataset: Any, where: str, first: Batch | None) -> None:
+        self.workers: Any = None
+        self.batch_size: int | None = None
         self.dataset = dataset
         self.where = where
         self.first = first

@@ -1,19 +1,58 @@
-"""Samples that are put together as torch does it: a batch is what `collate_fn` makes of them, any nest of tensors."""
+"""Data as PyTorch has it: a batch is what `collate_fn` makes of samples, and a DataLoader's workers fetch it ahead of time.
+
+Of a user's `torch.utils.data.DataLoader` its data set, collate function and workers are taken; which samples make a mini-batch,
+`sampling` and `mu` say. A worker fetches whole mini-batches by `dataset.fetch`, as the learner itself would: what samples and
+collate function draw depends on (seed, learner_id, seq), and neither on who fetches nor on how many there are (DESIGN 4, law 5).
+
+Workers are spawned, never forked: a fork of a process that has begun MPI shares its connections and memory, and its other threads
+are gone in the middle of whatever they did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import default_collate
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
-from mpisgd.base.errors import DataError
-from mpisgd.data.dataset import LazySplit
+from mpisgd.base.draws import Seeds
+from mpisgd.base.errors import ConfigError, DataError
+from mpisgd.data.dataset import LazySplit, Split, fetch
 from mpisgd.vectors import nest
 
 Collate = Callable[[list[Any]], Any]
+Indices = npt.NDArray[np.int64]
+
+_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
+
+
+@dataclass(frozen=True)
+class Workers:
+    """How many processes fetch mini-batches ahead of a learner, and how; of a DataLoader.
+
+    Attributes:
+        prefetch: mini-batches that each of them is ahead; None = torch's default.
+        method: by which they are started, "spawn" or "forkserver".
+        begin: called in each of them with its number (`worker_init_fn`).
+        timeout_s: after which a mini-batch that does not come is an error; 0 = never.
+    """
+
+    count: int
+    prefetch: int | None = None
+    method: str = "spawn"
+    begin: Callable[[int], None] | None = None
+    timeout_s: float = 0.0
 
 
 class CollatedSplit(LazySplit):
@@ -29,10 +68,10 @@ class CollatedSplit(LazySplit):
         super().__init__(dataset, where, None)
         self.collate = collate
         batch = self.batch(np.zeros(1, np.int64)) if len(self) else None
-        shapes = [tuple(tensor.shape) for tensor in nest.tensors_of(batch).values() if hasattr(tensor, "shape")]
+        shapes = [tuple(tensor.shape) for tensor in nest.tensors_of(batch).values()]
         self._input_shape = shapes[0][1:] if shapes else ()
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Any:
+    def batch(self, indices: Indices) -> Any:
         """The samples in a batch; what samples and `collate` draw, `fetch` seeds. Raises DataError where they do not fit."""
         numbers = indices.tolist()
         several = getattr(self.dataset, "__getitems__", None)
@@ -57,3 +96,166 @@ class CollatedSplit(LazySplit):
     def input_shape(self) -> tuple[int, ...]:
         """That of one sample in the first tensor of a batch."""
         return self._input_shape
+
+
+def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
+    """The workers of a user's DataLoader; None where it has none. Raises ConfigError for what cannot be taken from it."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(f"{where}: the data set of its DataLoader is a stream, expected a map-style one (__len__, __getitem__)")
+    plain = type(loader.sampler) in (SequentialSampler, RandomSampler) and type(loader.batch_sampler) is BatchSampler
+    if not plain or getattr(loader.sampler, "replacement", False):
+        found = type(loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler).__name__
+        raise ConfigError(
+            f"{where}: its DataLoader has a sampler of its own, or none ({found}); expected torch's default: which samples make a"
+            " mini-batch is said by `sampling` and `mu`"
+        )
+    if loader.num_workers == 0:
+        return None
+    context = loader.multiprocessing_context
+    method = "spawn" if context is None else context.get_start_method()
+    if method == "fork":
+        raise ConfigError(
+            f"{where}: its DataLoader forks workers, expected 'spawn' or 'forkserver': MPI does not live on in a fork"
+        )
+    return Workers(loader.num_workers, loader.prefetch_factor, method, loader.worker_init_fn, loader.timeout)
+
+
+def check_batch_size(train: Split, mu: int) -> None:
+    """Raises ConfigError where mini-batches are of another size than the user's DataLoader says."""
+    if isinstance(train, LazySplit) and train.batch_size not in (None, 1, mu):
+        raise ConfigError(
+            f"{train.where}: its DataLoader has batch_size = {train.batch_size}, but mu = {mu}: expected the same, or a DataLoader"
+            " without one"
+        )
+
+
+def check_workers(train: Split) -> None:
+    """Raises ConfigError where worker processes cannot be given the data."""
+    if not isinstance(train, LazySplit) or train.workers is None:
+        return
+    workers: Workers = train.workers
+    try:
+        ForkingPickler(_Nowhere()).dump((_Fetching(train), workers.begin))
+    except Exception as error:  # whatever the user's objects raise
+        raise ConfigError(
+            f"{train.where}: its DataLoader has num_workers = {workers.count}, but its data set cannot be given to workers:"
+            f" {type(error).__name__}: {error}; expected classes and functions of a module, or num_workers = 0"
+        ) from error
+
+
+class ReadAhead:
+    """Mini-batches of one learner, fetched by worker processes while it computes.
+
+    Args:
+        named: the indices and the seeds of mini-batch `seq`.
+        pinned: in memory from which a GPU takes them by itself.
+    """
+
+    def __init__(self, split: Split, workers: Workers, named: Callable[[int], tuple[Indices, Seeds]], *, pinned: bool) -> None:
+        self._split = split
+        self._workers = workers
+        self._named = named
+        self._pinned = pinned
+        self._iterator: Any = None
+        self._next = -1
+        self._last: tuple[int, Any] = (-1, None)
+
+    def get(self, seq: int) -> Any:
+        """Mini-batch `seq`: the one that follows the last, or the last again; for any other the workers begin anew."""
+        if self._last[0] == seq:
+            return self._last[1]
+        if self._next != seq:
+            self.close()
+            self._begin(seq)
+        batch = next(self._iterator)
+        self._next = seq + 1
+        self._last = (seq, batch)
+        return batch
+
+    def close(self) -> None:
+        """End the workers."""
+        iterator, self._iterator, self._next = self._iterator, None, -1
+        if iterator is not None:
+            iterator._shutdown_workers()
+
+    def _begin(self, seq: int) -> None:
+        workers = self._workers
+        loader = DataLoader(
+            _Fetching(self._split),
+            sampler=_Order(self._named, seq),  # endless: it has no length
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=workers.count,
+            prefetch_factor=workers.prefetch,
+            pin_memory=self._pinned,
+            timeout=workers.timeout_s,
+            worker_init_fn=_Begin(workers.begin),
+            multiprocessing_context=multiprocessing.get_context(workers.method),
+            generator=torch.Generator(),  # else torch draws from the global one to seed workers
+        )
+        with _without_mpi():
+            self._iterator = iter(loader)
+
+
+class _Fetching(Dataset[Any]):
+    """A split, indexed by a whole mini-batch: its indices, and its seeds."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __getitem__(self, key: tuple[Indices, Seeds]) -> Any:
+        indices, seeds = key
+        return fetch(self.split, indices, lambda: seeds)
+
+
+class _Order:
+    def __init__(self, named: Callable[[int], tuple[Indices, Seeds]], first: int) -> None:
+        self._named = named
+        self._first = first
+
+    def __iter__(self) -> Iterator[tuple[Indices, Seeds]]:
+        seq = self._first
+        while True:
+            yield self._named(seq)
+            seq += 1
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """What a worker does first. It ends with the rank, however that ends; signals are the rank's to hear."""
+
+    then: Callable[[int], None] | None
+
+    def __call__(self, number: int) -> None:
+        for each in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(each, signal.SIG_IGN)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        if self.then is not None:
+            self.then(number)
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@contextmanager
+def _without_mpi() -> Iterator[None]:
+    """Processes that are started here import the user's modules, and with them perhaps mpi4py: they must not begin MPI."""
+    name = "MPI4PY_RC_INITIALIZE"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

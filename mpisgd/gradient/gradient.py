@@ -13,6 +13,7 @@ from mpisgd.base.draws import Seeds, seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.data import Split, fetch
+from mpisgd.data.loader import ReadAhead
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.objective import Objective, OwnStep, described
 from mpisgd.vectors import nest
@@ -58,6 +59,19 @@ class Gradient(Travels):
         self._told_loss = None if model.weights.device.type == "cpu" else staging(model.weights.new_zeros(()))
         self.samples = 0
         self._prepared: tuple[int, Any, int] | None = None
+        self._ahead: ReadAhead | None = None
+
+    def read_ahead(self) -> None:
+        """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""
+        workers = getattr(self._split, "workers", None)
+        if workers is not None:
+            pinned = self._model.weights.device.type == "cuda"
+            self._ahead = ReadAhead(self._split, workers, self._named, pinned=pinned)
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._ahead is not None:
+            self._ahead.close()
 
     def move_out(self) -> None:
         if self._apart is None:
@@ -79,18 +93,23 @@ class Gradient(Travels):
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
         self._model.zero_gradients()
-        self._prepared = (seq, *self._batch(seq))
+        batch = None if self._ahead is None else self._ahead.get(seq)
+        self._prepared = (seq, *self._batch(seq, batch))
 
-    def _batch(self, seq: int) -> tuple[Any, int]:
-        """Mini-batch `seq`, on the model's device, and how many samples were drawn for it."""
+    def _batch(self, seq: int, batch: Any = None) -> tuple[Any, int]:
+        """Mini-batch `seq`, which a worker may have fetched, on the model's device, and how many samples were drawn for it."""
         if self._prepared is not None and self._prepared[0] == seq:
             return self._prepared[1:]
         indices = self._sampling.indices(self._learner_id, seq)
-        batch = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
+        if batch is None:
+            batch = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
         if isinstance(self._loss, OwnStep):
             return self._model.inputs(batch), len(indices)
         inputs, targets = pair(batch)
         return (self._model.inputs(inputs), targets), len(indices)
+
+    def _named(self, seq: int) -> tuple[Any, Seeds]:
+        return self._sampling.indices(self._learner_id, seq), self._seeds(Domain.SAMPLES, seq)
 
     def _seeds(self, domain: Domain, seq: int) -> Seeds:
         return seeds_of(domain, self._seed, self._learner_id, seq)

@@ -71,6 +71,7 @@ def load_data(config: Config, brought: Brought) -> DataSet:
             data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested)
     if len(data.train) == 0:
         raise ConfigError(f"data {data.name}: it has no training samples")
+    datasets.check_batch_size(data.train, config.mu)
     return data
 
 

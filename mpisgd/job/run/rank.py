@@ -129,13 +129,16 @@ class Rank:
             self._say(f"mpisgd {__version__}: {self._headline()}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
-        self.built = built = build(self.setup, MpiWorld(self.claim, wire), self.rank)
+        world = MpiWorld(self.claim, wire)
+        self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
             built.train()
+            world.close()
             said = built.end()
         finally:
             built.close()
+            world.close()
         wire.meet()
         built.leave()
         built.expendable = False
@@ -247,6 +250,7 @@ class MpiWorld(World):
         self._fingerprint = claim.tensors.model.fingerprint
         self._saved = claim.saved
         self._wire = wire
+        self._gradient: Gradient | None = None
         self.progress = config.log.progress
         on_gpu = "cuda" in (config.device, config.shard_device)
         self._direct = on_gpu and takes_gpu_memory() and not claim.setup.tolerant
@@ -258,7 +262,15 @@ class MpiWorld(World):
     def gradient(self, rank: int, shared: SharedMemory | None = None) -> Gradient:
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
-        return self.tensors.gradient(self._setup.roles.number(rank), memory)
+        gradient = self.tensors.gradient(self._setup.roles.number(rank), memory)
+        gradient.read_ahead()
+        self._gradient = gradient
+        return gradient
+
+    def close(self) -> None:
+        """End the processes that fetch mini-batches."""
+        if self._gradient is not None:
+            self._gradient.close()
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> LayerwiseGradient:
         bounds, held = self._setup.bounds, stages.held(self._config)

@@ -15,7 +15,7 @@ from mpisgd.base.errors import ConfigError, MpisgdError
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.siblings import Siblings
 from mpisgd.config import Config, config_file, replace
-from mpisgd.data import DataSet
+from mpisgd.data import DataSet, check_workers
 from mpisgd.exchange.roles import Roles
 from mpisgd.job import naming, parts, placement, resume
 from mpisgd.job.parts import Brought, Meta
@@ -81,7 +81,10 @@ def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | No
 
 def _check(tensors: Tensors, learns: bool) -> Facts | None:
     """All that learn look at the same mini-batch."""
-    return of_loss(tensors.check()) if learns else None
+    if not learns or tensors.data is None:
+        return None
+    check_workers(tensors.data.train)
+    return of_loss(tensors.check())
 
 
 def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:
