@@ -64,7 +64,7 @@ def gradient(data: DataSet, learner_id: int = 0) -> Gradient:
 
 
 def fetched(data: DataSet, learner_id: int, seq: int) -> list[list[float]]:
-    inputs: list[list[float]] = gradient(data, learner_id)._batch(seq)[0].tolist()
+    inputs: list[list[float]] = gradient(data, learner_id)._batch(seq)[0][0].tolist()
     return inputs
 
 
