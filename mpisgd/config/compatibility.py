@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, kind_of, replace
+from mpisgd.config import AdamwOptions, Config, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -49,6 +49,14 @@ FEATURES: Mapping[str, Feature] = {
     "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
+    "local steps": Feature(lambda config: config.local_steps > 0, "local_steps > 0", "local_steps", "0"),
+    "no local steps": Feature(lambda config: config.local_steps == 0, "local_steps = 0"),
+    "inner optimizer": Feature(
+        lambda config: config.inner_optimizer != AdamwOptions(), "inner_optimizer", "inner_optimizer", "the default"
+    ),
+    "inner rate": Feature(
+        lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
+    ),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
@@ -79,6 +87,8 @@ VIRTUAL: Mapping[str, Feature] = {
 }
 
 _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
+_TWICE = "both are own steps of a learner between two pulls"
+_NONE = "it is of own steps, and there are none"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 REFUSED: Mapping[tuple[str, str], str] = {
@@ -87,6 +97,15 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
+    ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
+    ("local steps", "n_push"): _TWICE,
+    ("local steps", "n_fetch"): _TWICE,
+    ("local steps", "own steps"): _TWICE,
+    ("local steps", "aborts"): "own steps that are given up half-way have moved the inner optimiser",
+    ("local steps", "collective"): "its learners step together in every mini-batch",
+    ("local steps", "node"): "a team's ranks have weights in common, from which none may step alone",
+    ("inner optimizer", "no local steps"): _NONE,
+    ("inner rate", "no local steps"): _NONE,
     ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",

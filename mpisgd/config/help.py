@@ -19,6 +19,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model and data": ("model", "data", "data_dir", "loss", "step", "mu", "sampling"),
     "Protocol": ("protocol",),
     "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
+    "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format"),

@@ -31,6 +31,7 @@ from mpisgd.config.optimizers import (
     OPTIMIZERS,
     SCHEDULES,
     TORCH_SCHEDULERS,
+    AdamwOptions,
     ConstantOptions,
     GroupOptions,
     OptimizerOptions,
@@ -53,6 +54,8 @@ class Config:
     """Data set."""
     optimizer: OptimizerOptions = field(default_factory=SgdOptions)
     """Optimiser on the shards."""
+    inner_optimizer: OptimizerOptions = field(default_factory=AdamwOptions)
+    """Optimiser of learners' own steps, where local_steps > 0."""
     groups: GroupOptions = field(default_factory=GroupOptions)
     """Groups of parameters, by their names."""
     schedule: ScheduleOptions = field(default_factory=ConstantOptions)
@@ -113,6 +116,12 @@ class Config:
     """Mini-batch size per learner, in samples [Zhang16 2.1]. In teams: per rank."""
     alpha0: float = 0.05
     """Base learning rate [Zhang16 eq. 3]."""
+    local_steps: int = 0
+    """Own steps of a learner between two pulls, H; 0 = off [DiLoCo Alg. 1]. It pushes the weights it pulled less those it came to,
+    an outer gradient, which optimizer steps along at the constant rate alpha0; the paper's is SGD with Nesterov momentum 0.9, at
+    0.7. schedule, groups and clip_norm are of own steps. A push is one mini-batch of H mu samples to all else."""
+    inner_alpha0: float = 0.0004
+    """Base learning rate of own steps [DiLoCo 3]."""
     linear_scaling: bool = False
     """Multiply alpha0 by the gradients that make one update [Chen16 A.2: 0.045 N]. In teams, by those of all ranks."""
     averaging: float = 0.0
@@ -156,6 +165,8 @@ class Config:
             epochs=0,
             mu=1,
             alpha0=0,
+            local_steps=0,
+            inner_alpha0=0,
             averaging=0,
             compensation=0,
             compensation_memory=0,
@@ -169,6 +180,11 @@ class Config:
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
 
     @property
+    def mini_batches_per_push(self) -> int:
+        """Number of mini-batches that a push is made of."""
+        return self.protocol.mini_batches_per_push * max(1, self.local_steps)
+
+    @property
     def in_teams(self) -> bool:
         """Whether learners are teams of ranks, which pull and push together."""
         return self.aggregation == "node" and not self.protocol.collective
@@ -180,6 +196,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     "model": MODELS,
     "data": DATA,
     "optimizer": OPTIMIZERS,
+    "inner_optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "compute": COMPUTE,
 }

@@ -1,7 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
 compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`)
-own steps  several mini-batches as one (`local_steps.py`)
+own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
 rounding   to bfloat16 (`rounding.py`), each slice by itself where they are exchanged one by one
 delay      a straggler's, before the first slice is pushed (`straggler.py`)
@@ -15,6 +15,7 @@ from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.inner_steps import InnerSteps
 from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.objective import Objective
 from mpisgd.gradient.rounding import Rounded
@@ -63,6 +64,7 @@ def chain(
     computed: Travels,
     bounds: Sequence[tuple[int, int]],
     train_samples: int,
+    gradients_per_update: float,
     segments: Sequence[Segment] = (),
 ) -> Travels:
     """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters."""
@@ -71,6 +73,10 @@ def chain(
         alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
         factor, count = schedule.of_run(config, 1, train_samples), protocol.mini_batches_per_push
         computed = LocalSteps(computed, count, lambda clock: alpha * factor(clock * count * config.mu / train_samples), segments)
+    if config.local_steps:
+        inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
+        count, drops = config.local_steps, config.nonfinite == "drop"
+        computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=segments, tell_nonfinite=drops)
     if config.push_format == "bfloat16":
         slices = bounds if config.exchange == "layerwise" else ()
         computed = Rounded(computed, slices, tell_nonfinite=config.nonfinite == "drop")
@@ -80,12 +86,17 @@ def chain(
 def pushes_what_it_computes(config: Config) -> bool:
     """Whether a learner sends its gradient from where it is computed: not a sum of several, in a team or by itself, nor rounded."""
     alone = config.aggregation == "none" and not config.protocol.collective
-    return alone and config.push_format == "float32" and not steps_by_itself(config)
+    return alone and config.push_format == "float32" and not moves_weights(config)
 
 
 def steps_by_itself(config: Config) -> bool:
     """Whether a learner goes on from its own weights between two pulls."""
     return config.protocol.mini_batches_per_pull > 1
+
+
+def moves_weights(config: Config) -> bool:
+    """Whether a learner's weights are others after a mini-batch than it has pulled."""
+    return steps_by_itself(config) or config.local_steps > 0
 
 
 def held(config: Config) -> bool:

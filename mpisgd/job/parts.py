@@ -156,8 +156,8 @@ def budget_samples(config: Config, protocol: Protocol, train_samples: int) -> fl
 
 
 def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
-    """Mini-batches after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
-    mini_batches = math.ceil(run_samples(config, train_samples) / config.mu)
+    """Pushes after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
+    mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
 
 

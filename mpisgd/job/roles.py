@@ -233,7 +233,7 @@ class BuiltLearner(Built):
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         computed = self._leader or world.gradient(rank)
         segments = world.tensors.segments if world.tensors is not None else ()
-        pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples, segments)
+        pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
         memory, protocol = pushed.memory, setup.protocol
         self._channel = learner_channel(config, protocol, self.wire, setup.roles, self.index, memory, setup.bounds)
         self.leaves_by = self._channel.goodbye

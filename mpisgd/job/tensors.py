@@ -91,7 +91,7 @@ class Tensors:
         """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""
         weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
         fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
-        fields["segments"] = list(within(self.segments, *bounds))
+        fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # they are of own steps
         return make_update(self.config, weights, **fields, **how)
 
     def snapshots(self, path: Path, update: Updates, resumed: Sequence[Sequence[float]]) -> Snapshots:

@@ -92,7 +92,7 @@ class Serial:
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
         """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients = [self._chain(ranks) for ranks in record.members]
-        self._own_steps = stages.steps_by_itself(config)
+        self._moves_weights = stages.moves_weights(config)
         self._pushes_per_pull = record.protocol().pushes_per_pull
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
@@ -127,7 +127,7 @@ class Serial:
         if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
-        if self._own_steps:
+        if self._moves_weights:
             self._loaded = [-1 for _ in shards]  # they have moved the model's weights
         self._under_way[learner_id, number] = _Gradient(vector, loss, to_take=len(shards))
         return loss, gradient.samples, [gradient.rounded_of(shard) for shard in shards]
@@ -162,7 +162,8 @@ class Serial:
     def _chain(self, ranks: Sequence[int]) -> Travels:
         """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
         in_turn = _InTurn({rank: self.tensors.gradient(rank) for rank in ranks}, self._take_turn, self.config.nonfinite == "drop")
-        return stages.chain(self.config, in_turn, self.bounds, self.tensors.meta.train_samples, self.tensors.segments)
+        samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
+        return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""

@@ -45,14 +45,24 @@ def make(options: ScheduleOptions, total_epochs: float, update_epochs: float = 0
 
 
 def of_run(config: Config, gradients_per_update: float, train_samples: int) -> Schedule:
-    """The schedule of a run, so many gradients of which normally make one update."""
+    """The schedule of a run's shards, so many gradients of which normally make one update; where learners take inner steps, the
+    schedule is theirs (`of_inner_steps`), and the shards' is constant [DiLoCo 3]."""
+    if config.local_steps:
+        return lambda epochs: 1.0
     update_epochs = samples_per_update(config, gradients_per_update) / train_samples
     return make(config.schedule, config.epochs, update_epochs, 1 / train_samples)
 
 
+def of_inner_steps(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int, int], float]:
+    """The rate of the k-th own step of a learner from weights of a clock, k from 0: as if all took it at once."""
+    step_epochs = gradients_per_update * config.mu / train_samples
+    factor = make(config.schedule, config.epochs, step_epochs, 1 / train_samples)
+    return lambda clock, place: config.inner_alpha0 * factor((clock * config.local_steps + place) * step_epochs)
+
+
 def samples_per_update(config: Config, gradients_per_update: float) -> float:
     """Number of samples that normally make one update; in teams, of all ranks."""
-    return gradients_per_update * config.protocol.mini_batches_per_push * config.mu
+    return gradients_per_update * config.mini_batches_per_push * config.mu
 
 
 def _after_warm_up(options: ScheduleOptions, total_epochs: float, units: Mapping[str, float]) -> Schedule:

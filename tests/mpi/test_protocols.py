@@ -49,6 +49,8 @@ STRAGGLERS = {"delay": "exponential", "delay_mean_s": 0.03}
 LARGE = {"model": {"name": "mlp", "hidden": [1200, 1200]}, "epochs": 0.2}
 """6 MB: weights are sent in chunks, while they are made."""
 ABORT = {"name": "backup", "b": 2, "abort": True}
+LOCAL = {"local_steps": 3, "inner_alpha0": 0.002, "alpha0": 0.7, "epochs": 1}
+"""Learners take steps by themselves, and push how far they came."""
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "hardsync-8": (8, {"protocol": "hardsync", "shards": 3, "optimizer": "adam", "alpha0": 0.005}),
@@ -88,6 +90,9 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
+    "hardsync-5-local": (5, {**LOCAL, "protocol": "hardsync", "shards": 2}),
+    "async-4-local": (4, {**LOCAL, "protocol": "async", "push_format": "bfloat16"}),
+    "versioned-4-local": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),
     "hardsync-2": (2, {"protocol": "hardsync"}),
     "hardsync-6-evaluator": (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"every_epochs": 0.5, "train": True}}),
     "softsync-4-buffers": (

@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
     "team_size": (0, 2),
+    "local_steps": (0, 2),
     "shard_device": ("cpu", "cuda"),
 }
 
@@ -70,7 +71,7 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 960 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 1,920 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)

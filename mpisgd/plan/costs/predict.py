@@ -29,7 +29,7 @@ def predict(config: Config, pushes: int = PUSHES) -> Observed:
     """
     lambda_ = config.virtual.learners
     updates = max(LEAST_UPDATES, max(pushes, LEAST_ROUNDS * lambda_) // pushes_per_update(config))
-    samples = updates * config.protocol.make(lambda_).gradients_per_update * config.mu
+    samples = updates * config.protocol.make(lambda_).gradients_per_update * config.mini_batches_per_push * config.mu
     with tempfile.TemporaryDirectory(prefix="mpisgd-plan-") as folder:
         outcome = simulate(_cut(config, samples, Path(folder) / "run"))
         found = observe(Run(outcome.path))
