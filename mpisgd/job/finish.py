@@ -59,8 +59,9 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
         learners += " that share memory"
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
     copies = footprint.of_compensation(lambda_, parameters, config.shards)
+    own_steps = f" x {config.local_steps} own steps" if config.local_steps else ""
     return (
-        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners} x {config.mu} samples,"
+        f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners}{own_steps} x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
         f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
         f"{_averaging(config, lambda_, ranks, train_samples)}"

@@ -14,7 +14,7 @@ from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.config.config_virtual import NetworkOptions
-from mpisgd.plan import backup, collect, shards, softsync
+from mpisgd.plan import backup, collect, local_steps, shards, softsync
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
@@ -106,15 +106,18 @@ def plan(
         asynchrony = softsync.asynchrony(config, wishes.pushes)
     with console.status("predicting throughput over shards"):
         points = shards.points(config, wishes.learners or 4 * first.lambda_, wishes.pushes)
+    with console.status("predicting throughput over own steps"):
+        exchanges = local_steps.choices(config, wishes.pushes)
     assumptions = (*fit.assumptions, *_assumptions(config, choices, wishes))
     misfit = _misfit(fit)
-    advice = (*((misfit,) if misfit else ()), *_advice(first, choices, asynchrony, points))
+    advice = (*((misfit,) if misfit else ()), *_advice(first, choices, asynchrony, points), *local_steps.advice(exchanges))
     tables = (
         _costs_table(fit),
         collect.table(first, collecting),
         backup.table(choices),
         softsync.table(asynchrony, first.lambda_),
-        shards.table(points, config.mu),
+        shards.table(points, config.mini_batches_per_push * config.mu),
+        *([local_steps.table(exchanges)] if exchanges else []),
         Table("assumptions", "Assumptions", columns_of("what is assumed"), tuple((one,) for one in assumptions)),
     )
     drawings = _draw(first, collecting, choices, asynchrony, points)
@@ -135,6 +138,7 @@ def _check_alike(runs: Sequence[Run]) -> None:
     for other in runs[1:]:
         for field in ("model", "data", "mu", "optimizer"):
             _same(first, other, field, first.config.get(field), other.config.get(field))
+        _same(first, other, "local_steps", first.config.get("local_steps", 0), other.config.get("local_steps", 0))
         for field in ("parameter_nbytes", "train_samples"):
             _same(first, other, field, first.environment.get(field), other.environment.get(field))
 

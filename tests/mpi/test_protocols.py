@@ -92,7 +92,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
     "hardsync-5-local": (5, {**LOCAL, "protocol": "hardsync", "shards": 2}),
     "async-4-local": (4, {**LOCAL, "protocol": "async", "push_format": "bfloat16"}),
-    "versioned-4-local": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),
+    "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),
     "hardsync-2": (2, {"protocol": "hardsync"}),
     "hardsync-6-evaluator": (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"every_epochs": 0.5, "train": True}}),
     "softsync-4-buffers": (

@@ -55,7 +55,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
         {"protocol": "async", "shards": 2, "exchange": "layerwise", "alpha0": 0.01, "clip_norm": 0.5, "push_format": "bfloat16"},
     ),
     "bfloat16-S2": (4, {"protocol": "hardsync", "shards": 2, "push_format": "bfloat16"}),
-    "local-S2": (5, {"protocol": "hardsync", "shards": 2, "local_steps": 3, "inner_alpha0": 0.001, "alpha0": 0.7}),
+    "local-S2": (5, {"protocol": "hardsync", "shards": 2, "local_steps": 2, "inner_alpha0": 0.001, "alpha0": 0.7}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),
 }
 if not EVERYTHING:

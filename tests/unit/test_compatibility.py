@@ -146,7 +146,11 @@ def test_every_pair_can_come_up() -> None:
     assert all(known[one].field and known[one].expected for one, _ in compatibility.REFUSED)
     seen = set()
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
-    more += [{"step": "mine:step", "loss": "mse_loss"}, {"step": "mine:step", "virtual": {"batched": True}}]
+    more += [
+        {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
+        {"step": "mine:step", "loss": "mse_loss"},
+        {"step": "mine:step", "virtual": {"batched": True}},
+    ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:
             config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)

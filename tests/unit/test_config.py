@@ -192,8 +192,8 @@ def test_every_kind_is_found_by_its_name_and_fits_the_config(component: str, kin
 
 
 def test_no_dataclass_stands_under_two_names() -> None:
-    classes = [cls for kinds in KINDS.values() for cls in kinds.values()]
-    assert len(set(classes)) == len(classes)
+    named = {(name, cls) for kinds in KINDS.values() for name, cls in kinds.items()}
+    assert len({cls for _, cls in named}) == len(named)
 
 
 def test_unknown_kinds_are_refused_with_the_nearest() -> None:

@@ -215,6 +215,7 @@ def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture
         "backup.csv",
         "backup.png",
         "costs.csv",
+        "local-steps.csv",
         "plan.md",
         "shards.csv",
         "shards.png",

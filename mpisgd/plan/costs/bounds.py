@@ -8,13 +8,14 @@ with its share of an update, one after the other; and the links of the node that
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.config import Config
+from mpisgd.config import Config, StragglerOptions, replace
 from mpisgd.exchange.roles import assign
 from mpisgd.gradient.straggler import Delays
 from mpisgd.simulate import compute
@@ -109,15 +110,21 @@ def _layout(config: Config) -> tuple[int, float, list[int]]:
     return shards, sum(node != fullest for node in of_learners) / len(of_learners), of_learners
 
 
+def mini_batch_s(config: Config) -> float:
+    """Mean seconds of one mini-batch, without delays."""
+    alone = replace(config, local_steps=0, straggler=StragglerOptions())
+    return float(_thinking_s(alone, _layout(alone)[2]).mean()) / alone.mini_batches_per_push
+
+
 def _thinking_s(config: Config, nodes: list[int]) -> np.ndarray:
-    """Seconds of mini-batches with their delays, of learners spread over all: float64, shape (drawn,)."""
+    """Seconds between a pull and a push, with the delays, of learners spread over all: float64, shape (drawn,)."""
     lambda_ = config.virtual.learners
     costs = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=lambda_, nodes=nodes)
     some = np.unique(np.linspace(0, lambda_ - 1, min(lambda_, _DRAWN // 40)).astype(int)).tolist()
     drawn = []
     for learner_id in some:
         nanoseconds, delays = costs.nanoseconds(learner_id), Delays(config.straggler, config.seed, learner_id)
-        for seq in range(_DRAWN // len(some)):
-            compute_s = next(nanoseconds) * 1e-9
+        for seq in range(max(1, _DRAWN // len(some) // config.mini_batches_per_push)):
+            compute_s = sum(itertools.islice(nanoseconds, config.mini_batches_per_push)) * 1e-9
             drawn.append(compute_s + delays.of(seq, compute_s))
     return np.array(drawn)

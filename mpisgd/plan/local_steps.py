@@ -1,0 +1,80 @@
+"""Choice of H, the own steps of learners between two exchanges: how many a network wants [DiLoCo].
+
+More own steps hide what an exchange costs, and let learners drift apart: of the first, virtual runs tell, of the second, no log of
+other steps can. So what is named is the fewest steps that hide enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.config import Config, compatibility, replace
+from mpisgd.plan.costs.bounds import mini_batch_s
+from mpisgd.plan.costs.predict import predict
+from mpisgd.plan.shards import ENOUGH
+
+#: Own steps that are tried at most.
+_MOST = 4096
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Throughput with so many own steps between two exchanges.
+
+    `samples_per_s` is predicted, of applied ones; `of_free` is that over what learners would do that never exchange, which may be
+    a little above 1 where the fastest push more than their share; `nbytes_per_sample` cross the wire, both ways.
+    """
+
+    local_steps: int
+    samples_per_s: float
+    of_free: float
+    nbytes_per_sample: float
+
+
+def choices(config: Config, pushes: int) -> tuple[Choice, ...]:
+    """H = 1, 2, 4 ... until learners are as good as free; () where this protocol, or what goes with it, takes no own steps."""
+    if compatibility.refused(replace(config, local_steps=1), virtual=True):
+        return ()
+    free = config.virtual.learners * config.mu / mini_batch_s(config)
+    both_ways = 4 * config.virtual.parameters * (1.5 if config.push_format == "bfloat16" else 2)
+    found: list[Choice] = []
+    while not found or (found[-1].of_free < ENOUGH and found[-1].local_steps < _MOST):
+        steps = 2 * found[-1].local_steps if found else 1
+        samples = steps * config.mu
+        samples_per_s = samples * predict(replace(config, local_steps=steps), pushes // steps).gradients_per_s
+        found.append(Choice(steps, samples_per_s, samples_per_s / free, both_ways / samples))
+    return tuple(found)
+
+
+def table(found: tuple[Choice, ...]) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for each in found:
+        enough = each is found[-1] and each.of_free >= ENOUGH
+        rows.append(
+            (
+                each.local_steps,
+                each.samples_per_s,
+                100 * each.of_free,
+                each.nbytes_per_sample / 1e6,
+                "enough" if enough else None,
+            )
+        )
+    columns = columns_of("own steps H | samples/s | of learners that never exchange [%] :.1f | bytes [MB/sample] | choice")
+    note = (
+        f"Enough: the fewest own steps with {100 * ENOUGH:.0f} % of what learners would do that never exchange. How much less is"
+        " learned from a sample, the more of them are taken apart, no log of other steps tells."
+    )
+    return Table("local-steps", "Throughput over own steps between two exchanges", columns, tuple(rows), note)
+
+
+def advice(found: tuple[Choice, ...]) -> list[str]:
+    if not found:
+        return []
+    first, last = found[0], found[-1]
+    if first is last:
+        return [f"Own steps: none are needed; learners compute {100 * first.of_free:.0f} % of their time."]
+    return [
+        f"Own steps: with H = {last.local_steps}, {100 * last.of_free:.0f} % of the samples per second of learners that never"
+        f" exchange (H = 1: {100 * first.of_free:.0f} %)."
+    ]
