@@ -147,6 +147,27 @@ def test_workers_end_with_the_rank_however_that_ends(how: str, tmp_path: Path) -
         time.sleep(0.05)
 
 
+UNGUARDED = """
+import mpisgd
+from tests.unit.test_loader import ReadAhead, named, split_of
+
+if __name__ != "__main__":  # in the worker; the rank is no job here
+    mpisgd.train()
+split = split_of(1)
+ReadAhead(split, split.workers, named, pinned=False).get(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_as_it_is_imported_is_told_where_to_put_it(tmp_path: Path) -> None:
+    """A worker imports the script, too: it must neither train nor begin MPI."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 1
+    assert "ConfigError: mpisgd.train() is called as a worker process imports the script: put it below `if __name__" in ran.stderr
+    assert "exited unexpectedly" in ran.stderr
+
+
 def test_of_a_loader_its_data_collate_function_and_workers_are_taken() -> None:
     made = DataLoader(Crops(), batch_size=4, shuffle=True, num_workers=3, prefetch_factor=5, collate_fn=padded, timeout=9)  # type: ignore[arg-type]
     split = as_dataset((made, None)).train
