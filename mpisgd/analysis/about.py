@@ -111,7 +111,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("learning rate α₀", str(config.get("alpha0", "?"))),
         ("model", f"{_kind(run, 'model')}, {environment.get('parameters', '?')} parameters"),
         ("data", f"{_kind(run, 'data')}, {environment.get('train_samples', '?')} training samples"),
-        ("loss", _kind(run, "loss")),
+        ("step", _kind(run, "step")) if config.get("step") else ("loss", _kind(run, "loss")),
         ("epochs", f"{'?' if reached is None else f'{reached:.2f}'} of {wanted}"),
         ("status", state.text),
         *_way_on(run, state),
@@ -219,7 +219,7 @@ def hosts(run: Run) -> str:
 
 
 def _kind(run: Run, part: str) -> str:
-    """The name of the model, data or loss; of what is the user's own, where it came from, as the run says."""
+    """The name of the model, data, loss or step; of what is the user's own, where it came from, as the run says."""
     table = run.config.get(part, {})
     entry = run.environment.get("brought", {}).get(part)
     if entry is None:

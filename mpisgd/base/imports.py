@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import multiprocessing
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -85,7 +86,12 @@ def _import(module_name: str, spec: str, field: str) -> Any:
 
 
 def refuse_in_import(what: str) -> None:
-    """Raises ConfigError where `what` is called at the top of a module that is just being imported for what is in it."""
+    """Raises ConfigError where `what` is called at the top of a module that is just being imported for what is in it.
+
+    So a process that is spawned does with the script, before it does what it is for.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(f"{what} is called as a worker process imports the script: put it below `if __name__ == '__main__':`")
     if _under_way:
         raise ConfigError(f"{what} is called as module {_under_way[-1]} is imported: put it below `if __name__ == '__main__':`")
 

@@ -64,7 +64,7 @@ FEATURES: Mapping[str, Feature] = {
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
-    "loss": Feature(lambda config: config.loss != Config.loss, "a loss: a step computes it itself", "loss", repr(Config.loss)),
+    "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -114,7 +114,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
     ("tolerant", "node"): "a team cannot do without any of its ranks",
-    ("step", "loss"): "one of them says what a mini-batch comes to",
+    ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",

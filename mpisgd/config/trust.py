@@ -2,8 +2,8 @@
 
 A configuration may name the user's own model, data, loss, step, protocol, schedule or weights of stale gradients as
 `package.module:attribute`. In a job file, on the command line or in a Python program it is the user who names them. In the
-config.toml of a run it is whoever wrote that directory: to open it would be to run their code. So those names are listed, and refused,
-unless the user names them too.
+config.toml of a run it is whoever wrote that directory: to open it would be to run their code. So those names are listed, and
+refused, unless the user names them too.
 """
 
 from __future__ import annotations

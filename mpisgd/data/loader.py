@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -68,7 +69,10 @@ class CollatedSplit(LazySplit):
         super().__init__(dataset, where, None)
         self.collate = collate
         batch = self.batch(np.zeros(1, np.int64)) if len(self) else None
-        shapes = [tuple(tensor.shape) for tensor in nest.tensors_of(batch).values()]
+        try:
+            shapes = [tuple(tensor.shape) for tensor in nest.tensors_of(batch).values()]
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
         self._input_shape = shapes[0][1:] if shapes else ()
 
     def batch(self, indices: Indices) -> Any:
@@ -135,7 +139,8 @@ def check_workers(train: Split) -> None:
         return
     workers: Workers = train.workers
     try:
-        ForkingPickler(_Nowhere()).dump((_Fetching(train), workers.begin))
+        with _NoProcess():
+            ForkingPickler(_Nowhere()).dump((_Fetching(train), workers.begin))
     except Exception as error:  # whatever the user's objects raise
         raise ConfigError(
             f"{train.where}: its DataLoader has num_workers = {workers.count}, but its data set cannot be given to workers:"
@@ -158,19 +163,14 @@ class ReadAhead:
         self._pinned = pinned
         self._iterator: Any = None
         self._next = -1
-        self._last: tuple[int, Any] = (-1, None)
 
     def get(self, seq: int) -> Any:
-        """Mini-batch `seq`: the one that follows the last, or the last again; for any other the workers begin anew."""
-        if self._last[0] == seq:
-            return self._last[1]
+        """Mini-batch `seq`: the one that follows the last; for any other the workers begin anew."""
         if self._next != seq:
             self.close()
             self._begin(seq)
-        batch = next(self._iterator)
         self._next = seq + 1
-        self._last = (seq, batch)
-        return batch
+        return next(self._iterator)
 
     def close(self) -> None:
         """End the workers."""
@@ -231,8 +231,27 @@ class _Begin:
             signal.signal(each, signal.SIG_IGN)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        rank = multiprocessing.parent_process()
+        if rank is not None and not rank.is_alive():  # it ended while this process still imported, and the signal went to nobody
+            os._exit(1)
         if self.then is not None:
             self.then(number)
+
+
+class _NoProcess:
+    """In the place of a process that is being started: pickling is as for one, and leaves no threads or descriptors behind."""
+
+    DupFd = int  # what stands in a pickle for a descriptor, of which the process would have got its own
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        """The descriptor as it is."""
+        return descriptor
+
+    def __enter__(self) -> None:
+        set_spawning_popen(self)  # type: ignore[arg-type]
+
+    def __exit__(self, *_: object) -> None:
+        set_spawning_popen(None)
 
 
 class _Nowhere:

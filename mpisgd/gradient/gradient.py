@@ -93,16 +93,17 @@ class Gradient(Travels):
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
         self._model.zero_gradients()
-        batch = None if self._ahead is None else self._ahead.get(seq)
-        self._prepared = (seq, *self._batch(seq, batch))
+        self._prepared = (seq, *self._batch(seq))
 
-    def _batch(self, seq: int, batch: Any = None) -> tuple[Any, int]:
-        """Mini-batch `seq`, which a worker may have fetched, on the model's device, and how many samples were drawn for it."""
+    def _batch(self, seq: int) -> tuple[Any, int]:
+        """Mini-batch `seq`, its inputs on the model's device, and how many samples were drawn for it."""
         if self._prepared is not None and self._prepared[0] == seq:
             return self._prepared[1:]
         indices = self._sampling.indices(self._learner_id, seq)
-        if batch is None:
+        if self._ahead is None:
             batch = fetch(self._split, indices, lambda: self._seeds(Domain.SAMPLES, seq))
+        else:
+            batch = self._ahead.get(seq)
         if isinstance(self._loss, OwnStep):
             return self._model.inputs(batch), len(indices)
         inputs, targets = pair(batch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -136,6 +137,7 @@ class Measure:
         self._seed = seed
         self._recalibrate_batches = recalibrate_batches if buffers == "recalibrate" else 0
         self._check: Callable[[], None] | None = None
+        self._names: set[str] = set()
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this before each batch; it may raise to end the measuring."""
@@ -162,22 +164,24 @@ class Measure:
                 indices = np.arange(start, min(start + self._batch, len(split)))
                 batch = _drawn(split, indices, self._seed, _TRAIN if train else _TEST, start)
                 found = self._of_batch(batch, len(indices))
-                if start and found.keys() != sums.keys():
-                    now, before = (", ".join(each) for each in (found, sums))
-                    raise ConfigError(f"step: it returned {now} for a batch, but {before} for those before: expected the same")
                 sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
         self._model.module.train()
         loss, *others = ((name, value / len(split)) for name, value in sums.items())
         metrics = dict(others)
         return Measured(loss[1], metrics.pop(ERROR, math.nan), metrics)
 
-    def metrics(self, samples: int) -> tuple[str, ...]:
-        """Names of the metrics of an own step but for `error`, by a first batch of at most so many samples; none without data."""
+    def metrics(self, samples: int, calling: Callable[[], AbstractContextManager[None]]) -> tuple[str, ...]:
+        """Names of the metrics of an own step but for `error`, by a first batch of at most so many samples.
+
+        The samples are of the test data, or where there are none of the training data; the step runs inside `calling()`.
+        """
         split, purpose = (self._test, _TEST) if len(self._test) else (self._train, _TRAIN)
         indices = np.arange(min(samples, self._batch, len(split)))
         self._model.module.eval()
         with torch.no_grad(), kept():
-            found = self._of_batch(_drawn(split, indices, self._seed, purpose, 0), len(indices))
+            batch = _drawn(split, indices, self._seed, purpose, 0)
+            with calling():
+                found = self._of_batch(batch, len(indices))
         self._model.module.train()
         return tuple(name for name in found if name not in ("loss", ERROR))
 
@@ -186,6 +190,10 @@ class Measure:
         module = self._model.module
         if isinstance(self._loss, OwnStep):
             loss, metrics = self._loss.measured(module, self._model.inputs(batch))
+            self._names = self._names or set(metrics)
+            if set(metrics) != self._names:
+                now, before = (", ".join(sorted(names)) or "none" for names in (set(metrics), self._names))
+                raise ConfigError(f"step: its metrics are {now} of a batch, but {before} of those before: expected the same")
             return {"loss": loss * samples, **{name: value * samples for name, value in metrics.items()}}
         inputs, targets = pair(batch)
         output = module(self._model.inputs(inputs))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
 
 Loss = Callable[[Any, Any], Tensor]
+
+_NAME = re.compile(r"[\w.,/@%()+-]+( [\w.,/@%()+-]+)*")  # of a column of the log, and of tables in Markdown
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class OwnStep:
     def measured(self, module: nn.Module, batch: Any) -> tuple[float, dict[str, float]]:
         """The loss of a batch, and its metrics, as numbers. Raises ConfigError where one is none."""
         returned = self._returned(module, batch)
-        metrics = {str(name): _number(value, str(name)) for name, value in returned.items() if name != "loss"}
+        metrics = {_named(name): _number(value, name) for name, value in returned.items() if name != "loss"}
         return scalar(returned["loss"], "step").item(), metrics
 
     def _returned(self, module: nn.Module, batch: Any) -> Mapping[str, Any]:
@@ -62,10 +67,16 @@ def described(value: Any) -> str:
     return f"{type(value).__name__} {value!r}" if isinstance(value, int | float | str) else f"{type(value).__name__}"
 
 
+def _named(name: Any) -> str:
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    raise ConfigError(f"step: its metric {name!r} has no name for a column: expected letters, digits, blanks and . , / @ % ( ) + -")
+
+
 def _number(value: Any, name: str) -> float:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return float(value.detach())
-    if isinstance(value, int | float):
+    if isinstance(value, Real | np.bool_):
         return float(value)
     found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
     raise ConfigError(f"step: its metric {name!r} is {found}, expected a number: the mean over the batch")

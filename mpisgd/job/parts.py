@@ -220,8 +220,8 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
     if not isinstance(loss, OwnStep):
         return ()
     measure = make_measure(config, model, loss, data)
-    with _buffers_kept(model.module), _saying_where(loss.function, "the first batch of an evaluation"):
-        names = measure.metrics(config.mu)
+    with _buffers_kept(model.module):
+        names = measure.metrics(config.mu, lambda: _saying_where(loss.function, "the first batch of an evaluation"))
     for name in names:
         if name in (schema.EVALUATIONS.names or ()):
             raise ConfigError(f"step: its metric {name!r} has the name of a column of the log, expected another")

@@ -91,7 +91,14 @@ Table = list[tuple[str, list[str], list[str], list[str]]]
 """For each table or file, its name and what is proved, checked, and on trust."""
 
 
-def table(*, computed: bool = True, simulated: bool = False, evaluations: str = "all", finished: bool = True) -> Table:
+def table(
+    *,
+    computed: bool = True,
+    simulated: bool = False,
+    evaluations: str = "all",
+    finished: bool = True,
+    metrics: tuple[str, ...] = (),
+) -> Table:
     """Table of what a replay says.
 
     Args:
@@ -99,6 +106,7 @@ def table(*, computed: bool = True, simulated: bool = False, evaluations: str = 
         simulated: the virtual job was, as a whole.
         evaluations: of how many snapshots, "all", "last" or "none".
         finished: the run has left DONE and weights.
+        metrics: of an own step, which stand as the loss of an evaluation does.
     """
 
     def standing_of(claim: Claim) -> Standing:
@@ -113,9 +121,10 @@ def table(*, computed: bool = True, simulated: bool = False, evaluations: str = 
         if claim.where in ("weights.pt", "evaluations") and not computed:
             continue
         rows = found.setdefault(claim.where, {standing: [] for standing in Standing})
+        names = (*claim.names, *metrics) if claim.evaluated else claim.names
         if claim.evaluated and evaluations == "last":
-            rows[Standing.PROVED] += [f"{name} of the last" for name in claim.names]
-            rows[Standing.TRUST] += [f"{name} of the others" for name in claim.names]
+            rows[Standing.PROVED] += [f"{name} of the last" for name in names]
+            rows[Standing.TRUST] += [f"{name} of the others" for name in names]
         else:
-            rows[standing_of(claim)] += claim.of or claim.names
+            rows[standing_of(claim)] += claim.of or names
     return [(where, rows[_P], rows[_C], rows[_T]) for where, rows in found.items()]

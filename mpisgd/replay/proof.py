@@ -54,6 +54,7 @@ class Proof:
         simulated: a virtual run was simulated again; else, of a virtual one, `not_simulated` says why not.
         computed: gradients were computed, in the run and again.
         finished: the run has ended and left its weights.
+        metrics: names of those that evaluations of an own step have.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class Proof:
     not_simulated: str = ""
     computed: bool = True
     finished: bool = True
+    metrics: tuple[str, ...] = ()
 
     def find(self, finding: Finding) -> None:
         """Only the first place is evidence: what comes after it follows from it."""
@@ -88,7 +90,8 @@ class Proof:
     @property
     def claims(self) -> Table:
         """What is proved, what only checked, and what is taken on trust."""
-        return table(computed=self.computed, simulated=self.simulated, evaluations=self.which, finished=self.finished)
+        how = {"computed": self.computed, "simulated": self.simulated, "finished": self.finished}
+        return table(**how, evaluations=self.which, metrics=self.metrics)
 
     @property
     def holds(self) -> bool:

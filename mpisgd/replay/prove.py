@@ -16,7 +16,7 @@ from mpisgd.data import DataSet
 from mpisgd.gradient.measure import batch_norms
 from mpisgd.job.finish import headline
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
-from mpisgd.records.log.schema import Event
+from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.brought import changed, check_consent, renamed, saying_how
@@ -166,6 +166,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     parameters, train_samples, threads = map(record.environment, ("parameters", "train_samples", "threads"))
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
+    proof.metrics = metrics_of(record.run.evaluations.dtype)
     if record.older:
         proof.seams.append("written by an earlier mpisgd: on trust are also whether it diverged, batch_norm_policy, and goodbyes")
     if config.virtual.batched and record.run.environment.get("virtual", False):

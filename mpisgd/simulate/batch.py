@@ -37,8 +37,9 @@ class Batch:
         self._sampling = sampling
         self._wanted: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._there: dict[int, tuple[int, float]] = {}
-
         assert not isinstance(loss, OwnStep)  # `compatibility`
+        if data.train.padded:
+            raise ConfigError("virtual.batched = True: expected False beside a collate_fn, which may make batches of any shape")
 
         def loss_of(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
             return loss(torch.func.functional_call(model.module, model.views(weights), (inputs,)), targets)

@@ -29,6 +29,9 @@ def mapped(nest: Any, place: Place, name: str = "") -> Any:
     Raises DataError, which names the place, for any other.
     """
 
+    if isinstance(nest, Tensor):
+        return place(name, nest)
+
     def leaf(path: Any, value: Any) -> Any:
         return _mapped_leaf(value, place, name + _pytree.keystr(path))
 

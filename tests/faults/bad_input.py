@@ -65,6 +65,31 @@ def job(text: str, *names: str) -> Case:
     return Case("train job.toml", ("job.toml", *names), {"job.toml": text})
 
 
+_STEP = "from torch import nn\ndef step(model, batch):\n    return nn.functional.cross_entropy(model(batch[0]), batch[1])"
+_METRIC = _STEP.replace("return ", "return {'loss': ") + ", 'share': "
+_DATA = """import torch
+from torch.utils.data import DataLoader, IterableDataset
+class Samples:
+    def __len__(self): return 64
+    def __getitem__(self, index): return {"x": self}
+class Pairs(Samples):
+    def __getitem__(self, index): return torch.ones(64), 1
+class Stream(IterableDataset):
+    def __iter__(self): return iter(())
+def data(): return """
+
+
+def own_step(name: str, text: str, *names: str) -> Case:
+    module = f"step_{name}"
+    return Case(f"simulate --virtual.learners 2 --step {module}:step", names, {f"{module}.py": text})
+
+
+def own_data(name: str, made: str, *names: str) -> Case:
+    module = f"data_{name}"
+    words = f"simulate --virtual.learners 2 --step {module}:data --data {module}:data"
+    return Case(words, names, {f"{module}.py": f"{_DATA}{made}, None\n"})
+
+
 _TOO_MANY = '[protocol]\nname = "softsync"\nn = 3'
 _ENVIRONMENT = "shards = 1\n[environment]\nlearners = 2\n"
 
@@ -140,6 +165,24 @@ CASES = (
     Case("simulate --virtual.learners 2", ("results/run' exists", "--overwrite"), {"results/run/": ""}),
     Case("simulate --virtual.learners 2 --overwrite", ("is no run directory",), {"results/run/thesis.tex": "years of work"}),
     Case("simulate --virtual.learners 2 --out file/run", ("file/run", "cannot be made"), {"file": "mine"}),
+    # Own steps, on a batch of the data set.
+    Case("train --step mine:step --loss mse_loss", ("step = 'mine:step'", "expected ''", "beside a loss")),
+    own_step("unnamed", "", "no attribute 'step'"),
+    own_step("number", "def step(model, batch):\n    return 0.5\n", "step: it returned float 0.5", "a scalar tensor"),
+    own_step("vector", "def step(model, batch):\n    return model(batch[0])\n", "step: expected a scalar, got shape (16, 10)"),
+    own_step("mapping", "def step(model, batch):\n    return {'accuracy': 1.0}\n", "mapping of 'accuracy'", "under 'loss'"),
+    own_step("detached", f"{_STEP}.detach()\n", "does not depend on the model's weights"),
+    own_step("raising", "def step(model, batch):\n    return batch['labels']\n", "the step fails at the first mini-batch", ".py:2"),
+    own_step("text", f"{_METRIC}'much'}}\n", "its metric 'share' is str 'much', expected a number"),
+    own_step("dividing", f"{_METRIC}1 / 0}}\n", "the step fails at the first mini-batch", "ZeroDivisionError"),
+    own_step("column", f"{_METRIC}0.5, 'epochs': 1}}\n", "its metric 'epochs' has the name of a column of the log"),
+    # Data of which no batch can be made, and DataLoaders that say what is not theirs to say.
+    own_data("things", "Samples()", "sample 0 cannot be put into a batch", "or a DataLoader with a collate_fn"),
+    own_data("batch_size", "DataLoader(Pairs(), batch_size=4)", "batch_size = 4, but mu = 16"),
+    own_data("sampler", "DataLoader(Pairs(), sampler=[0, 1])", "a sampler of its own, or none (list)"),
+    own_data("stream", "DataLoader(Stream())", "is a stream, expected a map-style one"),
+    own_data("fork", "DataLoader(Pairs(), num_workers=1, multiprocessing_context='fork')", "forks workers"),
+    own_data("collate", "DataLoader(Samples(), collate_fn=lambda samples: Samples())", "train: batch is a Samples, expected"),
     # Batch jobs.
     Case("submit --dry-run", ("PATH", "configuration")),
     Case("submit nowhere.toml --dry-run", ("nowhere.toml",)),

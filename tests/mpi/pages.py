@@ -1,6 +1,6 @@
 """The commands of a Markdown page: blocks of `sh` are executed, in order; those of `bash` say before them why they are not.
 
-A page's blocks of `toml` and `python` are files, whose first line says their name.
+A page's blocks of `toml` and `python` are files, whose first line says their name. Those of `diff` are two whole files.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def both(diff: str) -> dict[str, str]:
+    """The two files that a whole diff shows: name -> text."""
+    old, new, *lines = diff.splitlines(keepends=True)
+    shown = {old: "-", new: "+"}
+    return {
+        name[4:].strip(): "".join(line[1:] or line for line in lines if line[0] in (" ", "\n", sign))
+        for name, sign in shown.items()
+    }
+
+
 def commands(page: Path) -> list[str]:
     return [line for block in blocks(page, "sh") for line in block.splitlines() if line and line not in ELSEWHERE]
 
@@ -37,6 +47,9 @@ def lay_out(directory: Path, *pages: Path) -> None:
             name = re.match(r"# (\S+)\n", block)
             assert name is not None, f"{page}: a shown file begins with its name"
             (directory / name[1]).write_text(block)
+        for block in blocks(page, "diff"):
+            for name, text in both(block).items():
+                (directory / name).write_text(text)
     programs = directory / "bin"
     programs.mkdir()
     for name, words in {"mpisgd": "-m mpisgd", "python": ""}.items():

@@ -82,6 +82,14 @@ def test_every_page_is_in_the_index() -> None:
     )
 
 
+def test_a_plain_script_becomes_a_job_by_five_lines() -> None:
+    """tests/mpi/test_docs.py runs both."""
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", (DOCS / "tutorial.md").read_text(), re.DOTALL | re.MULTILINE)
+    old, new, *lines = diff.splitlines()
+    assert (old[:4], new[:4]) == ("--- ", "+++ ")
+    assert len([line for line in lines if line.startswith("+")]) == 5
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

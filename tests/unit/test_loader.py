@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_workers_fetch_what_the_learner_would(workers: int, method: str) -> None
     ahead = ReadAhead(split, split.workers, named, pinned=False)
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    for seq in (0, 1, 2, 2, 3, 4, 9, 10, 1):  # once again, and from another one on, as after a checkpoint
+    for seq in (0, 1, 2, 3, 4, 9, 10, 1):  # and from another one on, as after a checkpoint
         batch = ahead.get(seq)
         assert equal(batch, by_itself(split, seq)), seq
         assert os.getpid() not in batch["pids"]
@@ -118,9 +119,9 @@ from tests.unit.test_loader import ReadAhead, named, split_of
 if __name__ == "__main__":
     split = split_of(2)
     ahead = ReadAhead(split, split.workers, named, pinned=False)
-    ahead.get(0)
+    ahead._begin(0) if sys.argv[1] == "early" else ahead.get(0)
     print(*(each.pid for each in active_children()), flush=True)
-    os._exit(3) if sys.argv[1] == "exit" else os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == "kill" else os._exit(3)
 """
 
 
@@ -133,9 +134,9 @@ def _lives(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("how", ["exit", "kill", "early"])
 def test_workers_end_with_the_rank_however_that_ends(how: str, tmp_path: Path) -> None:
-    """As ranks of a failed job do: nobody has told the workers."""
+    """As ranks of a failed job do: nobody has told the workers, which may still be importing."""
     (tmp_path / "script.py").write_text(SCRIPT)
     ran = subprocess.run([sys.executable, tmp_path / "script.py", how], capture_output=True, text=True, timeout=300, check=False)
     pids = [int(pid) for pid in ran.stdout.split()]
@@ -144,6 +145,27 @@ def test_workers_end_with_the_rank_however_that_ends(how: str, tmp_path: Path) -
     while any(map(_lives, pids)):
         assert time.monotonic() < until_s, "workers are left"
         time.sleep(0.05)
+
+
+UNGUARDED = """
+import mpisgd
+from tests.unit.test_loader import ReadAhead, named, split_of
+
+if __name__ != "__main__":  # in the worker; the rank is no job here
+    mpisgd.train()
+split = split_of(1)
+ReadAhead(split, split.workers, named, pinned=False).get(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_as_it_is_imported_is_told_where_to_put_it(tmp_path: Path) -> None:
+    """A worker imports the script, too: it must neither train nor begin MPI."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 1
+    assert "ConfigError: mpisgd.train() is called as a worker process imports the script: put it below `if __name__" in ran.stderr
+    assert "exited unexpectedly" in ran.stderr
 
 
 def test_of_a_loader_its_data_collate_function_and_workers_are_taken() -> None:
@@ -156,6 +178,20 @@ def test_of_a_loader_its_data_collate_function_and_workers_are_taken() -> None:
     pairs = as_dataset((DataLoader([(torch.ones(2), 1)] * 5), None)).train  # type: ignore[arg-type]
     assert type(pairs) is LazySplit, "pairs for a loss are stacked as those of a Dataset are"
     assert pairs.workers is None
+
+
+class Shared:
+    """Samples in memory that processes share, with a lock that can be given to new processes alone."""
+
+    def __init__(self) -> None:
+        self.x = torch.ones(20, 3).share_memory_()
+        self.lock = multiprocessing.get_context("spawn").Lock()
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], 0
 
 
 class Stream(IterableDataset[int]):
@@ -194,6 +230,9 @@ def test_the_size_of_its_batches_is_mu() -> None:
 
 def test_what_workers_cannot_be_given_is_refused_before_the_start() -> None:
     check_workers(split_of(2))
+    shared = Shared()
+    check_workers(as_dataset((DataLoader(shared, num_workers=1), None)).train)  # type: ignore[arg-type]
+    assert not [each for each in threading.enumerate() if "_serve" in each.name], "nobody offers its tensors"
     split = as_dataset((DataLoader(Crops(), collate_fn=lambda samples: samples[0], num_workers=1), None), nested=True).train  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"num_workers = 1, but its data set cannot be given to workers: .*lambda"):
         check_workers(split)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from mpisgd import replay
-from mpisgd.analysis import training
+from mpisgd.analysis import about, training
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.job import parts
 from mpisgd.job.finish import farewell
@@ -129,6 +129,7 @@ def test_replay_proves_it(protocol: dict[str, Any], shards: int, tmp_path: Path)
     proof = replay.replay(tmp_path / "run", BROUGHT)
     assert (proof.reason, proof.other_losses) == ("", 0)
     assert all(each.elements == 0 for each in proof.differences)
+    assert {"loss", "accuracy", "perplexity"} < set(next(proved for where, proved, *_ in proof.claims if where == "evaluations"))
 
     def lies(model: nn.Module, batch: Any) -> dict[str, Any]:
         return {**step(model, batch), "accuracy": 0.5}
@@ -157,6 +158,8 @@ def test_metrics_are_means_over_all_samples_wherever_they_are_shown(tmp_path: Pa
     assert training.final_text(run).startswith(f"loss {loss:.4g} (theta)")
     assert training.summary_table(run).cells("final accuracy")[0] == last["accuracy"]
     assert training.evaluation_table(run).cells("perplexity")[-2] == last["perplexity"]
+    said = dict(about.header(run, about.status(run), "").rows)  # type: ignore[arg-type]
+    assert str(said["step"]).startswith("tests.virtual.test_own_step:step (")
     assert f"test loss {last['loss']:.4g}, accuracy {last['accuracy']:.4g}" in farewell(outcome, logged=True)
     plain = simulated(tmp_path / "plain", TENSORS, epochs=1)
     table = compare([run.path, plain.path], tmp_path / "compared", Console(quiet=True)).table
@@ -257,10 +260,16 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
         lambda model, batch: {"loss": _loss(model, batch), "each": torch.ones(2)},
         r"its metric 'each' is a tensor of shape \(2,\), expected a number",
     ),
+    "metric of text": (
+        lambda model, batch: {"loss": _loss(model, batch), "each": "0.5"},
+        "its metric 'each' is str '0.5', expected a number",
+    ),
     "name": (
         lambda model, batch: {"loss": _loss(model, batch), "samples": 1},
         "its metric 'samples' has the name of a column of the log",
     ),
+    "no name": (lambda model, batch: {"loss": _loss(model, batch), 3: 1.0}, "its metric 3 has no name for a column"),
+    "name of a table": (lambda model, batch: {"loss": _loss(model, batch), "a | b": 1.0}, r"its metric 'a \| b' has no name"),
     "not callable": (3, "step: found int 3, expected a callable of"),  # type: ignore[dict-item]
 }
 
@@ -271,6 +280,35 @@ def test_what_is_wrong_with_a_step_is_said_before_the_start(name: str, tmp_path:
     with pytest.raises(ConfigError, match=message):
         simulate(config(tmp_path / "run", TENSORS), Brought(step=function))
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_are_numbers_of_any_library_and_the_same_ones_of_all_batches(tmp_path: Path) -> None:
+    """The last batch of an evaluation is smaller: a step that measures something else there is refused."""
+    kinds = {"float32": np.float32(0.5), "top-5 %": np.bool_(True), "n": np.int64(3), "tensor": torch.tensor([2.0])}
+    run = simulated(tmp_path / "run", TENSORS, Brought(step=lambda model, batch: {"loss": _loss(model, batch), **kinds}), epochs=1)
+    assert [run.evaluations[name][-1] for name in kinds] == [0.5, 1.0, 3.0, 2.0]
+    assert training.summary_table(run).cells("final top-5 %") == [1.0]
+
+    def forgets(model: nn.Module, batch: Any) -> Any:
+        return {"loss": _loss(model, batch), **({"share": 1.0} if len(batch[0]) == 4 else {"other": 1.0})}
+
+    made = config(tmp_path / "forgets", TENSORS, mu=4, evaluation={"batch": 4})
+    x, y = torch.ones(40, 6), torch.zeros(40, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="step: its metrics are other of a batch, but share of those before: expected the same"):
+        simulate(made, Brought(step=forgets, data=((x, y), (x[:5], y[:5])), model=lambda: nn.Linear(6, 3)))
+
+
+def test_what_a_sample_raises_is_not_laid_to_the_step(tmp_path: Path) -> None:
+    class Broken(Sentences):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 1:
+                raise LookupError("no such sentence")
+            return super().__getitem__(index)
+
+    with pytest.raises(LookupError, match="no such sentence"):
+        simulate(
+            config(tmp_path / "run", TENSORS, **HARDSYNC), Brought(Transformer, data=(Sentences(60, 1), Broken(21, 2)), step=step)
+        )
 
 
 class Things:
@@ -301,6 +339,15 @@ def test_a_step_is_not_given_beside_a_loss(tmp_path: Path) -> None:
         simulate(config(tmp_path / "run", TENSORS), Brought(step=_loss, loss=nn.functional.cross_entropy))
     with pytest.raises(ConfigError, match=r"virtual\.batched = True: expected False beside step"):
         simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), Brought(step=_loss))
+
+
+def test_batches_of_a_collate_function_are_not_computed_together(tmp_path: Path) -> None:
+    pairs: Any = [(torch.ones(6), 1)] * 40
+    data = (DataLoader(pairs, collate_fn=lambda samples: default_collate(samples[:])), None)
+    brought = Brought(model=lambda: nn.Linear(6, 3), data=data)
+    with pytest.raises(ConfigError, match=r"virtual\.batched = True: expected False beside a collate_fn"):
+        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), brought)
+    assert simulated(tmp_path / "run", TENSORS, brought, epochs=1).done
 
 
 def test_a_step_by_name_is_trusted_by_name_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,7 @@ UPDATES = np.dtype(
     ]
 )
 
-#: One row per snapshot, data split and kind of weights that was evaluated. After these columns, one (float64) for each metric that
-#: the user's own step gives.
+#: One row per snapshot, data split and kind of weights that was evaluated; then a float64 column for each metric of an own step.
 EVALUATIONS = np.dtype(
     [
         ("snapshot", np.int32),  # 0 = initial weights, then 1, 2, ...
