@@ -240,6 +240,13 @@ def test_it_is_named_on_the_command_line_and_in_a_file() -> None:
     assert said("--schedule=mine:rate", "--schedule.unit", "samples") == CustomScheduleOptions("mine:rate", unit="samples")
 
 
+def test_the_help_tells_of_torchs_and_which_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--schedule", "StepLR", "--help"], "mpisgd train")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "exponential, linear, torch's (OneCycleLR ...), your own a.b:factory (StepLR)" in told
+
+
 def test_a_shard_with_torchs_scheduler_runs_without_torchs_compiler() -> None:
     code = """
 import sys
