@@ -28,7 +28,7 @@ from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
@@ -50,6 +50,7 @@ OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "adagrad": (AdagradOptions(), 5),
     "rmsprop": (RmspropOptions(momentum=0.9), 7),
     "adam": (AdamOptions(), 7),
+    "adamw": (AdamwOptions(), 7),
 }
 """And the least passes over the bytes that an update makes: weights and state read and written, the gradient read."""
 _WARM_UP = 3

@@ -30,7 +30,7 @@ _DESCRIPTION = """The first word may be a TOML file; options on the command line
 
 Components come in kinds; choose one and its own options appear below (--protocol softsync --help-all):
 {kinds}
---model, --data and --protocol also take the user's own package.module:factory."""
+--model, --data, --protocol and --schedule also take the user's own package.module:factory."""
 _RESUME = """
 --resume RUN goes on with a run that was interrupted, from its newest checkpoint; RUN has its configuration.
 Code that RUN names runs only where the command line or a TOML file names it, too; or with --trust."""
@@ -141,6 +141,6 @@ def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
                 raise ConfigError(f"--{name}: expected one of {', '.join(KINDS[name])} after it")
             value = queue.pop(0)
         present = getattr(base, name)
-        if value not in (kind_of(present), getattr(present, "factory", None)):
+        if value not in (kind_of(present), getattr(present, "factory", None), getattr(present, "scheduler", None)):
             base = replace(base, **{name: make_options(name, value)})
     return base, rest

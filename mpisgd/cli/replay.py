@@ -56,12 +56,15 @@ class Options:
     """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
     protocol: str = ""
     """package.module:Class, the user's own protocol."""
+    schedule: str = ""
+    """package.module:function, the user's own schedule of the learning rate."""
     trust: bool = False
-    """Import and call the code that the run names; without it, only what --model, --data, --loss and --protocol name."""
+    """Import and call the code that the run names; without it, only what the options above name."""
 
 
 def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd replay")
+    from mpisgd.job.naming import NAMED
     from mpisgd.records.log.reader import Run
     from mpisgd.replay import replay
 
@@ -74,7 +77,7 @@ def main(argv: list[str]) -> int:
         until=options.until,
         tolerance=options.tolerance,
         data_dir=options.data_dir,
-        named={"model": options.model, "data": options.data, "loss": options.loss, "protocol": options.protocol},
+        named={part: getattr(options, part) for part in NAMED},
         trust=options.trust,
         evaluations=options.evaluations,
         told=printer.told,

@@ -105,8 +105,9 @@ def _kind(component: str, value: Any) -> Any:
         raise ConfigError(f"{component} = {value!r}: expected a table with the key 'name', one of {', '.join(KINDS[component])}")
     fields = {key: item for key, item in value.items() if key != "name"}
     default = make_options(component, value["name"])
-    if ":" in value["name"]:
-        fields["factory"] = value["name"]
+    for named_by in ("factory", "scheduler"):  # what the name says, where it is none of a kind
+        if value["name"] == getattr(default, named_by, ""):
+            fields[named_by] = value["name"]
     return _structure(type(default), fields, component + ".")
 
 

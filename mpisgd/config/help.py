@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "data", "data_dir", "loss", "mu", "sampling"),
     "Protocol": ("protocol",),
-    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "schedule", "clip_norm", "nonfinite"),
+    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
@@ -34,14 +34,16 @@ VIRTUAL: Mapping[str, tuple[str, ...]] = {
 }
 
 _OPTION, _WIDTH = 36, 100
+_NAMED = {"custom": "your own a.b:factory", "torch": "torch's (OneCycleLR ...)"}
+"""Kinds whose names say what they are of."""
 
 
 @cache
 def texts(cls: type) -> Mapping[str, str]:
-    """The docstring of each field of a dataclass, or member of an enumeration, on one line."""
+    """The docstring of each field of a dataclass, those that it inherits first, or member of an enumeration, on one line."""
+    found = {field.name: texts(base)[field.name] for base in cls.__bases__ if is_dataclass(base) for field in fields(base)}
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
         targets = [field.target] if isinstance(field, ast.AnnAssign) else field.targets if isinstance(field, ast.Assign) else []
         if targets and isinstance(targets[0], ast.Name) and isinstance(text, ast.Expr):
@@ -74,9 +76,9 @@ def usage(config: Config, command: str, *, virtual: bool = False) -> str:
 def _lines(config: Config, name: str) -> Iterator[str]:
     value = getattr(config, name)
     if name in KINDS:
-        names = [kind for kind in KINDS[name] if kind != "custom"]
-        own = ["your own a.b:factory"] if "custom" in KINDS[name] else []
-        yield from _line(f"--{name} NAME", f"{', '.join(names + own)} ({getattr(value, 'factory', '') or kind_of(value)})")
+        names = [_NAMED.get(kind, kind) for kind in KINDS[name]]
+        chosen = getattr(value, "factory", "") or getattr(value, "scheduler", "") or kind_of(value)
+        yield from _line(f"--{name} NAME", f"{', '.join(names)} ({chosen})")
     if is_dataclass(value):
         for field in fields(value):
             yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")

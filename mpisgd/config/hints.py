@@ -1,6 +1,6 @@
 """Names that other frameworks have for what is called otherwise here, or is not here: one table, for options and keys of files.
 
-A name may also be near a known one and mean something else (AdamW is no misspelt adam): then the answer is what there is.
+A name may also be near a known one and mean something else (NAdam is no misspelt adam): then the answer is what there is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MPI = "nothing is needed here: ranks find each other by MPI; start them by mpir
 _FLOAT = "weights and sums are float32; `push_format` bfloat16 halves what is pushed"
 _MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
 _DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
-_BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam"
+_BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam and adamw"
 _CLIP = "gradients are clipped to the norm `clip_norm`"
 _CHECKPOINT = "checkpoints are written every `checkpoint.every_updates` updates"
 _EVALUATE = "weights are evaluated every `evaluation.every_epochs` epochs"
@@ -32,7 +32,14 @@ _TOLD = "a line is printed every `log.progress_s` seconds"
 _RESUME = "a run goes on by mpisgd train --resume RUN, RUN being its directory"
 _FILE = "the configuration file is the first word: mpisgd train job.toml"
 _STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
-_WARMUP = "the schedule has it: `schedule.warmup_epochs`"
+_WARMUP = "the schedule has it: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
+
+_KWARGS = "arguments of torch's schedulers are given in a file, in its table schedule.kwargs"
+_SCHEDULERS_OWN = (
+    "anneal_strategy base_lr div_factor end_factor eta_min final_div_factor gamma max_lr milestones mode pct_start power"
+    " start_factor step_size step_size_down step_size_up t_0 t_max t_mult three_phase total_iters total_steps"
+)
+"""Those arguments, but for names that options of a schedule have, too."""
 
 _SAME: Mapping[str, str] = {
     _RATE: "lr learning_rate base_lr init_lr step_size eta alpha",
@@ -51,6 +58,9 @@ _SAME: Mapping[str, str] = {
     _MOMENTUM: "momentum nesterov",
     _DECAY: "weight_decay wd l2",
     _BETA: "beta1 beta2 betas",
+    "parameters are grouped by their names: `groups.weight_decay`, `groups.rate`": (
+        "param_groups parameter_groups no_decay no_weight_decay bias_lr head_lr"
+    ),
     _CLIP: "clip grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val",
     "a larger mini-batch is a larger `mu`; protocol downpour sums `protocol.n_push` of them into one push": (
         "gradient_accumulation_steps accumulate_grad_batches accumulation_steps"
@@ -119,7 +129,6 @@ _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the d
 #: Component -> pattern of names that are none of ours, however near, and what to say of them.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
-        "adamw": "adam adds weight decay to the gradient, which is another algorithm",
         "(lamb|lion|lars|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
@@ -141,7 +150,17 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
         r".*\.(h5|hdf5)": "an HDF5 file is the data set hdf5, with data.path",
         r".*\.py": _BRING_DATA,
     },
-    "schedule": {"(cosine|onecycle|one_cycle|plateau|poly|polynomial|cyclic|inverse_sqrt|warmup)[a-z_]*": "it is not here"},
+    "schedule": {
+        "cosine": "that is CosineAnnealingLR, of torch",
+        "cosine_[a-z_]*": "that is CosineAnnealingLR or CosineAnnealingWarmRestarts, of torch",
+        "(onecycle|one_cycle)[a-z_]*": "that is OneCycleLR, of torch",
+        "(poly|polynomial)[a-z_]*": "that is PolynomialLR, of torch",
+        "(cyclic|triangular)[a-z_]*": "that is CyclicLR, of torch",
+        "warm_?up": "each of them has schedule.warmup_epochs, schedule.warmup_updates, schedule.warmup_samples",
+        "(lambda|multiplicative|inverse_?sqrt|noam)[a-z_]*": "bring your own function: package.module:function",
+        "(reducelronplateau|reduce_lr_on_plateau|plateau)": "no shard sees a metric, and none waits for one",
+        "(sequentiallr|chainedscheduler|swalr)": "it takes objects; bring your own function: package.module:function",
+    },
 }
 
 
@@ -150,6 +169,8 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
+    if component == "schedule" and own in _SCHEDULERS_OWN.split():
+        text = _KWARGS
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 
@@ -172,8 +193,8 @@ def _ours(name: str) -> str:
 def kind(component: str, name: str, kinds: Collection[str]) -> str:
     """Explain an unknown kind: what it is called here, or that it is another thing; and list all kinds."""
     plain = name.lower().replace("-", "_")
-    if plain in kinds:
-        return f"; did you mean {plain!r}?"
+    if found := next((known for known in kinds if known.lower() == plain), ""):
+        return f"; did you mean {found!r}?"
     for pattern, text in _OTHERS.get(component, {}).items():
         if re.fullmatch(pattern, plain):
             return f": {text}; expected one of: {', '.join(sorted(kinds))}"

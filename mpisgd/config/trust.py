@@ -1,6 +1,7 @@
 """Whose code is run: what a run's directory names is somebody's, and is imported only where the user says so (SECURITY.md).
 
-A configuration may name the user's own model, data, loss, protocol or weights of stale gradients as `package.module:attribute`.
+A configuration may name the user's own model, data, loss, protocol, schedule or weights of stale gradients as
+`package.module:attribute`.
 In a job file, on the command line or in a Python program it is the user who names them. In the config.toml of a run it is whoever
 wrote that directory: to open it would be to run their code. So those names are listed, and refused, unless the user names them too.
 """
@@ -25,6 +26,7 @@ OPTIONS: Mapping[str, str] = {
     "loss": "--loss",
     "protocol.factory": "--protocol",
     "protocol.modulation": "--protocol.modulation",
+    "schedule.factory": "--schedule",
 }
 
 
@@ -36,6 +38,7 @@ def names_of(config: Config) -> dict[str, str]:
         "loss": config.loss if ":" in config.loss else "",
         "protocol.factory": getattr(config.protocol, "factory", ""),
         "protocol.modulation": getattr(config.protocol, "modulation", ""),
+        "schedule.factory": getattr(config.schedule, "factory", ""),
     }
     if not names_a_rule(found["protocol.modulation"]):
         del found["protocol.modulation"]

@@ -27,7 +27,16 @@ from mpisgd.config.config_virtual import (
 )
 from mpisgd.config.data import DATA, DataOptions, DigitsOptions
 from mpisgd.config.models import MODELS, MlpOptions, ModelOptions
-from mpisgd.config.optimizers import OPTIMIZERS, SCHEDULES, ConstantOptions, OptimizerOptions, ScheduleOptions, SgdOptions
+from mpisgd.config.optimizers import (
+    OPTIMIZERS,
+    SCHEDULES,
+    TORCH_SCHEDULERS,
+    ConstantOptions,
+    GroupOptions,
+    OptimizerOptions,
+    ScheduleOptions,
+    SgdOptions,
+)
 from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
 from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
@@ -44,6 +53,8 @@ class Config:
     """Data set."""
     optimizer: OptimizerOptions = field(default_factory=SgdOptions)
     """Optimiser on the shards."""
+    groups: GroupOptions = field(default_factory=GroupOptions)
+    """Groups of parameters, by their names."""
     schedule: ScheduleOptions = field(default_factory=ConstantOptions)
     """Learning-rate schedule, driven by samples applied."""
     straggler: StragglerOptions = field(default_factory=StragglerOptions)
@@ -181,15 +192,18 @@ def kind_of(options: object) -> str:
 
 
 def make_options(component: str, name: str, **fields: Any) -> Any:
-    """Default options of one kind; `package.module:factory` names the user's own model or data.
+    """Default options of one kind; `package.module:factory` names the user's own, and a scheduler of torch is a kind of schedule.
 
     Raises ConfigError where `name` is no kind of `component`.
     """
     kinds = KINDS[component]
     if ":" in name and "custom" in kinds:
         return kinds["custom"](factory=name, **fields)
+    if component == "schedule" and name in TORCH_SCHEDULERS:
+        return kinds["torch"](scheduler=name, **fields)
     if name not in kinds:
-        raise ConfigError(f"{component} = {name!r} is unknown{hints.kind(component, name, kinds)}")
+        known = [*kinds, *TORCH_SCHEDULERS] if component == "schedule" else kinds
+        raise ConfigError(f"{component} = {name!r} is unknown{hints.kind(component, name, known)}")
     return kinds[name](**fields)
 
 

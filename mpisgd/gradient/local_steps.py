@@ -12,12 +12,13 @@ ahead of the shard's.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import ProtocolError
+from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
 
 
@@ -29,11 +30,13 @@ class LocalSteps(Travels):
     Args:
         gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the sum.
         rate: learning rate of the learner's own steps, from weights of a clock.
+        segments: the groups of parameters, whose factors of the rate hold here, too.
 
     Raises ProtocolError where the weights are those of a team.
     """
 
-    def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float]) -> None:
+    def __init__(self, gradient: Travels, count: int, rate: Callable[[int], float], segments: Sequence[Segment] = ()) -> None:
+        self._segments = [each for each in segments if each.rate != 1.0]
         self._gradient = gradient
         self._count = count
         self._rate = rate
@@ -73,7 +76,7 @@ class LocalSteps(Travels):
 
     def _accrue(self, accrued: np.ndarray, first: bool) -> None:
         """Add the gradient to the sum; and keep its step, for at the end of the round the sum takes its place."""
-        np.multiply(self.memory.gradients, self._alpha, out=self._step)
+        self._make_step()
         if first:
             accrued[:] = self.memory.gradients
         else:
@@ -84,5 +87,10 @@ class LocalSteps(Travels):
         if self._step is None:
             return
         if self._accrued is None:
-            np.multiply(self.memory.gradients, self._alpha, out=self._step)
+            self._make_step()
         np.subtract(self.memory.weights, self._step, out=self.memory.weights)
+
+    def _make_step(self) -> None:
+        np.multiply(self.memory.gradients, self._alpha, out=self._step)
+        for each in self._segments:
+            self._step[each.start : each.stop] *= np.float32(each.rate)

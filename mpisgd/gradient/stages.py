@@ -19,6 +19,7 @@ from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
+from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory
@@ -56,13 +57,19 @@ def make_gradient(
     )
 
 
-def chain(config: Config, computed: Travels, bounds: Sequence[tuple[int, int]], train_samples: int) -> Travels:
-    """Make what is pushed of what a rank, or its team, computes."""
+def chain(
+    config: Config,
+    computed: Travels,
+    bounds: Sequence[tuple[int, int]],
+    train_samples: int,
+    segments: Sequence[Segment] = (),
+) -> Travels:
+    """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters."""
     if steps_by_itself(config):
         protocol = config.protocol
         alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
         factor, count = schedule.of_run(config, 1, train_samples), protocol.mini_batches_per_push
-        computed = LocalSteps(computed, count, lambda clock: alpha * factor(clock * count * config.mu / train_samples))
+        computed = LocalSteps(computed, count, lambda clock: alpha * factor(clock * count * config.mu / train_samples), segments)
     if config.push_format == "bfloat16":
         slices = bounds if config.exchange == "layerwise" else ()
         computed = Rounded(computed, slices, tell_nonfinite=config.nonfinite == "drop")

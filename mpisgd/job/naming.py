@@ -1,4 +1,4 @@
-"""Names of what the user brought, which a reader can trust: model, data, loss and protocol, by name, file and checksum (DESIGN 6).
+"""Names of what the user brought, which a reader can trust: of each part, its name, file and checksum (DESIGN 6).
 
 An object that was handed to `mpisgd.train` gets into a run's config.toml under the name by which it can be imported; a lambda, a
 function inside another or an instance has none, and is said to have none.
@@ -20,7 +20,7 @@ from mpisgd.job.parts import UNNAMED_LOSS, Brought
 
 PARTS = ("model", "data", "loss")
 """What may be brought as objects."""
-NAMED = (*PARTS, "protocol")
+NAMED = (*PARTS, "protocol", "schedule")
 """What may be named."""
 
 
@@ -44,6 +44,7 @@ def described(config: Config, brought: Brought) -> dict[str, dict[str, str]]:
         "data": getattr(config.data, "factory", ""),
         "loss": config.loss if ":" in config.loss else "",
         "protocol": getattr(config.protocol, "factory", ""),
+        "schedule": getattr(config.schedule, "factory", ""),
     }
     found = {}
     for part in NAMED:

@@ -25,6 +25,8 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient, Loss
 from mpisgd.gradient.measure import Measure
 from mpisgd.protocols import Protocol
+from mpisgd.update import groups
+from mpisgd.update.groups import Segment
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
 
@@ -104,6 +106,11 @@ def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
 def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
     """The slice of each shard. Raises ConfigError for too many shards."""
     return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
+
+
+def segments_of(config: Config, model: FlatModel) -> list[Segment]:
+    """The groups of its parameters. Raises ConfigError where one matches nothing."""
+    return groups.segments_of(config.groups, {name: view.numel() for name, view in model.views(model.weights).items()})
 
 
 def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[Layer]]) -> dict[str, Any]:

@@ -224,7 +224,8 @@ class BuiltLearner(Built):
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         computed = self._leader or world.gradient(rank)
-        pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples)
+        segments = world.tensors.segments if world.tensors is not None else ()
+        pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples, segments)
         memory, protocol = pushed.memory, setup.protocol
         self._channel = learner_channel(config, protocol, self.wire, setup.roles, self.index, memory, setup.bounds)
         self.leaves_by = self._channel.goodbye

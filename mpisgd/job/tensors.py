@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.update.device_update import make_update
+from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.flat import FlatModel
@@ -61,19 +63,26 @@ class Tensors:
         policy = batch_norm_policy(self.model.module, self.config.evaluation, self.meta.train_samples)
         return parts.facts_of_model(self.model.size, policy, parts.cut(self.config, self.model))
 
+    @cached_property
+    def segments(self) -> list[Segment]:
+        """Those of the whole flat vector; none where there are no groups. Raises ConfigError where one matches nothing."""
+        return parts.segments_of(self.config, self.model)
+
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
         """As `stages.make_gradient`."""
         assert self.data is not None
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
 
     def check(self) -> float:
-        """The loss of the first mini-batch, which must fit the model. Raises ConfigError, DataError."""
+        """The loss of the first mini-batch, which must fit the model, as groups must. Raises ConfigError, DataError."""
+        _ = self.segments
         return parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
         """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""
         weights, samples, device = self.model.weights[slice(*bounds)], self.meta.train_samples, self.shard_device
         fields: dict[str, Any] = {"gradients_per_update": gradients_per_update, "train_samples": samples, "device": device}
+        fields["segments"] = list(within(self.segments, *bounds))
         return make_update(self.config, weights, **fields, **how)
 
     def snapshots(self, path: Path, update: Updates, resumed: Sequence[Sequence[float]]) -> Snapshots:

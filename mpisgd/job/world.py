@@ -21,6 +21,7 @@ from mpisgd.protocols import Protocol
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
+from mpisgd.update import schedule
 from mpisgd.vectors.computing import Computes, Travels, Updates
 
 
@@ -52,6 +53,10 @@ class Setup:
     @property
     def gradients_per_update(self) -> float:
         return parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks))
+
+    def check_schedule(self) -> None:
+        """Raises ConfigError where it cannot be made: before anything is sent or written."""
+        schedule.of_run(self.config, self.gradients_per_update, self.meta.train_samples)
 
     @property
     def begins_s(self) -> float:

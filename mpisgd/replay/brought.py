@@ -1,4 +1,4 @@
-"""How the user's own model, data, loss and protocol get into a replay: by name, from the module that the run had them from."""
+"""How what is the user's own (`naming.NAMED`) gets into a replay: by name, from the module that the run had it from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of
-from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, trust
+from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, CustomScheduleOptions, trust
 from mpisgd.job.naming import NAMED, PARTS, sha256_of
 from mpisgd.job.parts import UNNAMED_LOSS, Brought
 from mpisgd.protocols import OwnProtocolOptions
@@ -47,6 +47,9 @@ def _renamed(config: Config, named: Mapping[str, str]) -> Config:
     if "protocol" in named:
         own = config.protocol if isinstance(config.protocol, OwnProtocolOptions) else OwnProtocolOptions()
         changes["protocol"] = dataclasses.replace(own, factory=named["protocol"])
+    if "schedule" in named:
+        rate = config.schedule if isinstance(config.schedule, CustomScheduleOptions) else CustomScheduleOptions()
+        changes["schedule"] = dataclasses.replace(rate, factory=named["schedule"])
     return dataclasses.replace(config, **changes)
 
 

@@ -162,7 +162,7 @@ class Serial:
     def _chain(self, ranks: Sequence[int]) -> Travels:
         """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
         in_turn = _InTurn({rank: self.tensors.gradient(rank) for rank in ranks}, self._take_turn, self.config.nonfinite == "drop")
-        return stages.chain(self.config, in_turn, self.bounds, self.tensors.meta.train_samples)
+        return stages.chain(self.config, in_turn, self.bounds, self.tensors.meta.train_samples, self.tensors.segments)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""

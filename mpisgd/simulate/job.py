@@ -56,6 +56,7 @@ class Job:
         else:
             self.world = SizedWorld(config, brought, self.roles, nodes)
         self.setup = Setup(config, self.roles, protocol, placement.virtual_hosts(nodes), self.world.meta, self.world.bounds)
+        self.setup.check_schedule()
         self.path = self.setup.path
 
     def run(self) -> Outcome:

@@ -163,6 +163,7 @@ class SizedWorld(VirtualWorld):
         self.slices = []
         if model is not None:
             self.slices = parts.cut(config, model)
+            parts.segments_of(config, model)  # refused alike where they match nothing
         elif config.exchange == "layerwise":  # of a model of which only the size is known, each slice is one layer
             self.slices = [[Layer(f"layer {shard}", end - start)] for shard, (start, end) in enumerate(self.bounds)]
         self.facts = parts.facts_of_model(self.parameters, "no gradients were computed", self.slices)

@@ -27,6 +27,7 @@ from mpisgd.config import Config
 from mpisgd.update import schedule
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
+from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
@@ -179,11 +180,12 @@ def make_update(
     train_samples: int,
     device: str = "cpu",
     direct: bool = False,
+    segments: Sequence[Segment] = (),
     kind: Callable[..., SliceUpdate] = SliceUpdate,
 ) -> SliceUpdate:
     """The update of one slice, from initial `weights`, (slice,) float32, which are copied to `device`.
 
-    `direct`: MPI takes a GPU's memory; `kind`: makes it on the CPU.
+    `direct`: MPI takes a GPU's memory; `segments`: of this slice, as in `SliceUpdate`; `kind`: makes it on the CPU.
     """
     own = vector_like(weights.detach().to(device))
     own.copy_(weights)
@@ -196,6 +198,7 @@ def make_update(
         schedule=schedule.of_run(config, gradients_per_update, train_samples),
         train_samples=train_samples,
         average=Average.of(own, config.averaging, config.averaging_bias_correction),
+        segments=segments,
         half=config.push_format == "bfloat16",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

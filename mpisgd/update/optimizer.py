@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from mpisgd.base.errors import CheckpointError
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.update.groups import Segment
+from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.memory import vector_like
 
 _Group = dict[str, Any]
@@ -25,15 +29,18 @@ CACHED_NBYTES = 4_000_000
 """Slices up to this size are taken to stay in a core's cache between receiving, update and sending."""
 
 
-def make_optimizer(options: OptimizerOptions, parameter: Tensor, learning_rate: float) -> torch.optim.Optimizer:
+def make_optimizer(
+    options: OptimizerOptions, parameter: Tensor, learning_rate: float, *, begun: bool = False
+) -> torch.optim.Optimizer:
     """torch.optim on one flat parameter; fused kernels, which touch each byte once, where torch has them: for all but RMSprop, and
     Adagrad's for CPUs alone.
 
-    Except for SGD on slices that fit into a CPU core's cache: there torch's plain kernels take two thirds of the time.
+    Except for SGD on slices that fit into a CPU core's cache: there torch's plain kernels take two thirds of the time. `begun`:
+    with all its state, SGD's momentum of zeros, too, which torch makes of the first gradient, all at once.
     """
-    with _without_the_compiler():
+    with without_the_compiler():
         optimizer = _make(options, parameter, learning_rate)
-    if not isinstance(optimizer, torch.optim.SGD):  # whose momentum begins with a gradient
+    if begun or not isinstance(optimizer, torch.optim.SGD):
         _begin(optimizer, parameter)
     return optimizer
 
@@ -67,10 +74,12 @@ def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float) ->
             )
         case AdamOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+        case AdamwOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
+            return torch.optim.AdamW([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
 
 
 @contextmanager
-def _without_the_compiler() -> Iterator[None]:
+def without_the_compiler() -> Iterator[None]:
     """Torch's optimisers import its compiler when they are made, only to say of a function that it is not to be compiled.
 
     That takes 1.5 s of every shard's start, as much as torch itself. So it is said before (see `torch._compile`); where torch
@@ -93,6 +102,7 @@ _SLOTS = {
     torch.optim.Adagrad: {"step", "sum"},
     torch.optim.RMSprop: {"step", "square_avg", "momentum_buffer"},
     torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
 }
 
 
@@ -121,21 +131,33 @@ class Stepper:
     It goes to torch's functional form of the same step, on the same state: the hooks around `Optimizer.step` cost 12 microseconds,
     a tenth of the whole cycle of a small slice, and import torch's compiler. Fused kernels divide by the number of gradients, too,
     which saves one pass over the slice; the plain ones of RMSprop make many passes, which stay in the cache where a chunk does.
+
+    Where there are `segments`, from the first element to the last, each has settings of its own. They are cut into pieces of at
+    most a chunk; a step is always one of whole pieces, because the last bits of some kernels depend on where vectors begin and
+    end. The optimiser must have begun (`make_optimizer`).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor, segments: Sequence[Segment] = ()) -> None:
         self._group, self._state, self._weights = optimizer.param_groups[0], optimizer.state[parameter], parameter.detach()
         self._size = parameter.numel()
         self._kernel = _KERNELS[type(optimizer)]
         self._settings = self._kernel.settings_of(self._group)
         self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones((), device=self._weights.device)
+        self._pieces = [
+            each._replace(start=each.start + cut.start, stop=each.start + cut.stop)
+            for each in segments
+            for cut in cuts(4 * (each.stop - each.start))
+        ]
+        self._ends = [piece.stop for piece in self._pieces]
 
     def reach(self, stop: int) -> int:
         """Element at which a step to this one ends: there, or, where that cannot be, at the last one.
 
-        The first step of SGD makes its momentum, all at once.
+        The first step of SGD makes its momentum, all at once; and pieces are not cut.
         """
+        if self._pieces:
+            return self._ends[bisect_left(self._ends, stop)]
         to_make = self._kernel.step is sgd and self._group["momentum"] > 0 and "momentum_buffer" not in self._state
         return self._size if to_make else stop
 
@@ -146,17 +168,42 @@ class Stepper:
             weights, gradient, slots = weights[start:stop], gradient[start:stop], self._slots(start, stop)
         if self._fused:
             self._scale.fill_(divisor)
+            self._settings["grad_scale"] = self._scale if divisor > 1 else None
         elif divisor > 1:
             gradient.div_(divisor)
+        if self._pieces:
+            self._step_by_groups(weights, gradient, slots, start, stop)
+            return
         tensors = [[slots[name]] if name in slots else [] for name in self._kernel.slots]
         if self._kernel.step is sgd and not tensors[0]:
             tensors = [[None]]  # where the first step puts its momentum
         self._settings["lr"] = self._group["lr"]
-        if self._fused:
-            self._settings["grad_scale"] = self._scale if divisor > 1 else None
         self._kernel.step([weights], [gradient], *tensors, foreach=False, **self._settings)
         if self._kernel.step is sgd and tensors[0][0] is not None:
             self._state.setdefault("momentum_buffer", tensors[0][0])
+
+    def _step_by_groups(self, weights: Tensor, gradient: Tensor, slots: Mapping[str, Tensor], start: int, stop: int) -> None:
+        """Make it for the pieces that these are of, with one call for all that have the same settings."""
+        pieces = self._pieces[bisect_right(self._ends, start) : bisect_left(self._ends, stop) + 1]
+        sizes = [piece.stop - piece.start for piece in pieces]
+        weights_of, gradient_of = torch.split(weights, sizes), torch.split(gradient, sizes)
+        slots_of = {name: torch.split(each, sizes) if each.dim() else [each.clone() for _ in sizes] for name, each in slots.items()}
+        alike: dict[tuple[float, float | None], list[int]] = {}
+        for at, piece in enumerate(pieces):
+            alike.setdefault((piece.rate, piece.weight_decay), []).append(at)
+        for (rate, weight_decay), those in alike.items():
+            settings = self._settings | {"lr": self._group["lr"] * rate}
+            if weight_decay is not None:
+                settings["weight_decay"] = weight_decay
+            tensors: list[list[Any]] = []
+            for name in self._kernel.slots:
+                tensors.append([slots_of[name][at] for at in those] if name in slots else [])
+            if self._kernel.step is sgd and not tensors[0]:
+                tensors = [[None] * len(those)]
+            of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
+            self._kernel.step(*of_them, *tensors, foreach=False, **settings)
+        if stop == self._size and "step" in slots:
+            self._state["step"] += 1
 
     def _slots(self, start: int, stop: int) -> dict[str, Tensor]:
         """State of these elements; steps are counted with the last of them."""
@@ -183,13 +230,13 @@ class _Kernel(NamedTuple):
         return found | {"maximize": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
+_ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
     torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), ("fused", "weight_decay", "momentum", "lr", "dampening", "nesterov")),
     torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
     torch.optim.RMSprop: _Kernel(
         rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
     ),
-    torch.optim.Adam: _Kernel(
-        adam, ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
-    ),
+    torch.optim.Adam: _Kernel(adam, *_ADAM),
+    torch.optim.AdamW: _Kernel(adamw, *_ADAM),
 }

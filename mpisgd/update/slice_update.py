@@ -20,6 +20,7 @@ from mpisgd.base.errors import CheckpointError
 from mpisgd.config import OptimizerOptions
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
+from mpisgd.update.groups import Segment
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
@@ -54,10 +55,11 @@ class SliceUpdate(Reception):
         train_samples: samples of one epoch.
         average: the averaged weights, or None.
         compensation: what corrects stale gradients, or None; it knows these weights.
+        segments: of the slice, where parameters are grouped: from its first element to its last.
         half: as in `Reception`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         weights: Tensor,
         options: OptimizerOptions,
@@ -67,6 +69,7 @@ class SliceUpdate(Reception):
         train_samples: int,
         average: Average | None = None,
         compensation: Compensation | None = None,
+        segments: Sequence[Segment] = (),
         half: bool = False,
     ) -> None:
         super().__init__(weights, half)
@@ -92,8 +95,9 @@ class SliceUpdate(Reception):
         self.samples = 0
         self._pending_samples = 0
         self._parameter = torch.nn.Parameter(weights)
-        self._optimizer = make_optimizer(options, self._parameter, learning_rate)
-        self._step = Stepper(self._optimizer, self._parameter)
+        self._optimizer = make_optimizer(options, self._parameter, learning_rate, begun=bool(segments))
+        self._segments = segments
+        self._step = Stepper(self._optimizer, self._parameter, segments)
         self._alpha0 = learning_rate
         self._schedule = schedule
         self._set_learning_rate()
@@ -119,7 +123,7 @@ class SliceUpdate(Reception):
         self.weights = weights
         self._served = view_of(weights)
         self._parameter.data = weights
-        self._step = Stepper(self._optimizer, self._parameter)
+        self._step = Stepper(self._optimizer, self._parameter, self._segments)
         if self.compensation is not None:
             self.compensation.move(weights)
 

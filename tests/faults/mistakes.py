@@ -139,14 +139,14 @@ MISTAKES = (
     Mistake("half precision", "train --fp16", ("float32", "--push-format")),
     Mistake("virtual learners", "simulate --learners 100", ("--virtual.learners",)),
     # Names of other things.
-    Mistake("AdamW", "train --optimizer AdamW", ("another algorithm", "adagrad, adam, rmsprop, sgd")),
-    Mistake("LAMB", "train --optimizer lamb", ("not here", "adagrad, adam, rmsprop, sgd")),
+    Mistake("AdamW", "train --optimizer AdamW", ("did you mean 'adamw'",)),
+    Mistake("LAMB", "train --optimizer lamb", ("not here", "adagrad, adam, adamw, rmsprop, sgd")),
     Mistake("SGD", "train --optimizer SGD", ("'sgd'",)),
     Mistake("bulk synchronous", "train --protocol bsp", ("that is hardsync",)),
     Mistake("DDP", "train --protocol ddp", ("that is allreduce",)),
     Mistake("a model of torchvision", "train --model resnet50", ("torchvision.models:resnet18",)),
     Mistake("CIFAR-100", "train --data cifar100", ("package.module:factory", "hdf5")),
-    Mistake("a cosine schedule", "train --schedule cosine", ("constant, exponential, linear, step",)),
+    Mistake("a cosine schedule", "train --schedule cosine", ("that is CosineAnnealingLR",)),
     tried("the class of a loss", "--loss CrossEntropyLoss", "did you mean 'cross_entropy'"),
     tried("the class of a loss", "--loss MSELoss", "did you mean 'mse_loss'"),
     # Files and first words.

@@ -27,7 +27,15 @@ pytestmark = pytest.mark.slow
 
 #: name -> what differs from COMMON; then, for each attempt, ranks, shards and learners.
 JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, int, int]]]] = {
-    "hardsync": ({"optimizer": {"name": "adam"}, "alpha0": 0.002}, [(4, 2, 2), (4, 1, 3), (5, 3, 2)]),
+    "hardsync": (
+        {
+            "optimizer": {"name": "adamw"},
+            "groups": {"weight_decay": {"*.bias": 0.0}, "rate": {"1.*": 0.5}},
+            "schedule": {"name": "CosineAnnealingLR", "warmup_updates": 4},
+            "alpha0": 0.01,
+        },
+        [(4, 2, 2), (4, 1, 3), (5, 3, 2)],
+    ),
     "softsync": ({"protocol": {"name": "softsync", "n": 2}}, [(4, 2, 2), (3, 1, 2), (5, 2, 3)]),
     "allreduce": ({"protocol": "allreduce", "averaging": 0.9}, [(3, 3, 3), (2, 2, 2), (2, 2, 2)]),
     "shards": ({"protocol": "hardsync", "evaluator": True, "averaging": 0.9}, [(4, 1, 2), (5, 2, 2), (6, 3, 2)]),

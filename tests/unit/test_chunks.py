@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
+from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import SizedVector, host_vector
@@ -21,6 +24,7 @@ OPTIMIZERS = (
     AdagradOptions(),
     RmspropOptions(),
     AdamOptions(),
+    AdamwOptions(),
 )
 
 
@@ -45,7 +49,20 @@ def test_sizes_and_nothing_are_one_chunk(small_chunks: None) -> None:
     assert len(chunks.chunks_of(np.zeros(0, np.float32))) == 1
 
 
-def made(options: OptimizerOptions, *, chunked: bool, averaging: float, gradients: int) -> tuple[list[np.ndarray], SliceUpdate]:
+#: None of them begins where a chunk, or a register of the CPU, does; one is longer than a chunk.
+SEGMENTS = (
+    Segment(0, 77),
+    Segment(77, 90, 0.5, 0.25),
+    Segment(90, 431, 1.0, 0.0),
+    Segment(431, 432, 0.5, 0.25),
+    Segment(432, 997, 2.0),
+    Segment(997, SIZE, 0.0),
+)
+
+
+def made(
+    options: OptimizerOptions, *, chunked: bool, averaging: float, gradients: int, segments: Sequence[Segment] = ()
+) -> tuple[list[np.ndarray], SliceUpdate]:
     """The weights after each of four updates, the learning rate halved after the second; chunk by chunk, or by `step`."""
     generator = torch.Generator().manual_seed(1)
     weights = host_vector(SIZE).copy_(torch.randn(SIZE, generator=generator))
@@ -56,6 +73,7 @@ def made(options: OptimizerOptions, *, chunked: bool, averaging: float, gradient
         schedule=lambda epochs: 0.5 if epochs >= 2 * gradients else 1.0,
         train_samples=1,
         average=Average.of(weights, averaging),
+        segments=segments,
     )
     found = []
     for _ in range(4):
@@ -76,15 +94,21 @@ def made(options: OptimizerOptions, *, chunked: bool, averaging: float, gradient
     return found, update
 
 
+@pytest.mark.parametrize("segments", [(), SEGMENTS], ids=["", "groups"])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("gradients", [1, 3])
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
 def test_chunk_by_chunk_has_the_bits_of_the_whole(
-    options: OptimizerOptions, gradients: int, fused: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+    options: OptimizerOptions,
+    gradients: int,
+    fused: bool,
+    segments: Sequence[Segment],
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0 if fused else 10**6)
-    whole, one = made(options, chunked=False, averaging=0.9, gradients=gradients)
-    parts, other = made(options, chunked=True, averaging=0.9, gradients=gradients)
+    whole, one = made(options, chunked=False, averaging=0.9, gradients=gradients, segments=segments)
+    parts, other = made(options, chunked=True, averaging=0.9, gradients=gradients, segments=segments)
     for expected, found in zip(whole, parts, strict=True):
         np.testing.assert_array_equal(found, expected)
     for (name, expected), found in zip(one.state().items(), other.state().values(), strict=True):

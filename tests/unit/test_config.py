@@ -16,6 +16,7 @@ from mpisgd.config import (
     KINDS,
     AdagradOptions,
     AdamOptions,
+    AdamwOptions,
     Config,
     ConstantOptions,
     CustomDataOptions,
@@ -74,7 +75,8 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
             (AdagradOptions, "optimizer.", {"weight_decay": 0, "eps": 0}),
             (RmspropOptions, "optimizer.", {"smoothing": 0, "momentum": 0, "eps": 0, "weight_decay": 0}),
             (AdamOptions, "optimizer.", {"beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0}),
-            (ConstantOptions, "schedule.", {"warmup_epochs": 0}),
+            (AdamwOptions, "optimizer.", {"beta1": 0, "beta2": 0, "eps": 0, "weight_decay": 0}),
+            (ConstantOptions, "schedule.", {"warmup_epochs": 0, "warmup_updates": 0, "warmup_samples": 0}),
             (StepOptions, "schedule.", {"factor": 0, "warmup_epochs": 0}),
             (ExponentialOptions, "schedule.", {"beta": 0, "every_epochs": 1e-9, "warmup_epochs": 0}),
             (LinearOptions, "schedule.", {"start_epochs": 0, "end": 0, "warmup_epochs": 0}),
@@ -125,6 +127,8 @@ BOUNDS: list[tuple[type, str, str, Any, str]] = [
     (RmspropOptions, "optimizer.", "smoothing", 1.0, "a number below 1"),
     (AdamOptions, "optimizer.", "beta1", 1.0, "a number below 1"),
     (AdamOptions, "optimizer.", "beta2", 1.5, "a number below 1"),
+    (AdamwOptions, "optimizer.", "beta1", 1.0, "a number below 1"),
+    (AdamwOptions, "optimizer.", "beta2", 1.0, "a number below 1"),
     (StragglerOptions, "straggler.", "delay_probability", 1.01, "at most 1"),
     (ConstantComputeOptions, "compute.", "mean_s", math.inf, "a finite number >= 0"),
     (LognormalComputeOptions, "compute.", "sigma", 10.5, "at most 10"),
@@ -196,7 +200,8 @@ def test_unknown_kinds_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="protocol = 'softsink' is unknown; did you mean 'softsync'"):
         make_options("protocol", "softsink")
     with pytest.raises(
-        ConfigError, match="schedule = 'cosine' is unknown: it is not here; expected one of: constant, exponential, linear"
+        ConfigError,
+        match="schedule = 'cosine' is unknown: that is CosineAnnealingLR, of torch; expected one of: ConstantLR, Cosi",
     ):
         make_options("schedule", "cosine")
     with pytest.raises(ConfigError, match="optimizer = 'mine:make' is unknown"):
@@ -218,11 +223,13 @@ def test_defaults_of_adaptive_optimisers_are_torchs() -> None:
         found = inspect.signature(optimiser).parameters
         return [found[name].default for name in names]
 
-    rmsprop, adam, adagrad = RmspropOptions(), AdamOptions(), AdagradOptions()
+    rmsprop, adam, adamw, adagrad = RmspropOptions(), AdamOptions(), AdamwOptions(), AdagradOptions()
     of_rmsprop = [rmsprop.smoothing, rmsprop.momentum, rmsprop.eps, rmsprop.weight_decay]
     assert of_rmsprop == torchs(torch.optim.RMSprop, "alpha", "momentum", "eps", "weight_decay")
     of_adam = [(adam.beta1, adam.beta2), adam.eps, adam.weight_decay]
     assert of_adam == torchs(torch.optim.Adam, "betas", "eps", "weight_decay")
+    of_adamw = [(adamw.beta1, adamw.beta2), adamw.eps, adamw.weight_decay]
+    assert of_adamw == torchs(torch.optim.AdamW, "betas", "eps", "weight_decay")
     assert [adagrad.eps, adagrad.weight_decay] == torchs(torch.optim.Adagrad, "eps", "weight_decay")
 
 

@@ -29,7 +29,7 @@ from mpisgd.protocols import SoftsyncOptions
 JOBS = Path(__file__).parents[2] / "jobs"
 
 #: Changed together with all the others, it would be refused; it is written and read below.
-UNCHANGED = {"abort", "batched"}
+UNCHANGED = {"abort", "batched", "warmup_updates", "warmup_samples"}
 
 
 def changed(cls: type) -> Any:
@@ -45,6 +45,8 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
         return 2**20
     if item.name == "modulation":
         return "inverse_plus_one"
+    if item.name == "scheduler":
+        return "StepLR"
     if item.name in KINDS:
         return changed(list(KINDS[item.name].values())[1])
     if dataclasses.is_dataclass(hint):
@@ -52,7 +54,8 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
     if typing.get_origin(hint) is Literal:
         return next(choice for choice in typing.get_args(hint) if choice != item.default)
     if typing.get_origin(hint) is dict:
-        return {3: 2.5} if typing.get_args(hint)[0] is int else {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}
+        given = {int: {3: 2.5}, str: {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}}
+        return {"*.bias": 0.5} if typing.get_args(hint) == (str, float) else given[typing.get_args(hint)[0]]
     if typing.get_origin(hint) is tuple:
         return tuple(value + 1 for value in item.default)
     if isinstance(hint, types.UnionType):
@@ -140,7 +143,7 @@ def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
         ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),
         ('[optimizer]\nname = "sgd"\nmomentun = 0.5', r"unknown key 'optimizer\.momentun'; did you mean 'momentum'\?"),
         ('protocol = "softsink"', r"protocol = 'softsink' is unknown; did you mean 'softsync'\?"),
-        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: it is not here; expected one of: constant"),
+        ('[schedule]\nname = "cosine"', r"schedule = 'cosine' is unknown: that is CosineAnnealingLR, of torch; expected one of: "),
         ("[protocol]\nn = 4", r"protocol = \{'n': 4\}: expected a table with the key 'name', one of hardsync, softsync"),
         ("[protocol]\nname = 4", r"expected a table with the key 'name'"),
         ("protocol = 4", r"protocol = 4: expected a table with the key 'name'"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
@@ -30,6 +30,7 @@ OPTIMIZERS = (
     AdagradOptions(),
     RmspropOptions(momentum=0.5),
     AdamOptions(),
+    AdamwOptions(),
 )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 
 import pytest
+from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli.options import parse
 from mpisgd.cli.submit import main as submit
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
+from mpisgd.config.optimizers import TORCH_SCHEDULERS
 
 OURS = {item.name for item in dataclasses.fields(Config)}
 
@@ -55,6 +58,22 @@ def test_keys_of_files_have_the_same_table() -> None:
         config_file.from_mapping({"optimizer": {"name": "sgd", "lr": 0.1}})
 
 
+def test_what_torchs_schedulers_take_stands_in_kwargs() -> None:
+    """A scheduler's step_size is no learning rate."""
+    with pytest.raises(ConfigError, match=r"unknown key 'schedule\.step_size': .* schedule\.kwargs$"):
+        config_file.from_mapping({"schedule": {"name": "StepLR", "step_size": 3}})
+    with pytest.raises(ConfigError, match=r"unknown option --schedule\.T-max: .* in a file, in its table schedule\.kwargs$"):
+        parse(["--schedule", "CosineAnnealingLR", "--schedule.T-max", "4"], "mpisgd train")
+
+
+def test_those_are_all_that_torchs_schedulers_take() -> None:
+    taken = {name.lower() for known in TORCH_SCHEDULERS for name in inspect.signature(getattr(lr_scheduler, known)).parameters}
+    of_schedules = {item.name for kind in KINDS["schedule"].values() for item in dataclasses.fields(kind)}
+    not_given = {"optimizer", "last_epoch", "verbose", "steps_per_epoch", "scale_fn", "scale_mode"}
+    momenta = {name for name in taken if "momentum" in name}
+    assert taken - of_schedules - not_given - momenta == set(hints._SCHEDULERS_OWN.split())
+
+
 def test_no_name_of_ours_is_taken_for_another() -> None:
     assert OURS.isdisjoint(hints.OPTIONS)
     words = ["--no-evaluator", "--data.no-subtract-mean", "--optimizer.momentum", "0.5", "--schedule.warmup-epochs", "1"]
@@ -74,11 +93,7 @@ def test_what_is_named_as_the_mend_exists() -> None:
 @pytest.mark.parametrize(
     ("component", "name", "said"),
     [
-        (
-            "optimizer",
-            "AdamW",
-            ": adam adds weight decay to the gradient, which is another algorithm; expected one of",
-        ),
+        ("optimizer", "AdamW", "; did you mean 'adamw'?"),
         ("optimizer", "lamb", ": it is not here; expected one of: adagrad, adam"),
         ("optimizer", "lion", ": it is not here; expected one of"),
         ("optimizer", "NAdam", ": it is not here; expected one of"),
@@ -89,7 +104,12 @@ def test_what_is_named_as_the_mend_exists() -> None:
         ("protocol", "ddp", ": that is allreduce; expected one of"),
         ("data", "cifar100", ": bring your own: .* expected one of"),
         ("model", "resnet18", ": bring your own: package.module:factory"),
-        ("schedule", "cosine", ": it is not here; expected one of: constant"),
+        ("schedule", "cosine", ": that is CosineAnnealingLR, of torch; expected one of: ConstantLR"),
+        ("schedule", "one_cycle", ": that is OneCycleLR, of torch; expected one of"),
+        ("schedule", "ReduceLROnPlateau", ": no shard sees a metric, and none waits for one; expected one of"),
+        ("schedule", "LambdaLR", ": bring your own function: package.module:function; expected one of"),
+        ("schedule", "cosineannealinglr", "; did you mean 'CosineAnnealingLR'?"),
+        ("schedule", "CosineAnealingLR", "; did you mean 'CosineAnnealingLR'?"),
     ],
 )
 def test_another_algorithm_is_no_misspelling(component: str, name: str, said: str) -> None:
@@ -97,8 +117,8 @@ def test_another_algorithm_is_no_misspelling(component: str, name: str, said: st
         make_options(component, name)
 
 
-def test_without_the_table_adamw_would_be_called_adam() -> None:
-    assert difflib.get_close_matches("adamw", KINDS["optimizer"], n=1, cutoff=0.6) == ["adam"]
+def test_without_the_table_nadam_would_be_called_adam() -> None:
+    assert difflib.get_close_matches("nadam", KINDS["optimizer"], n=1, cutoff=0.6) == ["adam"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mpisgd.config import (
     Config,
     CustomModelOptions,
     DigitsOptions,
+    GroupOptions,
     MlpOptions,
     StragglerOptions,
     config_file,
@@ -48,6 +49,10 @@ def job(tmp_path: Path) -> Path:
         ("--model.batch-norm --evaluator", Config(model=MlpOptions(batch_norm=True), evaluator=True)),
         ("--data.no-subtract-mean", Config(data=DigitsOptions(subtract_mean=False))),
         ("--straggler.slowdown 0 2.0 3 4", Config(straggler=StragglerOptions(slowdown={0: 2.0, 3: 4.0}))),
+        (
+            "--groups.weight-decay *.bias 0 norm* 0.5 --groups.rate head.* 10",
+            Config(groups=GroupOptions({"*.bias": 0.0, "norm*": 0.5}, {"head.*": 10.0})),
+        ),
         ("--model my.nets:make", Config(model=CustomModelOptions(factory="my.nets:make"))),
     ],
 )
@@ -152,7 +157,7 @@ def helped(words: str, capsys: pytest.CaptureFixture[str], *, virtual: bool = Fa
 def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     told = helped("--protocol downpour --help", capsys)
     lines = told.splitlines()
-    assert len(lines) <= 100
+    assert len(lines) <= 110
     assert max(map(len, lines)) <= 100
     assert "--protocol.n-push" in told
     assert re.search(r"--exchange +Exchange whole vectors, or layer by layer \(whole, or layerwise\)", told)

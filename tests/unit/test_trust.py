@@ -48,6 +48,7 @@ NAMED = {
     "loss": ("loss", "theirs:called"),
     "modulation": ("protocol", {**SOFTSYNC, "modulation": "theirs:called"}),
     "protocol": ("protocol", {"name": "custom", "factory": "theirs:called", "kwargs": {}}),
+    "schedule": ("schedule", {"name": "custom", "factory": "theirs:called", "kwargs": {}}),
     "package": ("model", {"name": "custom", "factory": "theirs_too.below:called", "kwargs": {}}),
     "system": ("model", {"name": "custom", "factory": "os:system", "kwargs": {"command": "touch executed"}}),
 }
@@ -136,6 +137,9 @@ def test_a_plan_calls_no_weights_of_a_strangers(stranger: Callable[..., Path]) -
     assert "model" not in str(refused.value), "which no plan builds"
     with pytest.raises(ConfigError, match="names code"):
         fit(Run(run))
+    shutil.rmtree(run)
+    with pytest.raises(ConfigError, match=r"schedule\.factory = 'theirs:called', from module 'theirs', "):
+        fit(Run(stranger("schedule")))
     assert not executed()
 
 
@@ -187,8 +191,10 @@ def loss(output, target):
     return nn.functional.cross_entropy(output, target)
 def weight(tau, clock):
     return 1 / (1 + tau)
+def rate(epochs):
+    return 1 / (1 + epochs)
 """
-NAMES = {"model": "mine:model", "data": "mine:data", "loss": "mine:loss"}
+NAMES = {"model": "mine:model", "data": "mine:data", "loss": "mine:loss", "schedule": "mine:rate"}
 
 
 @pytest.fixture
@@ -217,7 +223,7 @@ def test_ones_own_run_is_replayed_where_one_says_so(mine: Path, capsys: pytest.C
 def test_what_is_brought_is_consented_to(mine: Path) -> None:
     import mine as own  # type: ignore[import-not-found]
 
-    simulated(Path("plain"), TENSORS, protocol=SOFTSYNC, **{part: {"name": name} for part, name in NAMES.items() if part != "loss"})
+    simulated(Path("plain"), TENSORS, protocol=SOFTSYNC, **{part: {"name": NAMES[part]} for part in ("model", "data")})
     assert replay.replay("plain", Brought(model=own.model, data=own.data)).holds
     assert replay.replay("plain", Brought(model=own.model), named={"data": "mine:data"}).holds
     with pytest.raises(
@@ -245,7 +251,7 @@ def test_what_the_command_line_of_a_resumption_names(mine: Path) -> None:
         assert not consents([*full[:missing], *full[missing + 2 :]]), full[missing]
     assert not consents(["--data-dir", *full[1:]]), "an option that names no code"
     assert not consents(["--model", "mine:other", *full[2:]])
-    job = {"protocol": {**SOFTSYNC, "modulation": "mine:weight"}, "model": "mine:model", "data": "mine:data", "loss": "mine:loss"}
+    job = {"protocol": {**SOFTSYNC, "modulation": "mine:weight"}, **NAMES}
     Path("job.toml").write_text(config_file.tomli_w.dumps(job))
     assert consents([], "job.toml")
     Path("job.toml").write_text(config_file.tomli_w.dumps(job | {"loss": "mine:other"}))

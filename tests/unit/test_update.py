@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpisgd.config import AdagradOptions, AdamOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions, StepOptions
 from mpisgd.update.average import Average
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, slots_of
 from mpisgd.update.schedule import make as make_schedule
@@ -49,6 +49,7 @@ def add(update: SliceUpdate, gradient: Any, weight: float = 1.0, samples: int = 
         (SgdOptions(0.0, weight_decay=0.01), lambda p, **k: torch.optim.SGD(p, 0.1, weight_decay=0.01, **k)),
         (AdagradOptions(0.01, 1e-8), lambda p, **k: torch.optim.Adagrad(p, 0.1, 0, 0.01, eps=1e-8, **k)),
         (AdamOptions(0.8, 0.99, 1e-6, 0.01), lambda p, **k: torch.optim.Adam(p, 0.1, (0.8, 0.99), 1e-6, 0.01, **k)),
+        (AdamwOptions(0.8, 0.99, 1e-6, 0.1), lambda p, **k: torch.optim.AdamW(p, 0.1, (0.8, 0.99), 1e-6, 0.1, **k)),
         (RmspropOptions(0.8, 0.5, 0.1, 0.01), lambda p, **k: torch.optim.RMSprop(p, 0.1, 0.8, 0.1, 0.01, 0.5, **k)),
     ],
 )
@@ -283,7 +284,7 @@ def moved(options: OptimizerOptions, weights: list[float]) -> float:
     return before - update.weights.item()
 
 
-ADAPTIVE = [AdagradOptions(), RmspropOptions(), AdamOptions()]
+ADAPTIVE = [AdagradOptions(), RmspropOptions(), AdamOptions(), AdamwOptions(weight_decay=0.0)]
 
 
 @pytest.mark.parametrize("options", ADAPTIVE, ids=str)
@@ -338,6 +339,7 @@ TORCHS: dict[OptimizerOptions, Callable[[list[torch.nn.Parameter]], torch.optim.
         them, lr=0.1, alpha=0.9, eps=1e-7, momentum=0.5, weight_decay=0.1
     ),
     AdamOptions(weight_decay=0.1): lambda them: torch.optim.Adam(them, lr=0.1, weight_decay=0.1, fused=True),
+    AdamwOptions(weight_decay=0.1): lambda them: torch.optim.AdamW(them, lr=0.1, weight_decay=0.1, fused=True),
     SgdOptions(momentum=0.9): lambda them: torch.optim.SGD(them, lr=0.1, momentum=0.9, fused=True),
 }
 
@@ -367,9 +369,9 @@ def test_a_shard_runs_without_torchs_compiler() -> None:
     """Which would take as long to import as torch; a user's own torch.compile still finds it."""
     code = """
 import sys, torch
-from mpisgd.config import AdagradOptions, AdamOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, RmspropOptions, SgdOptions
 from mpisgd.update.slice_update import SliceUpdate
-for options in (AdagradOptions(), AdamOptions(), RmspropOptions(), SgdOptions()):
+for options in (AdagradOptions(), AdamOptions(), AdamwOptions(), RmspropOptions(), SgdOptions()):
     update = SliceUpdate(torch.zeros(9), options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
     update.accumulate(1.0, 4, 0)
     update.step()
@@ -381,7 +383,7 @@ print("torch._dynamo" in sys.modules)
     assert done.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize("options", [SgdOptions(momentum=0.9), AdagradOptions(), RmspropOptions(momentum=0.5), AdamOptions()])
+@pytest.mark.parametrize("options", TORCHS, ids=str)
 def test_in_other_memory_it_goes_on_with_the_same_bits(options: OptimizerOptions) -> None:
     """The old memory stays as it is: from there something may yet be sent."""
     ends = []

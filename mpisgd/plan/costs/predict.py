@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, EvaluationOptions, LogOptions, replace
+from mpisgd.config import Config, ConstantOptions, EvaluationOptions, LogOptions, replace
 from mpisgd.config.config_virtual import FailureOptions
 from mpisgd.plan.costs.observe import Observed, observe
 from mpisgd.records.log.reader import Run
@@ -50,6 +50,7 @@ def _cut(config: Config, samples: int, out: Path) -> Config:
         config,
         out=str(out),
         epochs=1.0,
+        schedule=ConstantOptions(),
         virtual=dataclasses.replace(config.virtual, gradients=False, batched=False, train_samples=samples),
         evaluation=EvaluationOptions(every_epochs=0),
         log=LogOptions(flush_rows=_ROWS, flush_s=3600, progress="off"),  # what is in memory is amended fast

@@ -1,0 +1,67 @@
+"""Groups of parameters, as an optimiser of torch has them, on slices that know no parameters: segments of the flat vector.
+
+A segment is a run of elements with the same settings. A slice may begin or end within one, and so within a layer: it has its part,
+for optimisers work element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import GroupOptions
+
+_LISTED = 12
+"""So many names of parameters are listed in a message."""
+
+
+class Segment(NamedTuple):
+    """Elements `start` to `stop` of a vector. `rate`: factor of the learning rate; `weight_decay`: None = the optimiser's."""
+
+    start: int
+    stop: int
+    rate: float = 1.0
+    weight_decay: float | None = None
+
+
+def segments_of(options: GroupOptions, sizes: Mapping[str, int]) -> list[Segment]:
+    """The segments of a flat vector of these parameters, name -> number of elements, from its first element to its last.
+
+    None where there are no groups. Raises ConfigError where a pattern decides for no parameter.
+    """
+    if not (options.rate or options.weight_decay):
+        return []
+    rates, decays = _decided("rate", options.rate, sizes), _decided("weight_decay", options.weight_decay, sizes)
+    found: list[Segment] = []
+    start = 0
+    for name, size in sizes.items():
+        each = Segment(start, start + size, rates.get(name, 1.0), decays.get(name))
+        start += size
+        if found and found[-1][2:] == each[2:]:
+            each = each._replace(start=found.pop().start)
+        found.append(each)
+    return found
+
+
+def within(segments: Sequence[Segment], start: int, stop: int) -> Iterator[Segment]:
+    """The parts of segments that lie in a slice, counted from its begin."""
+    for each in segments:
+        if each.start < stop and start < each.stop:
+            yield each._replace(start=max(each.start, start) - start, stop=min(each.stop, stop) - start)
+
+
+def _decided(field: str, values: Mapping[str, float], names: Mapping[str, int]) -> dict[str, float]:
+    """The value for each parameter that has one: that of the last pattern which matches its name."""
+    deciding = {name: pattern for name in names for pattern in values if fnmatchcase(name, pattern)}
+    for pattern, value in values.items():
+        if pattern not in deciding.values():
+            by_others = any(fnmatchcase(name, pattern) for name in names)
+            why = "for all that it matches, a later pattern decides" if by_others else f"it matches none of {_listed(list(names))}"
+            raise ConfigError(f"groups.{field}[{pattern!r}] = {value!r}: expected a pattern of parameters' names; {why}")
+    return {name: values[pattern] for name, pattern in deciding.items()}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else "")
