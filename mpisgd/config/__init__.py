@@ -37,7 +37,6 @@ from mpisgd.config.optimizers import (
     SgdOptions,
     StepOptions,
     TorchScheduleOptions,
-    WarmUp,
 )
 from mpisgd.config.run import LEAST_LOG_BYTES, CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
 from mpisgd.config.whole import KINDS, Config, kind_of, make_options, replace
@@ -84,7 +83,6 @@ __all__ = [
     "SyntheticOptions",
     "TorchScheduleOptions",
     "VirtualOptions",
-    "WarmUp",
     "kind_of",
     "make_options",
     "replace",

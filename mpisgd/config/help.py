@@ -35,6 +35,8 @@ VIRTUAL: Mapping[str, tuple[str, ...]] = {
 }
 
 _OPTION, _WIDTH = 36, 100
+_NAMED = {"custom": "your own a.b:factory", "torch": "torch's (OneCycleLR ...)"}
+"""Kinds whose names say what they are of."""
 
 
 @cache
@@ -75,9 +77,9 @@ def usage(config: Config, command: str, *, virtual: bool = False) -> str:
 def _lines(config: Config, name: str) -> Iterator[str]:
     value = getattr(config, name)
     if name in KINDS:
-        names = [kind for kind in KINDS[name] if kind != "custom"]
-        own = ["your own a.b:factory"] if "custom" in KINDS[name] else []
-        yield from _line(f"--{name} NAME", f"{', '.join(names + own)} ({getattr(value, 'factory', '') or kind_of(value)})")
+        names = [_NAMED.get(kind, kind) for kind in KINDS[name]]
+        chosen = getattr(value, "factory", "") or getattr(value, "scheduler", "") or kind_of(value)
+        yield from _line(f"--{name} NAME", f"{', '.join(names)} ({chosen})")
     if is_dataclass(value):
         for field in fields(value):
             yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")

@@ -34,6 +34,13 @@ _FILE = "the configuration file is the first word: mpisgd train job.toml"
 _STALENESS = "the protocol bounds staleness: async by `protocol.most_staleness`, ssp by `protocol.slack`"
 _WARMUP = "the schedule has it: `schedule.warmup_epochs`, `schedule.warmup_updates` or `schedule.warmup_samples`"
 
+_KWARGS = "arguments of torch's schedulers are given in a file, in its table schedule.kwargs"
+_SCHEDULERS_OWN = (
+    "anneal_strategy base_lr div_factor end_factor eta_min final_div_factor gamma max_lr milestones mode pct_start power"
+    " start_factor step_size step_size_down step_size_up t_0 t_max t_mult three_phase total_iters total_steps"
+)
+"""Those arguments, but for names that options of a schedule have, too."""
+
 _SAME: Mapping[str, str] = {
     _RATE: "lr learning_rate base_lr init_lr step_size eta alpha",
     _BATCH: "batch_size batchsize batch bs b train_batch_size per_device_train_batch_size micro_batch_size mini_batch_size"
@@ -162,6 +169,8 @@ def option(name: str, *, table: Mapping[str, str] = OPTIONS, file: bool = False)
     plain = name.lstrip("-").lower().replace("-", "_")
     component, _, own = plain.rpartition(".")
     text = table.get(own, "") if component in ("", "optimizer", "schedule") else ""
+    if component == "schedule" and own in _SCHEDULERS_OWN.split():
+        text = _KWARGS
     return text.replace("`", "") if file else re.sub(r"`([\w.]+)`", lambda found: f"--{found[1].replace('_', '-')}", text)
 
 

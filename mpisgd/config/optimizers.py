@@ -115,9 +115,9 @@ class GroupOptions:
     """
 
     weight_decay: dict[str, float] = field(default_factory=dict)
-    """Weight decay of these parameters, in place of `optimizer.weight_decay`."""
+    """Pairs of a pattern and a weight decay, in place of `optimizer.weight_decay`: '*.bias' 0."""
     rate: dict[str, float] = field(default_factory=dict)
-    """Factor of the learning rate of these parameters. 0 leaves them as they are. The log has the rate without it."""
+    """Pairs of a pattern and a factor of the learning rate. 0 leaves parameters as they are. The log has the rate without it."""
 
     def __post_init__(self) -> None:
         for name, values in (("weight_decay", self.weight_decay), ("rate", self.rate)):

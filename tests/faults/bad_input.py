@@ -91,6 +91,7 @@ def own_data(name: str, made: str, *names: str) -> Case:
 
 
 _TOO_MANY = '[protocol]\nname = "softsync"\nn = 3'
+_RATE = 'def rate(epochs):\n    raise ValueError("no rate")\n'
 _ENVIRONMENT = "shards = 1\n[environment]\nlearners = 2\n"
 
 #: Refused by the first process alone, before torch and MPI are imported, or by commands that need no ranks.
@@ -118,6 +119,15 @@ CASES = (
     Case("train --protocol ssp --protocol.slack -1", ("protocol.slack = -1", ">= 0")),
     Case("train --optimizer sgdd", ("'sgdd'", "did you mean 'sgd'")),
     Case("train --optimizer.momentum 1.5", ("optimizer.momentum = 1.5",)),
+    Case("train --optimizer adamw --optimizer.beta2 1", ("optimizer.beta2 = 1.0", "below 1")),
+    Case("train --optimizer adamw --optimizer.weight-decay -1", ("optimizer.weight_decay = -1.0", ">= 0")),
+    Case("train --groups.weight-decay *.bias -1", ("groups.weight_decay['*.bias'] = -1.0", ">= 0")),
+    Case(
+        "simulate --groups.rate head.* 10", ("groups.rate['head.*'] = 10.0", "matches none of 1.weight, 1.bias, 3.weight, 3.bias")
+    ),
+    Case("train --schedule CosineAnealingLR", ("'CosineAnealingLR'", "did you mean 'CosineAnnealingLR'")),
+    Case("simulate --schedule StepLR", ("StepLR refuses them", "step_size")),
+    Case("simulate --schedule failing:rate", ("schedule.factory = 'failing:rate'", "ValueError: no rate"), {"failing.py": _RATE}),
     Case("train --model lenet", ("'lenet'",)),
     Case("train --data imagenet", ("'imagenet'",)),
     Case("train --straggler.delay gauss", ("--straggler.delay", "gauss")),

@@ -70,6 +70,9 @@ def nan_at_20(output, target):
     loss = nn.functional.cross_entropy(output, target)
     return loss * float("nan") if calls == 20 and MPI.COMM_WORLD.rank == 1 else loss
 
+def no_rate(epochs):
+    raise ValueError("no rate")
+
 def vector_loss(output, target):
     return nn.functional.cross_entropy(output, target, reduction="none")
 '''
@@ -124,6 +127,12 @@ BAD_INPUT = {
     "loss is no scalar": (2, ["--loss", "user:vector_loss"], ["expected a scalar"]),
     "unknown loss": (2, ["--loss", "cross_entropi"], ["loss = 'cross_entropi'"]),
     "negative seed": (2, ["--seed", "-1"], ["seed = -1"]),
+    "groups of nothing": (
+        4,
+        ["--shards", "2", "--groups.rate", "head.*", "2"],
+        ["groups.rate['head.*']", "matches none of 1.weight"],
+    ),
+    "a schedule that fails": (3, ["--schedule", "user:no_rate"], ["schedule.factory = 'user:no_rate'", "ValueError: no rate"]),
 }
 LAUNCHED = ("too few ranks", "unknown option", "missing file", "infinite loss")
 """Also launched by themselves: refused by all ranks, before torch is imported, by those with the data, by learners."""

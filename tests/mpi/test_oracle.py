@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,18 @@ from .conftest import Shared
 MU, SEED, ALPHA0 = 8, 3, 0.02
 EPOCHS = 0.4
 
+
+def groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    """Weights and biases of two layers, as torch's AdamW has `GROUPED`."""
+    weight_1, bias_1, weight_3, bias_3 = parameters
+    return [
+        {"params": [weight_1], "weight_decay": 0.3},
+        {"params": [bias_1], "weight_decay": 0.0},
+        {"params": [weight_3], "weight_decay": 0.3, "lr": 0.25 * ALPHA0},
+        {"params": [bias_3], "weight_decay": 0.0, "lr": 0.25 * ALPHA0},
+    ]
+
+
 OPTIMIZERS = {
     "sgd": ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=ALPHA0, momentum=0.9)),
     "rmsprop": (
@@ -25,11 +38,20 @@ OPTIMIZERS = {
         lambda p: torch.optim.RMSprop(p, lr=ALPHA0, alpha=0.9, eps=1.0, momentum=0.9),
     ),
     "adam": ({"name": "adam", "eps": 1e-3}, lambda p: torch.optim.Adam(p, lr=ALPHA0, eps=1e-3)),
+    "adamw": ({"name": "adamw", "eps": 1e-3, "weight_decay": 0.3}, lambda p: torch.optim.AdamW(groups(p), lr=ALPHA0, eps=1e-3)),
+}
+#: What AdamW comes with: groups of parameters and a schedule of torch's, whose rates are factors of alpha0.
+GROUPED = {
+    "groups": {"weight_decay": {"*.bias": 0.0}, "rate": {"3.*": 0.25}},
+    "schedule": {"name": "OneCycleLR", "kwargs": {"max_lr": 1.5}},
 }
 
 #: name -> (learners, ranks that are shards only, optimiser, protocol)
 RUNS = {
     "hardsync-S3": (2, 3, "adam", {"name": "hardsync"}),
+    "groups-S1": (2, 1, "adamw", {"name": "hardsync"}),
+    "groups-S2": (3, 2, "adamw", {"name": "hardsync"}),
+    "groups-S3": (2, 3, "adamw", {"name": "hardsync"}),
     "hardsync-4": (4, 1, "sgd", {"name": "hardsync"}),
     "hardsync-4-again": (4, 1, "sgd", {"name": "hardsync"}),
     "allreduce-5": (5, 0, "rmsprop", {"name": "allreduce"}),
@@ -52,6 +74,7 @@ def job(directory: Path, name: str) -> dict:
         "threads": 1,
         "memory_format": "contiguous",
         "log": {"progress": "off"},
+        **(GROUPED if optimizer == "adamw" else {}),
     }
     return {"ranks": learners + shards, "config": config, "record": str(directory / f"{name}.npy")}
 
@@ -69,6 +92,8 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
     digits = data.load(DigitsOptions(), seed=SEED)
     model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
     steps = OPTIMIZERS[optimizer][1](model.parameters())
+    highest = [1.5 * group["lr"] for group in steps.param_groups]
+    cycle = torch.optim.lr_scheduler.OneCycleLR(steps, highest, updates, cycle_momentum=False) if optimizer == "adamw" else None
     sampling = EpochSampling(len(digits.train), batch, 1, SEED)
     seen = []
     for seq in range(updates):
@@ -77,6 +102,8 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
         steps.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), targets).backward()
         steps.step()
+        if cycle is not None:
+            cycle.step()
     return np.array(seen)
 
 

@@ -28,7 +28,12 @@ pytestmark = pytest.mark.slow
 #: name -> what differs from COMMON; then, for each attempt, ranks, shards and learners.
 JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, int, int]]]] = {
     "hardsync": (
-        {"optimizer": {"name": "adamw"}, "groups": {"weight_decay": {"*.bias": 0.0}, "rate": {"1.*": 0.5}}, "alpha0": 0.002},
+        {
+            "optimizer": {"name": "adamw"},
+            "groups": {"weight_decay": {"*.bias": 0.0}, "rate": {"1.*": 0.5}},
+            "schedule": {"name": "CosineAnnealingLR", "warmup_updates": 4},
+            "alpha0": 0.01,
+        },
         [(4, 2, 2), (4, 1, 3), (5, 3, 2)],
     ),
     "softsync": ({"protocol": {"name": "softsync", "n": 2}}, [(4, 2, 2), (3, 1, 2), (5, 2, 3)]),

@@ -112,6 +112,7 @@ def test_a_bit_of_an_open_log(field: str, tmp_path: Path) -> None:
         read_table(copy, "pushes")
 
 
+@pytest.mark.slow
 def test_an_open_log_cut_short_does_not_hang(tmp_path: Path) -> None:
     """However short: HDF5's own SWMR reader would wait for the rest."""
     path, copy = tmp_path / "shard-000.attempt-0.h5", tmp_path / "copy.h5"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 
 import pytest
+from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli.options import parse
 from mpisgd.cli.submit import main as submit
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
+from mpisgd.config.optimizers import TORCH_SCHEDULERS
 
 OURS = {item.name for item in dataclasses.fields(Config)}
 
@@ -53,6 +56,22 @@ def test_keys_of_files_have_the_same_table() -> None:
         assert str(refused.value) == f"unknown key {key!r}: {text.replace('`', '')}"
     with pytest.raises(ConfigError, match=r"unknown key 'optimizer\.lr': the learning rate is alpha0"):
         config_file.from_mapping({"optimizer": {"name": "sgd", "lr": 0.1}})
+
+
+def test_what_torchs_schedulers_take_stands_in_kwargs() -> None:
+    """A scheduler's step_size is no learning rate."""
+    with pytest.raises(ConfigError, match=r"unknown key 'schedule\.step_size': .* schedule\.kwargs$"):
+        config_file.from_mapping({"schedule": {"name": "StepLR", "step_size": 3}})
+    with pytest.raises(ConfigError, match=r"unknown option --schedule\.T-max: .* in a file, in its table schedule\.kwargs$"):
+        parse(["--schedule", "CosineAnnealingLR", "--schedule.T-max", "4"], "mpisgd train")
+
+
+def test_those_are_all_that_torchs_schedulers_take() -> None:
+    taken = {name.lower() for known in TORCH_SCHEDULERS for name in inspect.signature(getattr(lr_scheduler, known)).parameters}
+    of_schedules = {item.name for kind in KINDS["schedule"].values() for item in dataclasses.fields(kind)}
+    not_given = {"optimizer", "last_epoch", "verbose", "steps_per_epoch", "scale_fn", "scale_mode"}
+    momenta = {name for name in taken if "momentum" in name}
+    assert taken - of_schedules - not_given - momenta == set(hints._SCHEDULERS_OWN.split())
 
 
 def test_no_name_of_ours_is_taken_for_another() -> None:

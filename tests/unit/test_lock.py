@@ -199,6 +199,7 @@ def of_the_dead(nonce: object, **other: Any) -> str:
     return json.dumps({**module._mine(), "pid": child.pid, "begun": "1", "nonce": str(nonce), **other})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 @pytest.mark.parametrize("left", ["stale", "chain", "nothing"])
 def test_of_many_jobs_one_has_the_lock(left: str, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,7 @@ def test_any_schedule_may_warm_up() -> None:
 
 
 OWN = """
+import torch
 def seen(at, power=1):
     return (1 + at) ** -power
 def kind(at):
@@ -122,6 +123,13 @@ def negative(at):
     return 1.0 - at
 def text(at):
     return "fast"
+def failing(at):
+    return {0: 1.0}[at]
+def scheduler(at):
+    return torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0))
+def hasty(at):
+    return 1 / (at != 2)
+number = 1.0
 """
 
 
@@ -152,12 +160,28 @@ def test_ones_own_is_a_function_of_epochs_updates_or_samples(own: None) -> None:
         (TorchScheduleOptions("OneCycleLR", {"total_steps": 39}), "OneCycleLR of 39 steps: expected at least the run's 40"),
         (TorchScheduleOptions("LinearLR", {"start_factor": 2}), "LinearLR refuses them: ValueError"),
         (
+            TorchScheduleOptions("StepLR", {"step_size": 3}, "samples", 2e-5),
+            r"schedule.every = 2e-05: 24,000,000 steps of StepLR; expected a number >= 4.8e-05, for at most 10,000,000 steps",
+        ),
+        (
             TorchScheduleOptions("ExponentialLR", {"gamma": -0.5}),
             "ExponentialLR': factor -0.5 at step 1; expected a finite",
         ),
         (CustomScheduleOptions("nowhere_at_all:rate"), "schedule.factory = 'nowhere_at_all:rate': there is no module"),
         (CustomScheduleOptions("own_rates:none"), "schedule.factory = 'own_rates:none': .* has no attribute 'none'"),
-        (CustomScheduleOptions("own_rates:seen", {"powers": 1}), r"called with \(0.0, \*\*{'powers': 1}\): .*powers"),
+        (
+            CustomScheduleOptions("own_rates:seen", {"powers": 1}),
+            r"called with \(0.0, \*\*{'powers': 1}\) it raised TypeError: .*powers",
+        ),
+        (CustomScheduleOptions("own_rates:number"), r"own_rates:number': called with .* TypeError: 'float' object is not callable"),
+        (
+            CustomScheduleOptions("own_rates:failing"),
+            r"schedule.factory = 'own_rates:failing': called with \(4.8, \*\*{}\) it raised KeyError: 4.8",
+        ),
+        (
+            CustomScheduleOptions("own_rates:scheduler"),
+            "own_rates:scheduler': factor <torch.*ConstantLR object .*> at 0.0 epochs; expected",
+        ),
         (CustomScheduleOptions("own_rates:negative"), "own_rates:negative': factor -3.8 at 4.8 epochs; expected a finite number"),
         (CustomScheduleOptions("own_rates:text"), "own_rates:text': factor 'fast' at 0.0 epochs; expected a finite number >= 0"),
     ],
@@ -188,6 +212,19 @@ def test_options_that_cannot_be(make: Any, told: str) -> None:
         make()
 
 
+def test_an_own_function_that_fails_later_is_named_too(own: None) -> None:
+    """Not only its traceback: the run ends by what the user has to mend."""
+    factor = schedule.make(CustomScheduleOptions("own_rates:hasty"), 4.8)
+    assert factor(1.0) == 1.0
+    with pytest.raises(ConfigError, match=r"own_rates:hasty': called with \(2.0, \*\*{}\) it raised ZeroDivisionError"):
+        factor(2.0)
+
+
+def test_one_cycle_may_be_told_its_length_in_epochs() -> None:
+    given = {"epochs": 5, "steps_per_epoch": 10, "max_lr": 2.0}
+    assert rates(TorchScheduleOptions("OneCycleLR", given)) == torchs("OneCycleLR", **given, cycle_momentum=False)
+
+
 def test_it_is_named_on_the_command_line_and_in_a_file() -> None:
     one_cycle = TorchScheduleOptions("OneCycleLR", {"pct_start": 0.1})
     config = from_mapping({"schedule": {"name": "OneCycleLR", "kwargs": {"pct_start": 0.1}}})
@@ -201,6 +238,13 @@ def test_it_is_named_on_the_command_line_and_in_a_file() -> None:
     assert said("--schedule", "OneCycleLR") == one_cycle
     assert said("--schedule", "CosineAnnealingLR", "--schedule.unit", "epochs") == TorchScheduleOptions(unit="epochs")
     assert said("--schedule=mine:rate", "--schedule.unit", "samples") == CustomScheduleOptions("mine:rate", unit="samples")
+
+
+def test_the_help_tells_of_torchs_and_which_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--schedule", "StepLR", "--help"], "mpisgd train")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "exponential, linear, torch's (OneCycleLR ...), your own a.b:factory (StepLR)" in told
 
 
 def test_a_shard_with_torchs_scheduler_runs_without_torchs_compiler() -> None:

@@ -201,6 +201,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_replay_says_the_line_that_brings_a_scripts_objects_again(scripted: Path, tmp_path: Path) -> None:
     refused = shell(f"mpisgd replay '{scripted}/named'", tmp_path)
     assert refused.returncode == 2

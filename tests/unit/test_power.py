@@ -66,6 +66,7 @@ def test_it_is_back_for_us_though_another_namespace_holds_it(disk: power.Disk) -
         other.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 def test_done_is_true_of_what_is_on_the_disk(shards: int, disk: power.Disk) -> None:
     """Cut at the moment when the run has ended."""

@@ -267,6 +267,7 @@ def ahead(seed: int, lambda_: int, slack: int, leaving: float) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_the_bound_of_ssp_holds_in_ten_thousand_schedules_and_is_reached() -> None:
     most = {slack: 0 for slack in (0, 1, 3)}
     for seed in range(10_000):

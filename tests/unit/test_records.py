@@ -357,6 +357,7 @@ def test_a_missing_file_is_missed(tmp_path: Path) -> None:
         _ = Run(tmp_path / "run").pushes
 
 
+@pytest.mark.slow
 def test_a_truncated_file_is_refused_or_whole(tmp_path: Path) -> None:
     """At whatever length; never fewer rows without a word."""
     path = tmp_path / "shard.h5"

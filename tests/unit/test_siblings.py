@@ -123,6 +123,7 @@ def test_a_launcher_that_hangs_is_killed() -> None:
     assert process.wait(60) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "began"), [("prterun-host-1@1", 43), ("dvm@1", 42)], ids=["another with its number", "of many jobs"]
 )

@@ -65,6 +65,7 @@ def big_run(path: Path) -> None:
     TableFile(path / schema.evaluator_file(), shard=-1, flush_rows=9, flush_s=1e9).close()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_long_run(tmp_path: Path) -> None:
     big_run(tmp_path / "run")
     outcome = Outcome(tmp_path / "run", (PUSHES // 2,), (0,), False, 1.0)

@@ -223,6 +223,7 @@ def words(cmdline: Path) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_it_is_started_as_a_process_that_holds_nothing_of_a_ranks(
     job: tuple[Path, str], sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

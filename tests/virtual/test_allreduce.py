@@ -148,6 +148,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "one": {"virtual": {"learners": 1}},
     "seven": {"virtual": {"learners": 7, "ranks_per_node": 3}, "evaluator": True},
 }
+QUICK = ("uneven", "adam", "drops", "seven")
 
 
 def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -159,7 +160,7 @@ BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
 
 
 @pytest.mark.parametrize("aggregation", ["none", "node"])
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALIKE])
 def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> None:
     """The same weights, evaluations, losses and decisions, by messages or in shared memory; the log proves them."""
     changes, brought = dict(ALIKE[name]), BROUGHT.get(name, Brought())
@@ -253,6 +254,7 @@ def test_its_timeline_has_a_row_for_each_learner_and_each_shard(evaluator: bool,
     assert [ranks.host(rank) for rank in ranks.shards] == [ranks.host(rank) for rank in ranks.learners]
 
 
+@pytest.mark.slow
 def test_many_learners(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", SIZES, protocol="allreduce", virtual={"learners": 100}, epochs=3)
     assert run.summaries["final_clock"].tolist() == [3] * 100

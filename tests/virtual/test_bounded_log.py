@@ -118,6 +118,7 @@ def test_what_needs_every_row_refuses_by_name(both: tuple[Run, Run]) -> None:
         assert main([command, str(bounded.path)]) == DataError.exit_status
 
 
+@pytest.mark.slow
 def test_report_and_compare_say_so(both: tuple[Run, Run], tmp_path: Path) -> None:
     whole, bounded = both
     sink = io.StringIO()

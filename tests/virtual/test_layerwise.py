@@ -184,6 +184,7 @@ FORTY: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) -> None:
     """40 learners, 18 layers: every layer's mean is above that of the layer over it; the lowest comes near lambda - 1."""
     run = simulated(tmp_path / "run", SIZES, **FORTY)

@@ -72,6 +72,7 @@ def test_speed_up_grows_with_the_learners() -> None:
 # ---------------------------------------------------------------------------------------------------------- [Zhang16 Fig. 3]
 
 
+@pytest.mark.slow
 def test_stale_gradients_do_not_learn_at_a_rate_at_which_hardsync_does_unless_weighted(tmp_path: Path) -> None:
     """The quick form: the script as it is, but with digits, and shorter."""
     fig3 = script("zhang16_fig3")
@@ -135,6 +136,7 @@ def test_curves_that_are_there_are_not_made_again_unless_the_settings_are_others
     assert [each.curve.name for each in fig3.there(tmp_path, other)] == [names[0]]
 
 
+@pytest.mark.slow
 def test_mini_batches_of_the_full_form_are_of_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPISGD_DATA", staged("cifar10"))
     monkeypatch.setenv("MPISGD_CACHE", str(tmp_path / "cache"))

@@ -260,6 +260,7 @@ def staleness(out: Path, n: int, sigma: float, **changes: Any) -> np.ndarray:
     return settled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [15, 30])
 def test_mean_staleness_is_n_and_twice_n_is_hardly_ever_exceeded(n: int, tmp_path: Path) -> None:
     """[Zhang16] P(tau > 2n) < 0.0001, over 100,000 gradients. In fact the mean is (lambda - 1) / c, whatever the spread."""
@@ -488,6 +489,7 @@ def test_parameters_of_the_model_are_counted(tmp_path: Path) -> None:
     assert not run.pushes["loss"].any()
 
 
+@pytest.mark.slow
 def test_ten_thousand_learners(tmp_path: Path) -> None:
     """One mini-batch each and a bit, in seconds; each learner is heard."""
     big = {"learners": 10_000, "train_samples": 12_000, "ranks_per_node": 16}

@@ -56,11 +56,11 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     bounds = agree(comm, lambda: parts.bounds(config, model))
     sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
+    agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant)
     agree(comm, setup.check_schedule)
-    agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     return ranks, setup, tensors
 
 

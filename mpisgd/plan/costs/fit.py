@@ -35,8 +35,9 @@ from mpisgd.records.log.reader import Run
 _NEAR = 0.02
 _STEPS = 4
 #: Deviation over mean of a lognormal rest, at most: a few odd cycles are no heavy tail.
-_CALLED = ("protocol.modulation", "schedule.factory")
 _MOST_VARIATION = 2.0
+#: Code that a run names and a fit calls, or whoever simulates what is fitted.
+_CALLED = ("protocol.modulation", "schedule.factory")
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def check_pushes(run: Run) -> None:
 
 
 def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
-    """Fit, and compare. Of the code that the run names, weights of stale gradients are called, and only if `trusting`; its schedule
-    by whoever simulates what is fitted.
+    """Fit, and compare. Of the code that the run names, weights of stale gradients are called here, and its schedule where the fit
+    is simulated: both only if `trusting`.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
     configuration is none of this version's, it had no shards of their own, its learners were teams, or it exchanged layers one
