@@ -64,7 +64,7 @@ class _Walk:
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.departures = list(shard.departures)
-        self.departed_s = 0.0
+        self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
         self.timeouts = list(shard.timeouts)
@@ -246,13 +246,14 @@ class _Walk:
                 return
 
     def _end_if_deserted(self, row: Row) -> None:
-        """A run that another shard has finished is over here, too, when all who are present have said goodbye: one that was missed
-        is late then."""
+        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye: one that
+        was missed is late then."""
         rules = self.rules
         if rules.finished or row.learner_id not in rules.absent or not rules.present <= self.goodbyes.keys():
             return
         last_s = max((self.goodbyes[learner_id] for learner_id in rules.present), default=math.inf)
-        if self.departed_s <= last_s <= row.arrival_s:
+        all_left = not rules.present and self.departed_kind == Event.DEPARTED
+        if self.departed_s <= last_s <= row.arrival_s or all_left:
             for learner_id in sorted(rules.present):
                 rules.on_departure(learner_id, Gone.STOPPED)
             rules.end_if_deserted()
@@ -282,7 +283,7 @@ class _Walk:
 
     def _depart(self) -> None:
         left = self.departures.pop(0)
-        self.departed_s = left.time_s
+        self.departed_s, self.departed_kind = left.time_s, left.kind
         at_once = left.clock == self.rules.clock - 1 and left.time_s == self.arrival_s  # as the gradient that made the update
         if left.clock != self.rules.clock and not at_once:
             self._refuse_departure(left, f"it left at clock {left.clock}, but what comes after it is of clock {self.rules.clock}")

@@ -258,4 +258,29 @@ KEPT: dict[str, Draw] = {
             ),
         ),
     ),
+    "all have left but one that was missed, whose push then comes late: replay refused a true log": Draw(
+        way="versioned-stale",
+        shards=4,
+        learners=2,
+        evaluator=False,
+        tolerant=True,
+        seed=2000545112,
+        every_updates=3,
+        latency_ns=500000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=4,
+        attempts=(
+            (
+                Fault(what="kill", rank=4, at_s=0.0758918053497883),
+                Fault(what="signal", rank=5, at_s=0.18627942583505644, both=False),
+                Fault(what="full", rank=1, at_s=0.008911484387300227),
+            ),
+            (
+                Fault(what="cut", rank=4, at_s=0.2695692487277079, lasts_s=0.5645538851673486, other=1, both=False),
+                Fault(what="cut", rank=4, at_s=0.003964272597864638, lasts_s=0.44756095903503956, other=5),
+            ),
+        ),
+        again=(0, 0),
+    ),
 }
