@@ -75,6 +75,8 @@ def final_text(run: Run) -> str:
     found = [curve for curve in curves(run) if not curve.train]
     if not found:
         return "not evaluated"
+    if run.environment.get("test_samples") == 0:
+        return "no test data"
     last = [{"loss": curve.loss[-1], "error": curve.final} for curve in found]
     finals = ", ".join(
         f"{in_words(row, loss_of(run.config), ()).removeprefix('error ')} ({curve.weights})"

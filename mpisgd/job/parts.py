@@ -180,7 +180,7 @@ _WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 
 
 def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gradient) -> float:
-    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar of the weights, which is returned.
+    """The first mini-batch: its shapes must fit the model, and its loss be a finite scalar, which is returned.
 
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
@@ -197,19 +197,8 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
             try:
                 loss: Any = gradient.loss_of(output, targets)
             except (*_WRONG, AttributeError) as error:
-                failed = f"{type(error).__name__}: {error}"
-                if not isinstance(output, Tensor):
-                    expected = "expected a tensor, or a loss that takes such an output"
-                    raise ConfigError(
-                        f"model: it returned {described(output)}, and the loss fails: {failed}: {expected}"
-                    ) from error
-                kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else described(targets)
-                what = f"output of shape {tuple(output.shape)}, targets {kind}"
-                expected = _expected_of_loss(output, targets, error)
-                raise ConfigError(f"the loss fails at {inputs}, {what}: {failed}{expected}") from error
-        value = _finite(scalar(loss, "loss"), "loss")
-        gradient.forward(0)  # which must depend on the weights
-        return value
+                raise _failing_loss(inputs, output, targets, error) from error
+        return _finite(scalar(loss, "loss"), "loss")
 
 
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
@@ -266,6 +255,17 @@ def _finite(loss: Tensor, who: str) -> float:
     if not math.isfinite(loss.item()):
         raise ConfigError(f"{who} = {loss.item()} at the first mini-batch: expected a finite number; check data and model")
     return loss.item()
+
+
+def _failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
+    """Make the error for a loss that fails at this output of the model."""
+    failed = f"{type(error).__name__}: {error}"
+    if not isinstance(output, Tensor):
+        expected = "expected a tensor, or a loss that takes such an output"
+        return ConfigError(f"model: it returned {described(output)}, and the loss fails: {failed}: {expected}")
+    kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else described(targets)
+    what = f"output of shape {tuple(output.shape)}, targets {kind}"
+    return ConfigError(f"the loss fails at {inputs}, {what}: {failed}{_expected_of_loss(output, targets, error)}")
 
 
 def _expected_of_loss(output: Tensor, targets: Any, error: Exception) -> str:

@@ -205,6 +205,8 @@ def test_a_language_model_has_a_perplexity_and_a_regression_a_loss(tmp_path: Pat
     numbers = Brought(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), (x, x[:, :1])))
     run = simulated(tmp_path / "numbers", TENSORS, numbers, epochs=1)
     assert training.final_text(run) == f"loss {run.evaluations['loss'][-1]:.4g} (theta) at epoch 1.20"
+    untested = Brought(model=lambda: nn.Linear(3, 1), loss=nn.functional.mse_loss, data=((x, x[:, :1]), None))
+    assert training.final_text(simulated(tmp_path / "untested", TENSORS, untested, epochs=1)) == "no test data"
 
 
 def test_layers_exchanged_one_by_one_and_teams_take_a_step(tmp_path: Path) -> None:
