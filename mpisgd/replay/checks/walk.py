@@ -246,8 +246,8 @@ class _Walk:
                 return
 
     def _end_if_deserted(self, row: Row) -> None:
-        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye: one that
-        was missed is late then."""
+        """A run that another shard has finished, or that all have left, is over when all who are present have said goodbye: one
+        that was missed is late then."""
         rules = self.rules
         if rules.finished or row.learner_id not in rules.absent or not rules.present <= self.goodbyes.keys():
             return
