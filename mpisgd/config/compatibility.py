@@ -49,6 +49,8 @@ FEATURES: Mapping[str, Feature] = {
     "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
+    "autocast": Feature(lambda config: config.autocast != "off", "autocast = 'bfloat16'", "autocast", "'off'"),
+    "accumulation": Feature(lambda config: config.accumulation > 1, "accumulation > 1", "accumulation", "1"),
     "local steps": Feature(lambda config: config.local_steps > 0, "local_steps > 0", "local_steps", "0"),
     "no local steps": Feature(lambda config: config.local_steps == 0, "local_steps = 0"),
     "inner optimizer": Feature(
@@ -97,6 +99,9 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
+    ("autocast", "batched"): "torch.func.vmap computes in float32",
+    ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
+    ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
     ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",
     ("local steps", "n_push"): _TWICE,
     ("local steps", "n_fetch"): _TWICE,

@@ -16,12 +16,12 @@ from mpisgd.config import KINDS, Config, kind_of
 #: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
-    "Model and data": ("model", "data", "data_dir", "loss", "step", "mu", "sampling"),
+    "Model and data": ("model", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
     "Protocol": ("protocol",),
     "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
-    "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format"),
+    "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
@@ -32,6 +32,15 @@ VIRTUAL: Mapping[str, tuple[str, ...]] = {
     "Virtual cluster": ("virtual",),
     "Virtual seconds": ("compute", "network", "service"),
     "Virtual failures": ("failures",),
+}
+
+#: What says nothing while another field is off, and is shown beside it only; `--help-all` shows all.
+BESIDE: Mapping[str, str] = {
+    "inner_alpha0": "local_steps",
+    "inner_optimizer": "local_steps",
+    "averaging_bias_correction": "averaging",
+    "compensation_memory": "compensation",
+    "team_size": "aggregation",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -70,8 +79,12 @@ def usage(config: Config, command: str, *, virtual: bool = False) -> str:
         *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
     ]
     for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
-        lines += [f"{heading}:", *(line for name in names for line in _lines(config, name))]
+        lines += [f"{heading}:", *(line for name in names if _says(config, name) for line in _lines(config, name))]
     return "\n".join(lines)
+
+
+def _says(config: Config, name: str) -> bool:
+    return name not in BESIDE or getattr(config, BESIDE[name]) not in (0, "none")
 
 
 def _lines(config: Config, name: str) -> Iterator[str]:

@@ -62,9 +62,7 @@ _SAME: Mapping[str, str] = {
         "param_groups parameter_groups no_decay no_weight_decay bias_lr head_lr"
     ),
     _CLIP: "clip grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val",
-    "a larger mini-batch is a larger `mu`; protocol downpour sums `protocol.n_push` of them into one push": (
-        "gradient_accumulation_steps accumulate_grad_batches accumulation_steps"
-    ),
+    "`accumulation` mini-batches are one gradient": "gradient_accumulation_steps accumulate_grad_batches accumulation_steps",
     _CHECKPOINT: "save_every save_steps save_freq save_interval checkpoint_every checkpoint_interval",
     _EVALUATE: "eval_every eval_steps eval_interval eval_freq val_every val_interval val_check_interval",
     _TOLD: "log_interval log_every log_every_n_steps logging_steps print_freq verbose quiet v",

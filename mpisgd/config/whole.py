@@ -114,6 +114,9 @@ class Config:
     """Length of the run: applied samples / training samples."""
     mu: int = 16
     """Mini-batch size per learner, in samples [Zhang16 2.1]. In teams: per rank."""
+    accumulation: int = 1
+    """Mini-batches whose mean is one gradient. All are computed at the same weights: for batches that do not fit into memory. To
+    all else they are one mini-batch of so many times mu samples; clip_norm is of the mean."""
     alpha0: float = 0.05
     """Base learning rate [Zhang16 eq. 3]."""
     local_steps: int = 0
@@ -148,6 +151,9 @@ class Config:
     """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
+    autocast: Literal["off", "bfloat16"] = "off"
+    """Training passes under torch.autocast. Torch chooses what gains by bfloat16; weights, gradients and evaluations stay
+    float32."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
@@ -164,6 +170,7 @@ class Config:
             seed=0,
             epochs=0,
             mu=1,
+            accumulation=1,
             alpha0=0,
             local_steps=0,
             inner_alpha0=0,
@@ -182,7 +189,7 @@ class Config:
     @property
     def mini_batches_per_push(self) -> int:
         """Number of mini-batches that a push is made of."""
-        return self.protocol.mini_batches_per_push * max(1, self.local_steps)
+        return self.protocol.mini_batches_per_push * max(1, self.local_steps) * self.accumulation
 
     @property
     def in_teams(self) -> bool:

@@ -117,7 +117,8 @@ class Gradient(Travels):
 
     def forward(self, seq: int) -> Tensor:
         """The loss, a scalar tensor, of mini-batch `seq` at the present weights; sets `samples`."""
-        loss = self.step(seq) if isinstance(self._loss, OwnStep) else self.loss_of(*self.output(seq))
+        with self._model.casting():
+            loss = self.step(seq) if isinstance(self._loss, OwnStep) else self.loss_of(*self.output(seq))
         if not loss.requires_grad and torch.is_grad_enabled():
             raise self.detached()
         return loss

@@ -1,6 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
 compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`)
+accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
 rounding   to bfloat16 (`rounding.py`), each slice by itself where they are exchanged one by one
@@ -9,11 +10,12 @@ delay      a straggler's, before the first slice is pushed (`straggler.py`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
+from mpisgd.gradient.accumulation import Accumulated
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.inner_steps import InnerSteps
 from mpisgd.gradient.local_steps import LocalSteps
@@ -54,9 +56,16 @@ def make_gradient(
         memory or model.memory,
         seed=config.seed,
         learner_id=number,
-        clip_norm=config.clip_norm,
+        clip_norm=config.clip_norm if config.accumulation == 1 else 0.0,
         tell_nonfinite=config.nonfinite == "drop",
     )
+
+
+def accumulated(config: Config, gradient: Travels) -> Travels:
+    """Make the gradient of one rank of those of its mini-batches."""
+    if config.accumulation == 1:
+        return gradient
+    return Accumulated(gradient, config.accumulation, clip_norm=config.clip_norm, tell_nonfinite=config.nonfinite == "drop")
 
 
 def chain(
@@ -71,8 +80,9 @@ def chain(
     if steps_by_itself(config):
         protocol = config.protocol
         alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
-        factor, count = schedule.of_run(config, 1, train_samples), protocol.mini_batches_per_push
-        computed = LocalSteps(computed, count, lambda clock: alpha * factor(clock * count * config.mu / train_samples), segments)
+        factor, samples = schedule.of_run(config, 1, train_samples), schedule.samples_per_update(config, 1)
+        rate: Callable[[int], float] = lambda clock: alpha * factor(clock * samples / train_samples)  # noqa: E731
+        computed = LocalSteps(computed, protocol.mini_batches_per_push, rate, segments)
     if config.local_steps:
         inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
         count, drops = config.local_steps, config.nonfinite == "drop"

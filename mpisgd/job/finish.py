@@ -60,6 +60,7 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
     options = ", ".join(f"{key} = {value}" for key, value in vars(config.protocol).items() if value is not None)
     copies = footprint.of_compensation(lambda_, parameters, config.shards)
     own_steps = f" x {config.local_steps} own steps" if config.local_steps else ""
+    own_steps += f" x {config.accumulation}" if config.accumulation > 1 else ""
     return (
         f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners}{own_steps} x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"

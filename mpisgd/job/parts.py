@@ -110,7 +110,7 @@ def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu
         module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
     else:
         module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
-    return FlatModel(module, config.memory_format, device)
+    return FlatModel(module, config.memory_format, device, config.autocast)
 
 
 def cut(config: Config, model: FlatModel) -> list[list[Layer]]:

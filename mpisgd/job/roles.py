@@ -15,7 +15,7 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.shared_team import team_channel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.gradient import stages
-from mpisgd.gradient.aggregate import Leader, Member, follow
+from mpisgd.gradient.aggregate import Leader, Member, SharedMemory, follow
 from mpisgd.gradient.straggler import Delays
 from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
@@ -34,7 +34,7 @@ from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
-from mpisgd.vectors.computing import Computes, Updates
+from mpisgd.vectors.computing import Computes, Travels, Updates
 
 
 def build(setup: Setup, world: World, rank: int) -> Built:
@@ -80,12 +80,16 @@ class Built:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
 
+    def _gradient_of(self, shared: SharedMemory | None = None) -> Travels:
+        """This rank's own."""
+        return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared))
+
     def _join_team(self) -> Member:
         """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""
         setup, world, rank = self.setup, self.world, self.rank
         shared = world.shared(self.wire.node(setup.roles.teams[self.index]))
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
-        return Member(shared, world.gradient(rank, shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
+        return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
 
     def _evaluate(self, serve_here: Callable[[], None] | None = None) -> None:
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
@@ -204,7 +208,7 @@ class BuiltBoth(BuiltShard):
         Built.__init__(self, setup, world, rank)
         in_memory = setup.config.aggregation == "node"
         shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
-        self._gradient, update = world.gradient(rank, shared), world.update(rank, setup.gradients_per_update)
+        self._gradient, update = self._gradient_of(shared), world.update(rank, setup.gradients_per_update)
         self._channel = team_channel(self.wire, setup.roles, self.index, self._gradient, update, setup.bounds, shared)
         self.server = self._make_server(self._channel, update)
 
@@ -231,7 +235,7 @@ class BuiltLearner(Built):
         config = setup.config
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        computed = self._leader or world.gradient(rank)
+        computed = self._leader or self._gradient_of()
         segments = world.tensors.segments if world.tensors is not None else ()
         pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
         memory, protocol = pushed.memory, setup.protocol

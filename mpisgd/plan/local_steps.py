@@ -41,7 +41,7 @@ def choices(config: Config, pushes: int) -> tuple[Choice, ...]:
     found: list[Choice] = []
     while not found or (found[-1].of_free < ENOUGH and found[-1].local_steps < _MOST):
         steps = 2 * found[-1].local_steps if found else 1
-        samples = steps * config.mu
+        samples = steps * config.accumulation * config.mu
         samples_per_s = samples * predict(replace(config, local_steps=steps), pushes // steps).gradients_per_s
         found.append(Choice(steps, samples_per_s, samples_per_s / free, both_ways / samples))
     return tuple(found)

@@ -21,7 +21,6 @@ from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
-from mpisgd.gradient.gradient import Gradient
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
@@ -48,7 +47,7 @@ class _Gradient:
 class _InTurn(Travels):
     """The gradient of a learner, or of all ranks of its team, computed by one process: one rank after the other, and summed."""
 
-    def __init__(self, ranks: Mapping[int, Gradient], take_turn: Callable[[int], None], drop_nonfinite: bool) -> None:
+    def __init__(self, ranks: Mapping[int, Travels], take_turn: Callable[[int], None], drop_nonfinite: bool) -> None:
         self._ranks = ranks
         self._take_turn = take_turn
         self._drop_nonfinite = drop_nonfinite
@@ -161,7 +160,8 @@ class Serial:
 
     def _chain(self, ranks: Sequence[int]) -> Travels:
         """What the ranks of these numbers push as one learner; the number of one alone is its learner_id."""
-        in_turn = _InTurn({rank: self.tensors.gradient(rank) for rank in ranks}, self._take_turn, self.config.nonfinite == "drop")
+        own = {rank: stages.accumulated(self.config, self.tensors.gradient(rank)) for rank in ranks}
+        in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments)
 

@@ -131,7 +131,7 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
 
     Those of shard 0, which every mini-batch is pushed to, without the injected delay_s. The first mini-batch of a learner
     pays for the warming up of libraries and memory, and is left out where the learner has others. Where several mini-batches made
-    one push (downpour, own steps), each counts as an equal part of it.
+    one push (downpour, own steps, accumulation), each counts as an equal part of it.
     """
     require(bool(options.run), "compute.run", options.run, "the directory of a run, to draw its compute seconds from")
     run = Run(options.run)
@@ -142,7 +142,8 @@ def _measured(options: EmpiricalComputeOptions, lambda_: int) -> list[Seconds]:
         raise DataError(f"the log of {run.path} holds compute seconds that are negative or not finite")
     rows = rows[np.lexsort((rows["seq"], rows["learner_id"]))]
     cuts = np.flatnonzero(np.diff(rows["learner_id"])) + 1
-    one_s = rows["compute_s"] / (run.config["protocol"].get("n_push", 1) * max(1, run.config.get("local_steps", 0)))
+    parts = run.config["protocol"].get("n_push", 1) * max(1, run.config.get("local_steps", 0)) * run.config.get("accumulation", 1)
+    one_s = rows["compute_s"] / parts
     own_s = dict(zip(np.unique(rows["learner_id"]).tolist(), np.split(one_s, cuts), strict=True))
     warm = {learner_id: seconds[1:] if len(seconds) > 1 else seconds for learner_id, seconds in own_s.items()}
     if options.pooled:

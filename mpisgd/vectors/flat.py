@@ -13,6 +13,7 @@ import json
 import math
 import operator
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -86,9 +87,14 @@ class FlatModel:
     """
 
     def __init__(
-        self, module: nn.Module, memory_format: Literal["channels_last", "contiguous"] = "contiguous", device: str = "cpu"
+        self,
+        module: nn.Module,
+        memory_format: Literal["channels_last", "contiguous"] = "contiguous",
+        device: str = "cpu",
+        autocast: Literal["off", "bfloat16"] = "off",
     ) -> None:
         self.module = module.to(device)
+        self._cast_on = device.partition(":")[0] if autocast == "bfloat16" else ""
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._channels_last = memory_format == "channels_last"
         self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
@@ -106,6 +112,10 @@ class FlatModel:
         layout = [[name, list(parameter.shape)] for name, parameter in self._parameters]
         digest = hashlib.sha256(json.dumps([self._channels_last, layout]).encode()).hexdigest()[:16]
         return f"{self.size:,} ({digest})"
+
+    def casting(self) -> AbstractContextManager[object]:
+        """The precision of a training pass: torch's autocast where that is chosen; weights and gradients stay float32."""
+        return torch.autocast(self._cast_on, torch.bfloat16) if self._cast_on else nullcontext()
 
     def move_to(self, memory: Memory) -> None:
         """Let the parameters, as they are, and their gradients be views into this memory, on the model's device."""

@@ -90,6 +90,10 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
+    "softsync-5-accumulated": (
+        5,
+        {"protocol": {"name": "softsync", "n": 2}, "accumulation": 2, "autocast": "bfloat16", "shards": 2},
+    ),
     "hardsync-5-local": (5, {**LOCAL, "protocol": "hardsync", "shards": 2}),
     "async-4-local": (4, {**LOCAL, "protocol": "async", "push_format": "bfloat16"}),
     "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),

@@ -147,6 +147,9 @@ def test_every_pair_can_come_up() -> None:
     seen = set()
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
     more += [
+        {"accumulation": 2},
+        {"autocast": "bfloat16", "virtual": {"batched": True}},
+        {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
         {"step": "mine:step", "virtual": {"batched": True}},

@@ -164,6 +164,10 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     assert re.search(r"--clip-norm .*\(0 = off\)", told)
     for table in VIRTUAL:
         assert f"--{table}" not in told
+    assert "--inner" not in told
+    told = helped("--local-steps 4 --help", capsys)
+    assert "--inner-alpha0" in told
+    assert "--inner-optimizer.beta1" in told
     told = helped("-h", capsys, virtual=True)
     assert all(f"--{table}." in told for table in VIRTUAL)
     assert "--resume" not in told

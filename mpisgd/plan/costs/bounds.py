@@ -111,7 +111,7 @@ def _layout(config: Config) -> tuple[int, float, list[int]]:
 
 
 def mini_batch_s(config: Config) -> float:
-    """Mean seconds of one mini-batch, without delays."""
+    """Mean seconds of one mini-batch of `mu` samples, without delays."""
     alone = replace(config, local_steps=0, straggler=StragglerOptions())
     return float(_thinking_s(alone, _layout(alone)[2]).mean()) / alone.mini_batches_per_push
 

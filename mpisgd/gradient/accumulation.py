@@ -1,0 +1,69 @@
+"""Gradient accumulation: the mean gradient of several mini-batches, at the same weights, as one.
+
+A batch that does not fit into memory is computed in parts; to all else it is one mini-batch, of so many times the samples. Clipping
+is of the mean, as in a loop of torch that clips after its last backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from mpisgd.gradient.gradient import clip
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.flat import is_finite
+from mpisgd.vectors.memory import vector_like
+
+
+class Accumulated(Travels):
+    """Computes `count` mini-batches as one: the s-th has the rank's mini-batches s * count to s * count + count - 1.
+
+    The loss is the mean of theirs, the samples are those of all.
+
+    Args:
+        gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the mean.
+        clip_norm: global L2 norm that the mean is clipped to; 0 = off.
+        tell_nonfinite: give a mean that is not finite the loss NaN, so that all shards drop it.
+    """
+
+    def __init__(self, gradient: Travels, count: int, *, clip_norm: float, tell_nonfinite: bool) -> None:
+        self._gradient = gradient
+        self._count = count
+        self._clip_norm = clip_norm
+        self._tell_nonfinite = tell_nonfinite
+        self.memory = gradient.memory
+        self.samples = 0
+        if self.memory.has_numbers:
+            self._vector = self.memory.tensors[1]
+            self._sum = vector_like(self._vector)
+
+    def prepare(self, seq: int) -> None:
+        self._gradient.prepare(seq * self._count)
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._gradient.interrupt_by(check)
+
+    def move_out(self) -> None:
+        self._gradient.move_out()
+
+    def compute(self, seq: int) -> float:
+        """Compute the mean gradient at the weights that are there; returns the mean loss."""
+        first, loss, self.samples = seq * self._count, 0.0, 0
+        for number in range(first, first + self._count):
+            if number > first:
+                self._gradient.prepare(number)
+            loss += self._gradient.compute(number)
+            self.samples += self._gradient.samples
+            if self.memory.has_numbers:
+                if number == first:
+                    self._sum.copy_(self._vector)
+                else:
+                    self._sum.add_(self._vector)
+        if self.memory.has_numbers:
+            torch.div(self._sum, self._count, out=self._vector)
+            clip(self._vector, self._clip_norm)
+            if self._tell_nonfinite and not is_finite(self.memory.gradients):
+                return math.nan
+        return loss / self._count

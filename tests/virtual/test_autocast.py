@@ -1,0 +1,86 @@
+"""Training passes in bfloat16 are those of torch.autocast; evaluations are not; replay has the bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mpisgd import data, models
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import DigitsOptions, MlpOptions
+from mpisgd.data.sampling import EpochSampling
+from mpisgd.job.parts import Brought
+from mpisgd.replay import replay
+from tests.virtual.jobs import simulated
+from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, UPDATES, weights
+
+CAST: dict[str, Any] = {**JOB, "autocast": "bfloat16"}
+
+
+def loop() -> dict[str, torch.Tensor]:
+    """The last weights of a loop under autocast, which takes the mean of the learners' gradients in their order."""
+    digits = data.load(DigitsOptions(), seed=SEED)
+    model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
+    optimizer = torch.optim.SGD(model.parameters(), JOB["alpha0"], momentum=0.9)
+    sampling = EpochSampling(len(digits.train), MU, LEARNERS, SEED)
+    for seq in range(UPDATES):
+        sums = [torch.zeros_like(each) for each in model.parameters()]
+        for learner_id in range(LEARNERS):
+            inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            sums = [total + parameter.grad for total, parameter in zip(sums, model.parameters(), strict=True)]
+        for total, parameter in zip(sums, model.parameters(), strict=True):
+            parameter.grad = total / LEARNERS
+        optimizer.step()
+    return {name: each.detach() for name, each in model.named_parameters()}
+
+
+def test_hardsync_is_a_loop_under_autocast(tmp_path: Path) -> None:
+    """To the last bits of the optimiser's kernels; without autocast it is another."""
+    found = {}
+    for name, changes in {"cast": CAST, "not": JOB}.items():
+        simulated(tmp_path / name, changes)
+        found[name] = weights(tmp_path / name)
+    expected = loop()
+    for name, value in expected.items():
+        apart = float((found["cast"][name] - value).abs().max())
+        assert apart <= 1e-6 < float((found["not"][name] - value).abs().max())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shards": 3},
+        {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2},
+        {"protocol": "async", "exchange": "layerwise", "shards": 2},
+        {"protocol": "allreduce"},
+        {"local_steps": 3, "alpha0": 0.5},
+    ],
+    ids=str,
+)
+def test_replay_has_the_bits(changes: dict[str, Any], tmp_path: Path) -> None:
+    simulated(tmp_path / "run", CAST, **changes)
+    assert replay(tmp_path / "run").holds
+
+
+def test_only_training_passes_are_cast(tmp_path: Path) -> None:
+    seen: dict[bool, set[torch.dtype]] = {True: set(), False: set()}
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen[torch.is_grad_enabled()].add(output.dtype)
+        return nn.functional.cross_entropy(output, target)
+
+    simulated(tmp_path / "run", CAST, Brought(loss=loss))
+    assert seen == {True: {torch.bfloat16}, False: {torch.float32}}
+
+
+def test_not_batched(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"autocast = 'bfloat16': expected 'off' beside virtual\.batched"):
+        simulated(tmp_path / "run", CAST, virtual={"learners": 3, "batched": True})
