@@ -69,7 +69,7 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
     first = launched_rank() == 0
     if "--help" in words or "-h" in words:
         if first:
-            print(help.usage(base, prog.removeprefix("mpisgd "), virtual=virtual))
+            print(help.usage(base, prog.removeprefix("mpisgd "), words, virtual=virtual))
         raise SystemExit(EXIT_OK)
     words = ["--help" if word == "--help-all" else word for word in words]
     found = hints.foreign(words, _known(base))

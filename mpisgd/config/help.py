@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -67,8 +67,9 @@ def brief(text: str) -> str:
     return re.sub(r" \[(?=[A-Z])[^\]]*\]", "", first)
 
 
-def usage(config: Config, command: str, *, virtual: bool = False) -> str:
-    """The help that `mpisgd COMMAND --help` prints; `config` has the defaults, and the kinds that were chosen."""
+def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: bool = False) -> str:
+    """The help that `mpisgd COMMAND --help` prints; `config` has the defaults, and the kinds that were chosen; `words`: the rest of
+    the command line."""
     launch = "" if virtual else "mpirun -n RANKS "
     lines = [
         f"usage: {launch}mpisgd {command} [job.toml] [options]",
@@ -79,12 +80,15 @@ def usage(config: Config, command: str, *, virtual: bool = False) -> str:
         *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
     ]
     for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
-        lines += [f"{heading}:", *(line for name in names if _says(config, name) for line in _lines(config, name))]
+        lines += [f"{heading}:", *(line for name in names if _says(config, name, words) for line in _lines(config, name))]
     return "\n".join(lines)
 
 
-def _says(config: Config, name: str) -> bool:
-    return name not in BESIDE or getattr(config, BESIDE[name]) not in (0, "none")
+def _says(config: Config, name: str, words: Sequence[str]) -> bool:
+    """Whether an option means something beside the others."""
+    if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
+        return True
+    return getattr(config, BESIDE[name]) not in (0, "none")
 
 
 def _lines(config: Config, name: str) -> Iterator[str]:

@@ -45,7 +45,6 @@ USER = """
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 x, y = torch.randn(64, 8), torch.arange(64) % 3
 
@@ -74,9 +73,6 @@ instance = linear()
 
 def data(): return (x, y), (x, y)
 def one_part(): return x, y
-def loaders():
-    loader = DataLoader(TensorDataset(x, y), batch_size=8)
-    return loader, loader
 def uneven(): return (x, y[:63]), (x, y)
 def strings(): return (x, ["cat"] * 64), (x, ["cat"] * 64)
 def nan(): return (x * float("nan"), y), (x, y)
@@ -176,7 +172,6 @@ MISTAKES = (
     tried("arrays in a file", "--data arrays.npz", "package.module:factory", "hdf5"),
     tried("a script as the data", "--data user.py", "package.module:factory"),
     tried("data of one part", "--data user:one_part", "(train, test)"),
-    tried("loaders", "--data user:loaders", "DataLoader", "Dataset"),
     tried("uneven data", "--data user:uneven", "64", "63"),
     tried("names as targets", "--data user:strings", "tensor"),
     tried("data that are not finite", "--data user:nan", "check data and model"),
