@@ -28,6 +28,13 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "downpour-warm": {"name": "downpour", "warm_up": 3},
     "versioned": {"name": "versioned"},
     "versioned-stale": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1},
+    "hardsync-local": {"name": "hardsync"},
+    "async-accumulated": {"name": "async"},
+}
+#: What differs besides: learners with a state of their own, pushes of several mini-batches.
+MORE: Mapping[str, Mapping[str, Any]] = {
+    "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
+    "async-accumulated": {"accumulation": 2, "push_format": "bfloat16"},
 }
 PATIENCE_S = 0.3
 """Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
@@ -173,5 +180,6 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "checkpoint": {"every_updates": drawn.every_updates},
             "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
+            **MORE.get(drawn.way, {}),
         }
     )
