@@ -1,0 +1,105 @@
+"""Local SGD and DiLoCo over a slow network: test error against seconds, and against bytes [DiLoCo].
+
+Four virtual learners with real gradients train an MLP (784-256-10, 203,530 parameters) on MNIST, mu = 32, ten epochs, where the
+paper trains language models. A mini-batch takes 10 ms, give or take 20 % (lognormal). Every rank has a node of its own, with 100
+Mbit/s into and out of it: an exchange of 0.8 MB each way takes longer than ten mini-batches. All ways have AdamW, a cosine over the
+run and the rate 0.002, on the shards or in own steps: the best for hardsync of 0.0005, 0.001, 0.002 and 0.004 (`--rates`: four
+epochs, another seed). Outer steps are DiLoCo's, Nesterov momentum 0.9 at 0.7. Neither was tuned for the others. Bytes are those of
+pushes and pulls of all learners.
+
+`MPISGD_DATA=... python results/local_sgd.py`; needs MNIST; ten minutes of one core. `--quick`: digits in place of MNIST, a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from virtual_runs import Job, logged, panels, show
+
+from mpisgd.analysis.tables import Cell, Column, Table
+from mpisgd.records.log.reader import Run
+from mpisgd.report import style
+
+LEARNERS = 4
+RATE = 0.002
+OUTER: dict[str, Any] = {"alpha0": 0.7, "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True}}
+INNER: dict[str, Any] = {"inner_alpha0": RATE, "inner_optimizer": {"name": "adamw"}}
+ADAMW: dict[str, Any] = {"alpha0": RATE, "optimizer": {"name": "adamw"}}
+SOFT: dict[str, Any] = {"protocol": {"name": "softsync", "n": LEARNERS}}
+WAYS: dict[str, dict[str, Any]] = {
+    "hardsync": ADAMW,
+    "softsync n = λ, α₀/τ": {**SOFT, **ADAMW},
+    "DiLoCo, H = 8": {**OUTER, **INNER, "local_steps": 8},
+    "DiLoCo, H = 64": {**OUTER, **INNER, "local_steps": 64},
+    "softsync n = λ, H = 64, α₀/τ": {**SOFT, **OUTER, **INNER, "local_steps": 64},
+    "hardsync, bfloat16": {**ADAMW, "push_format": "bfloat16"},
+}
+SLOW = 100e6 / 8
+COMMON: dict[str, Any] = {
+    "virtual": {"learners": LEARNERS, "ranks_per_node": 1},
+    "compute": {"name": "lognormal", "mean_s": 0.01, "sigma": 0.2},
+    "network": {"bandwidth": SLOW, "node_bandwidth": SLOW, "local_bandwidth": SLOW},
+    "schedule": {"name": "CosineAnnealingLR"},
+    "mu": 32,
+    "threads": 1,
+    "evaluation": {"every_epochs": 0.5},
+}
+FULL: dict[str, Any] = {"data": "mnist", "model": {"name": "mlp", "hidden": [256]}, "epochs": 10.0}
+QUICK: dict[str, Any] = {"data": "digits", "model": {"name": "mlp", "hidden": [64]}, "epochs": 10.0, "mu": 4}
+
+
+def curve(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Seconds, bytes so far and test error, (evaluations,), of each snapshot."""
+    own, size = run.evaluations, int(run.environment["parameter_nbytes"])
+    pushed = np.searchsorted(np.sort(run.pushes["arrival_s"]), own["taken_s"])
+    both_ways = 1.5 if run.config["push_format"] == "bfloat16" else 2.0
+    return own["taken_s"], pushed * size * both_ways, own["error"]
+
+
+def rates(base: Job) -> None:
+    """The test error of hardsync after four epochs, by rate."""
+    for rate in (0.0005, 0.001, 0.002, 0.004):
+        run = logged({**base, "optimizer": {"name": "adamw"}, "alpha0": rate, "epochs": 4.0, "seed": 2})
+        print(f"{rate:g}: {100 * float(run.evaluations['error'][-1]):.2f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "figures", help="folder of the figure")
+    parser.add_argument("--quick", action="store_true", help="digits in place of MNIST")
+    parser.add_argument("--rates", action="store_true", help="how the rate was chosen")
+    options = parser.parse_args()
+    base: Job = {**COMMON, **(QUICK if options.quick else FULL)}
+    if options.rates:
+        rates(base)
+        return
+    figure, (over_s, over_bytes) = panels("", [("Over seconds", "test error [%]"), ("Over bytes", "test error [%]")])
+    rows: list[tuple[Cell, ...]] = []
+    for number, (name, way) in enumerate(WAYS.items()):
+        run = logged({**base, **way})
+        seconds, nbytes, error = curve(run)
+        color = style.COLOURS[number % len(style.COLOURS)]
+        for axes, x in ((over_s, seconds), (over_bytes, nbytes / 1e9)):
+            axes.plot(x, 100 * error, label=name, color=color, marker=".", markersize=4)
+        tau, least, last = run.pushes["staleness"].mean(), 100 * error.min(), 100 * error[-1]
+        rows.append((name, *map(float, (seconds[-1], nbytes[-1] / 1e9, tau, least, last))))
+    for axes, label in ((over_s, "virtual seconds"), (over_bytes, "GB pushed and pulled by all")):
+        axes.set(xlabel=label, xscale="log", yscale="log")
+    over_s.legend(fontsize=7)
+    columns = (
+        Column("way"),
+        Column("virtual seconds", "s", ".0f"),
+        Column("bytes", "GB", ".2f"),
+        Column("mean τ", "", ".2f"),
+        Column("least test error", "%", ".2f"),
+        Column("last test error", "%", ".2f"),
+    )
+    title = f"{LEARNERS} learners, {'digits' if options.quick else 'MNIST'}, {base['epochs']:g} epochs, 100 Mbit/s"
+    show("local-sgd", options.out, [Table("local-sgd", title, columns, tuple(rows))], figure)
+
+
+if __name__ == "__main__":
+    main()
