@@ -1,0 +1,58 @@
+"""Files of weights: the last ones of a run, and what else holds a state dict. Nothing in them is executed (SECURITY.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpisgd.base.errors import CheckpointError
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Directory
+
+State = dict[str, Tensor]
+"""A state dict: parameters and buffers by their names in the model."""
+
+THETA, THETABAR = "theta", "thetabar"
+"""Entries of a run's file: the weights, and their average."""
+
+
+def of_run(run: Directory, *, averaged: bool = False) -> State:
+    """The last weights of a run, or their average.
+
+    Raises CheckpointError where there are none (the run has not ended, or did not average), and DataError where the file is not as
+    DONE says.
+    """
+    path, told = run.path / schema.WEIGHTS, (run.done or {}).get("weights")
+    if not path.is_file():
+        raise CheckpointError(f"{run.path} has no {schema.WEIGHTS}: a run leaves its weights when it ends")
+    if told is not None:
+        sums.check_file(path, told)
+    states = _torch(path)
+    name = THETABAR if averaged else THETA
+    if name not in states:
+        raise CheckpointError(f"{path} has no averaged weights: the run had averaging = 0")
+    return _state(states[name], path)
+
+
+def _torch(path: Path) -> Mapping[Any, Any]:
+    """Raises CheckpointError."""
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read as a file of torch's: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a state dict: tensors by their names")
+    return found
+
+
+def _state(found: Any, path: Path) -> State:
+    """Raises CheckpointError where it is no state dict."""
+    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+        names = ", ".join(map(str, list(found)[:5])) if isinstance(found, Mapping) else type(found).__name__
+        raise CheckpointError(f"{path} holds no state dict: expected tensors by their names, found {names or 'nothing'}")
+    return {str(name): each for name, each in found.items()}
