@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpisgd.base.errors import CheckpointError
+from mpisgd.base.errors import CheckpointError, ConfigError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Directory
 
 State = dict[str, Tensor]
 """A state dict: parameters and buffers by their names in the model."""
 
+SAFETENSORS = ".safetensors"
 THETA, THETABAR = "theta", "thetabar"
 """Entries of a run's file: the weights, and their average."""
 
@@ -37,6 +38,43 @@ def of_run(run: Directory, *, averaged: bool = False) -> State:
     if name not in states:
         raise CheckpointError(f"{path} has no averaged weights: the run had averaging = 0")
     return _state(states[name], path)
+
+
+def file_of(path: Path) -> Path:
+    """The file itself, where a run's directory may be named for it."""
+    return path / schema.WEIGHTS if path.is_dir() else path
+
+
+def read(path: Path) -> State:
+    """The last weights of a run, by its directory; a state dict that torch has saved; or a file of safetensors.
+
+    Raises CheckpointError where there is none, or it cannot be read; DataError as `of_run`.
+    """
+    if path.is_dir():
+        return of_run(Directory(path))
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there: expected a run's directory, a state dict (.pt) or a file of .safetensors")
+    if path.suffix == SAFETENSORS:
+        return _safetensors(path)
+    found = _torch(path)
+    return _state(found[THETA] if set(found) in ({THETA}, {THETA, THETABAR}) else found, path)
+
+
+def _safetensors(path: Path) -> State:
+    """Raises CheckpointError; ConfigError where the package is not installed."""
+    library = _library()
+    try:
+        return dict(library.torch.load_file(path))
+    except (OSError, ValueError, KeyError, library.SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _library() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ConfigError("files of .safetensors: pip install safetensors, or mpisgd[safetensors]") from error
+    return safetensors
 
 
 def _torch(path: Path) -> Mapping[Any, Any]:

@@ -15,8 +15,10 @@ from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, CustomS
 from mpisgd.job.naming import NAMED, PARTS, sha256_of
 from mpisgd.job.parts import UNNAMED, Brought
 from mpisgd.protocols import OwnProtocolOptions
+from mpisgd.records import initial
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.checks.record import Record
+from mpisgd.replay.proof import Proof
 
 _PLACEHOLDER = "MODULE:NAME"
 
@@ -51,6 +53,23 @@ def _renamed(config: Config, named: Mapping[str, str]) -> Config:
         rate = config.schedule if isinstance(config.schedule, CustomScheduleOptions) else CustomScheduleOptions()
         changes["schedule"] = dataclasses.replace(rate, factory=named["schedule"])
     return dataclasses.replace(config, **changes)
+
+
+def with_initial(record: Record, where: str, proof: Proof) -> Record:
+    """Let a run that was given weights begin with them again; `where` they are now, if not where they were.
+
+    Raises DataError where the file is gone, or has changed.
+    """
+    if not record.config.init_from or not record.computed:
+        return record
+    path = initial.same(record.run, where)
+    proof.seams.append(f"begins with the weights of {path}, which has the sha256 that the run noted")
+    return _with_initial(record, str(path))
+
+
+def _with_initial(record: Record, path: str) -> Record:
+    config = dataclasses.replace(record.config, init_from=path, overwrite=False)
+    return dataclasses.replace(record, config=config, earlier=tuple(_with_initial(each, path) for each in record.earlier))
 
 
 @contextmanager
