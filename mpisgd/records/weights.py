@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpisgd.base import durable
 from mpisgd.base.errors import CheckpointError, ConfigError
+from mpisgd.base.storage import writing
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.reader import Directory
 
 State = dict[str, Tensor]
 """A state dict: parameters and buffers by their names in the model."""
 
-SAFETENSORS = ".safetensors"
+TORCH, SAFETENSORS = ".pt", ".safetensors"
 THETA, THETABAR = "theta", "thetabar"
 """Entries of a run's file: the weights, and their average."""
 
@@ -58,6 +60,28 @@ def read(path: Path) -> State:
         return _safetensors(path)
     found = _torch(path)
     return _state(found[THETA] if set(found) in ({THETA}, {THETA, THETABAR}) else found, path)
+
+
+def check_new(path: Path) -> None:
+    """Raises ConfigError where `write` could not make this file, or would replace another."""
+    if path.suffix not in (TORCH, SAFETENSORS):
+        raise ConfigError(f"{path}: expected a name that ends in {TORCH} or {SAFETENSORS}")
+    if path.suffix == SAFETENSORS:
+        _library()
+    if path.exists() or not path.parent.is_dir():
+        why = "exists: choose another name, or remove it" if path.exists() else f"cannot be made: there is no {path.parent}"
+        raise ConfigError(f"{path} {why}")
+
+
+def write(path: Path, state: State) -> None:
+    """Write a state dict in the format that the file's name says, whole or not at all. Raises StorageError."""
+    with writing(path):
+        with durable.made_aside(path) as aside:
+            if path.suffix == SAFETENSORS:
+                _library().torch.save_file(state, aside, metadata={"format": "pt"})
+            else:
+                torch.save(state, aside)
+        durable.sync_directory(path.parent)
 
 
 def _safetensors(path: Path) -> State:

@@ -37,11 +37,12 @@ def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) ->
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:
     """Rename the user's objects (part -> package.module:attribute), also in the attempts before."""
-    config = _renamed(record.config, {part: name for part, name in named.items() if name})
+    config = renamed_in(record.config, {part: name for part, name in named.items() if name})
     return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
 
 
-def _renamed(config: Config, named: Mapping[str, str]) -> Config:
+def renamed_in(config: Config, named: Mapping[str, str]) -> Config:
+    """Rename them in a configuration."""
     changes: dict[str, Any] = {part: named.get(part, getattr(config, part)) for part in ("loss", "step")}
     for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
         if part in named:
