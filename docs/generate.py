@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from mpisgd.__main__ import COMMANDS
 from mpisgd.base import errors
 from mpisgd.cli import bench
-from mpisgd.config import KINDS, Config, compatibility, help
+from mpisgd.command_line import help
+from mpisgd.config import KINDS, Config, compatibility
 from mpisgd.records.log import schema
 from mpisgd.rules import verdict
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "timeline": "write a Chrome trace: who computed, waited, sent and received when",
     "replay": "recompute a run serially from its log, and compare bit for bit",
     "plan": "predict from runs: which protocol, N, b or n, and how many shards",
+    "export": "write the weights of a run, or of one of its checkpoints, to a file",
     "submit": "print or submit a batch script for SLURM or LSF",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",

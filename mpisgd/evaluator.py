@@ -111,10 +111,7 @@ class Evaluator:
                         **found.metrics,
                     }
                 )
-            states[name] = {
-                key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-                for key, value in self._model.module.state_dict().items()
-            }
+            states[name] = self._model.state()
         self._told.found(rows[0])
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)

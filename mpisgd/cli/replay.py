@@ -48,6 +48,8 @@ class Options:
     """Share of the way of weights by which recomputed ones may differ; default: 0, but 0.05 where the run computed on a GPU."""
     data_dir: str | None = None
     """Directory of data files here, if not where the run found them."""
+    init_from: str = ""
+    """The weights that the run was given to begin with, if they are not where it found them."""
     model: str = ""
     """package.module:factory of the user's own model, as `train` takes it."""
     data: str = ""
@@ -79,6 +81,7 @@ def main(argv: list[str]) -> int:
         until=options.until,
         tolerance=options.tolerance,
         data_dir=options.data_dir,
+        init_from=options.init_from,
         named={part: getattr(options, part) for part in NAMED},
         trust=options.trust,
         evaluations=options.evaluations,

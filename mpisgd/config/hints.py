@@ -61,6 +61,7 @@ _SAME: Mapping[str, str] = {
     "parameters are grouped by their names: `groups.weight_decay`, `groups.rate`": (
         "param_groups parameter_groups no_decay no_weight_decay bias_lr head_lr"
     ),
+    "training begins with the weights of a file by `init_from`": "pretrained init_weights initial_weights load_weights",
     _CLIP: "clip grad_clip clip_grad clip_grad_norm max_grad_norm gradient_clip_val",
     "`accumulation` mini-batches are one gradient": "gradient_accumulation_steps accumulate_grad_batches accumulation_steps",
     _CHECKPOINT: "save_every save_steps save_freq save_interval checkpoint_every checkpoint_interval",

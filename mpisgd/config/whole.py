@@ -142,6 +142,9 @@ class Config:
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
     sampling: Literal["epoch", "replacement"] = "epoch"
     """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
+    init_from: str = ""
+    """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
+    shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
     loss: str = "cross_entropy"
     """Function of torch.nn.functional, or your own a.b:callable. It takes (output, target) and returns a scalar."""
     step: str = ""

@@ -21,14 +21,16 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
-from mpisgd.config import Config, hints
+from mpisgd.config import Config, hints, replace
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.protocols import Protocol
+from mpisgd.records import initial
 from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Directory
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
@@ -104,12 +106,20 @@ def load_loss(config: Config, brought: Brought) -> Objective:
     return builtin
 
 
-def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu") -> FlatModel:
-    """The network with its initial weights. Raises ConfigError where it does not fit the data."""
+def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False) -> FlatModel:
+    """The network with its initial weights. Raises ConfigError where it, or what it is to begin with, does not fit.
+
+    `resumed`: its weights are about to be a checkpoint's. Then the file that the run began with is wanted for what checkpoints do
+    not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
+    """
     if brought.model is not None:
         module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
     else:
         module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+    if config.init_from and resumed and initial.holds_more(module):
+        initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
+    elif config.init_from and not resumed:
+        initial.load(module, config)
     return FlatModel(module, config.memory_format, device, config.autocast)
 
 

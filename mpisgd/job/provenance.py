@@ -18,6 +18,7 @@ from mpisgd.base.version import __version__
 from mpisgd.job import naming
 from mpisgd.job.parts import Brought
 from mpisgd.job.world import Setup
+from mpisgd.records import initial
 from mpisgd.records.log import schema
 
 
@@ -50,7 +51,7 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
             "h5py": h5py.__version__,
             "mpi": mpi,
         },
-        "brought": named,
+        "brought": {**named, **initial.told(config)},
         **(_commits(naming.files_of(named)) if commits else {}),
         "command_line": list(sys.argv),
         "directory": str(Path.cwd()),

@@ -20,6 +20,7 @@ from mpisgd.base.errors import CheckpointError, ConfigError, DataError
 from mpisgd.config import Config, config_file, replace
 from mpisgd.data.sampling import dealt_on
 from mpisgd.job.finish import Outcome
+from mpisgd.records import initial
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoint import Checkpoint
 from mpisgd.records.checkpoint.checkpoints import remove
@@ -88,6 +89,9 @@ class Resumption:
         mine = {**_entry(now, config), "attempt": self.attempt}
         mine |= {"continues": self.checkpoint.attempt, "clock": self.checkpoint.clock}
         attempts = [*self.attempts, mine]
+        begun = self.attempts[0].get("brought", {}).get(initial.NAME)  # not the file as it is now, if it is there at all
+        if begun is not None:
+            now = {**now, "brought": {**now["brought"], initial.NAME: begun}}
         return {**now, "rules": min(each.get("rules", 1) for each in attempts), "attempts": attempts}
 
 

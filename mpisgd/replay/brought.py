@@ -15,8 +15,10 @@ from mpisgd.config import Config, CustomDataOptions, CustomModelOptions, CustomS
 from mpisgd.job.naming import NAMED, PARTS, sha256_of
 from mpisgd.job.parts import UNNAMED, Brought
 from mpisgd.protocols import OwnProtocolOptions
+from mpisgd.records import initial
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.checks.record import Record
+from mpisgd.replay.proof import Proof
 
 _PLACEHOLDER = "MODULE:NAME"
 
@@ -35,11 +37,12 @@ def check_consent(record: Record, brought: Brought, named: Mapping[str, str]) ->
 
 def renamed(record: Record, named: Mapping[str, str]) -> Record:
     """Rename the user's objects (part -> package.module:attribute), also in the attempts before."""
-    config = _renamed(record.config, {part: name for part, name in named.items() if name})
+    config = renamed_in(record.config, {part: name for part, name in named.items() if name})
     return dataclasses.replace(record, config=config, earlier=tuple(renamed(each, named) for each in record.earlier))
 
 
-def _renamed(config: Config, named: Mapping[str, str]) -> Config:
+def renamed_in(config: Config, named: Mapping[str, str]) -> Config:
+    """Rename them in a configuration."""
     changes: dict[str, Any] = {part: named.get(part, getattr(config, part)) for part in ("loss", "step")}
     for part, kind in (("model", CustomModelOptions), ("data", CustomDataOptions)):
         if part in named:
@@ -51,6 +54,23 @@ def _renamed(config: Config, named: Mapping[str, str]) -> Config:
         rate = config.schedule if isinstance(config.schedule, CustomScheduleOptions) else CustomScheduleOptions()
         changes["schedule"] = dataclasses.replace(rate, factory=named["schedule"])
     return dataclasses.replace(config, **changes)
+
+
+def with_initial(record: Record, where: str, proof: Proof) -> Record:
+    """Let a run that was given weights begin with them again; `where` they are now, if not where they were.
+
+    Raises DataError where the file is gone, or has changed.
+    """
+    if not record.config.init_from or not record.computed:
+        return record
+    path = initial.same(record.run, where)
+    proof.seams.append(f"begins with the weights of {path}, which has the sha256 that the run noted")
+    return _with_initial(record, str(path))
+
+
+def _with_initial(record: Record, path: str) -> Record:
+    config = dataclasses.replace(record.config, init_from=path, overwrite=False)
+    return dataclasses.replace(record, config=config, earlier=tuple(_with_initial(each, path) for each in record.earlier))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
-from mpisgd.replay.brought import changed, check_consent, renamed, saying_how
+from mpisgd.replay.brought import changed, check_consent, renamed, saying_how, with_initial
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.happened import check_events, check_last_answers
 from mpisgd.replay.checks.learners import compare_shards
@@ -44,6 +44,7 @@ def replay(  # noqa: PLR0913 - each an option by name
     until: int | None = None,
     tolerance: float | None = None,
     data_dir: str | None = None,
+    init_from: str = "",
     named: Mapping[str, str] = MappingProxyType({}),
     trust: bool = False,
     evaluations: Which = "all",
@@ -59,6 +60,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         tolerance: by which share of the way of weights recomputed ones may differ; default: 0, every bit must be the same, but
             `FOREIGN_TOLERANCE` for runs that did not compute as a CPU does, one mini-batch at a time.
         data_dir: where the data lie here, if not where the run found them.
+        init_from: where the weights lie that the run was given to begin with, if not where it found them.
         named: the user's own model, data, loss, step or protocol, as package.module:attribute, in place of what the run named.
         trust: import what the run named, where it is neither brought nor `named` (`mpisgd.config.trust`).
         evaluations: which snapshots are evaluated again.
@@ -66,7 +68,8 @@ def replay(  # noqa: PLR0913 - each an option by name
         at_first: stop at the first disagreement.
 
     Raises:
-        DataError: there is no run, no log or no weights of it that can be read, or the data or model are of other sizes.
+        DataError: there is no run, no log or no weights of it that can be read, the data or model are of other sizes, or the file
+            that it began with is gone or has changed.
         ConfigError: the run names code that is not to be imported, model, data or loss cannot be made, or the log does not reach
             `until`.
     """
@@ -78,6 +81,7 @@ def replay(  # noqa: PLR0913 - each an option by name
         record = dataclasses.replace(record, config=dataclasses.replace(record.config, data_dir=data_dir))
     check_rules(record)
     proof = _begin(record, tolerance)
+    record = with_initial(record, init_from, proof)
     last = min(log.final_clock for log in record.shards)
     if until is not None and not 0 <= until <= last:
         raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")

@@ -11,7 +11,7 @@ from mpisgd.comm.communicator import Node
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -193,6 +193,7 @@ class SizedWorld(VirtualWorld):
 def _model(config: Config, brought: Brought) -> FlatModel:
     """The model whose parameters are counted, which must be built for that, for its own data."""
     try:
+        config = replace(config, init_from="")
         return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

@@ -142,6 +142,11 @@ class FlatModel:
             offset = end
         return found
 
+    def state(self) -> dict[str, Tensor]:
+        """The module's state dict as it is now: copies, on the host, contiguous."""
+        found = self.module.state_dict()
+        return {name: each.detach().cpu().clone(memory_format=torch.contiguous_format) for name, each in found.items()}
+
     @property
     def layers(self) -> list[Layer]:
         """The modules that own trainable parameters, in the order of the flat vector; a shared parameter is its first owner's.

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from mpisgd.config import KINDS, Config, help
+from mpisgd.command_line import help
+from mpisgd.config import KINDS, Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -10,8 +10,8 @@ import pytest
 from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.cli.options import parse
 from mpisgd.cli.submit import main as submit
+from mpisgd.command_line.options import parse
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
 from mpisgd.config.optimizers import TORCH_SCHEDULERS
 

@@ -84,7 +84,7 @@ class Rank:
 
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
-        agreed = agree_on(config, self.comm, brought, self.pulse)
+        agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank

@@ -36,7 +36,7 @@ from mpisgd.records.log import schema
 from mpisgd.vectors.flat import FlatModel
 
 
-def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse) -> tuple[Ranks, Setup, Tensors]:
+def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse, *, resumed: bool) -> tuple[Ranks, Setup, Tensors]:
     """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
     ranks = look_around(comm)
     config = naming.as_brought(config, brought)
@@ -51,7 +51,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
-    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device))
+    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed))
     require_alike(comm, "model", of_model(model), root=0)
     bounds = agree(comm, lambda: parts.bounds(config, model))
     sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))

@@ -16,7 +16,7 @@ from mpisgd.config import KINDS, Config, kind_of
 #: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
-    "Model and data": ("model", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
+    "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
     "Protocol": ("protocol",),
     "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),

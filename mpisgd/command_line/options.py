@@ -14,7 +14,8 @@ from typing import Any
 import tyro
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
-from mpisgd.config import KINDS, Config, help, hints, kind_of, make_options, replace, trust
+from mpisgd.command_line import help
+from mpisgd.config import KINDS, Config, hints, kind_of, make_options, replace, trust
 from mpisgd.config.config_virtual import (
     ComputeOptions,
     ConstantComputeOptions,

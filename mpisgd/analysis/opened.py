@@ -1,0 +1,109 @@
+"""`mpisgd.open_run`: a run's directory as pandas tables, configuration and weights."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, config_file
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from mpisgd.records.weights import State
+
+_NAMED: dict[str, type[IntEnum]] = {"verdict": schema.Verdict, "reason": schema.Reason, "kind": schema.Event}
+
+
+class OpenRun:
+    """A run, read as it is when something of it is asked for first; of one under way, open it again to see more.
+
+    Tables are pandas DataFrames, whose columns `docs/reference/log-format.md` explains; `verdict`, `reason` and `kind` are
+    categories: APPLY, STALE, CHECKPOINT ... Of a bounded log tables have the rows that it kept (`left_out`).
+
+    Raises DataError where the directory is no run, or a file of it is missing or damaged; ConfigError, at the first table, where
+    pandas is not installed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._run = Run(path)
+
+    @property
+    def path(self) -> Path:
+        return self._run.path
+
+    @cached_property
+    def config(self) -> Config:
+        """The effective configuration: what the user gave, and the defaults of all else. Nothing that it names is imported."""
+        return config_file.read(self.path / schema.CONFIG)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Learners, hosts, versions, sizes: the table [environment] of config.toml."""
+        return self._run.environment
+
+    @cached_property
+    def pushes(self) -> pd.DataFrame:
+        """One row per gradient that a shard received."""
+        return self._table("pushes")
+
+    @cached_property
+    def updates(self) -> pd.DataFrame:
+        """One row per update of a shard's slice."""
+        return self._table("updates")
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """One row per snapshot, data split and kind of weights; a column for each metric of an own step."""
+        return self._table("evaluations")
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """Snapshots, checkpoints, departures, faults ..."""
+        return self._table("events")
+
+    @property
+    def left_out(self) -> str:
+        """Which rows of `pushes` and `updates` a bounded log has left out; "" = none."""
+        return self._run.left_out
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        """Entries of DONE: clock, samples, diverged ...; None while the run is under way, and where it did not finish."""
+        return self._run.done
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every shard's books balance: pushed = applied + dropped + rejected + in flight. So far, of a run under way."""
+        return all(books.balanced for books in self._run.books())
+
+    def weights(self, averaged: bool = False) -> State:
+        """The last weights as a state dict, or their average; imports torch.
+
+        Raises CheckpointError where the run has left none: it has not ended, or did not average.
+        """
+        from mpisgd.records import weights
+
+        return weights.of_run(self._run, averaged=averaged)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("tables of open_run are pandas': pip install pandas, or mpisgd[pandas]") from error
+        table = pd.DataFrame.from_records(self._run.table(name))
+        for column, kinds in _NAMED.items():
+            if column in table:
+                names = {int(each): each.name for each in kinds}
+                table[column] = pd.Categorical(table[column].map(names), categories=list(names.values()))
+        return table
+
+
+def open_run(path: str | Path) -> OpenRun:
+    """Open the directory of a run, real or virtual, finished, under way or killed, of this or an earlier commit."""
+    return OpenRun(path)

@@ -1,0 +1,107 @@
+"""`mpisgd export RUN OUT`: the weights of a run, or of one of its checkpoints, as a file that others read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from mpisgd.base.errors import EXIT_OK, CheckpointError
+
+if TYPE_CHECKING:
+    from mpisgd.records.weights import State
+
+_PARTS = ("model", "data", "loss", "step")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write the weights of a run to a file: a state dict, of the model's own names. `--init-from` and torch read it.
+
+    Without `--clock`, the last weights of a run that has ended. With it, those of a checkpoint, also of a run under way: for
+    their names the model is made anew, and batch-norm statistics are measured as in evaluations. So data are loaded, and code that
+    the run names is wanted as in `replay`.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The run's directory, e.g. results/run."""
+    out: tyro.conf.Positional[Path]
+    """File to write, which must not exist: .pt, as torch.save writes it, or .safetensors."""
+    clock: int | None = None
+    """The checkpoint of this clock, in place of the last weights."""
+    averaged: bool = False
+    """The averaged weights (thetabar)."""
+    data_dir: str | None = None
+    """Directory of data files here, if not where the run found them."""
+    model: str = ""
+    """package.module:factory of the user's own model, as `train` takes it."""
+    data: str = ""
+    """package.module:factory of the user's own data."""
+    loss: str = ""
+    """package.module:callable, the user's own loss, or a function of torch.nn.functional."""
+    step: str = ""
+    """package.module:function, the user's own step."""
+    trust: bool = False
+    """Import and call the code that the run names; without it, only what the options above name."""
+
+
+def main(argv: list[str]) -> int:
+    """Raises ConfigError, DataError, CheckpointError for what cannot be; StorageError where the file cannot be written."""
+    options = tyro.cli(Options, args=argv, prog="mpisgd export")
+    from mpisgd.records import weights
+    from mpisgd.records.log.reader import Directory
+
+    run = Directory(options.run)
+    weights.check_new(options.out)
+    state = weights.of_run(run, averaged=options.averaged) if options.clock is None else _of_checkpoint(options, options.clock)
+    weights.write(options.out, state)
+    print(f"{options.out}: {len(state):,} tensors, {sum(each.numel() for each in state.values()):,} numbers")
+    return EXIT_OK
+
+
+def _of_checkpoint(options: Options, clock: int) -> State:
+    """Weights by the names of the model, which is made for that."""
+    import torch
+
+    from mpisgd.config import ConstantOptions, config_file, replace, trust
+    from mpisgd.gradient.measure import batch_norms
+    from mpisgd.job import parts
+    from mpisgd.job.parts import NOTHING_BROUGHT
+    from mpisgd.protocols import HardsyncOptions
+    from mpisgd.records.checkpoint import checkpoint as disk
+    from mpisgd.records.log.reader import Directory
+    from mpisgd.replay.brought import renamed_in
+    from mpisgd.replay.serial import as_in_the_run
+
+    run = options.run
+    there = sorted(int(each.name.removeprefix("clock-")) for each in disk.directories(run) if (each / disk.MANIFEST).is_file())
+    if clock not in there:
+        listed = f"there are those of {', '.join(map(str, there))}" if there else "there are none"
+        raise CheckpointError(f"{run} has no checkpoint of clock {clock}: {listed}")
+    checkpoint = disk.read(disk.directory_of(run, clock))
+    tensors = [checkpoint.tensors(shard) for shard in range(len(checkpoint.parts))]
+    name = "averaged" if options.averaged else "weights"
+    if any(name not in each for each in tensors):
+        raise CheckpointError(f"{checkpoint.path} has no {name}: the run had averaging = 0")
+    # Of no use to a model, and perhaps code.
+    config = replace(config_file.of_run(run), protocol=HardsyncOptions(), schedule=ConstantOptions())
+    named = {part: getattr(options, part) for part in _PARTS if getattr(options, part)}
+    if not options.trust:
+        names = trust.names_of(config)
+        trust.check(run, config, {field: spec for field, spec in names.items() if field.partition(".")[0] in named})
+    config = renamed_in(config, named)
+    if options.data_dir is not None:
+        config = replace(config, data_dir=options.data_dir)
+    with as_in_the_run(int(Directory(run).environment.get("threads", 1))):
+        data = parts.load_data(config, NOTHING_BROUGHT)
+        model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT, resumed=True)
+        if model.fingerprint != checkpoint.model:
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here {model.fingerprint}"
+            )
+        model.weights.copy_(torch.cat([torch.from_numpy(each[name]) for each in tensors]))
+        if batch_norms(model.module):
+            parts.make_measure(config, model, parts.load_loss(config, NOTHING_BROUGHT), data).prepare()
+    return model.state()

@@ -1,0 +1,122 @@
+"""The weights that a run begins with where it is given some (`init_from`): read, checked against the model, and found again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base.errors import CheckpointError, ConfigError, DataError
+from mpisgd.config import Config
+from mpisgd.records import weights
+from mpisgd.records.log import schema
+from mpisgd.records.log.reader import Directory
+from mpisgd.records.weights import State
+
+NAME = "init_from"
+"""Of the entry in what a run was brought: [environment] of its config.toml."""
+
+
+def told(config: Config) -> dict[str, dict[str, str]]:
+    """For config.toml: the file, and its sha256; nothing where the model's factory makes the weights."""
+    if not config.init_from:
+        return {}
+    file = _file(config).absolute()
+    return {NAME: {"file": str(file), "sha256": _sha256(file)}}
+
+
+def told_of(run: Directory) -> dict[str, str]:
+    """What a run says of the file that it began with. Raises DataError where it says nothing."""
+    entry = run.environment.get("brought", {}).get(NAME)
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("file", "sha256")):
+        raise DataError(f"{run.path / schema.CONFIG}: {NAME} is given, but not which file that was")
+    return dict(entry)
+
+
+def same(run: Directory, where: str = "") -> Path:
+    """The file that a run began with; `where` it is now, if not where it was. Raises DataError where it is gone, or another."""
+    entry = told_of(run)
+    path = weights.file_of(Path(where or entry["file"]))
+    if not path.is_file():
+        raise DataError(f"{path} is not there: {run.path} began with its weights (sha256 {entry['sha256']})")
+    found = _sha256(path)
+    if found != entry["sha256"]:
+        raise DataError(f"{path} has changed since {run.path} began with its weights: its sha256 was {entry['sha256']}, is {found}")
+    return path
+
+
+def load(module: nn.Module, config: Config) -> None:
+    """Put the weights into a model; buffers that the file has not (batch-norm statistics, say) stay as the factory made them.
+
+    Raises ConfigError where the file cannot be read, or is not of this model, by names and shapes.
+    """
+    field = f"{NAME} = {config.init_from!r}"
+    path, out = _file(config), Path(config.out).resolve()
+    if config.overwrite and out in path.resolve().parents:
+        raise ConfigError(f"{field} lies in out = {config.out!r}, which overwrite empties: expected another out")
+    try:
+        state = weights.read(Path(config.init_from))
+    except (CheckpointError, DataError) as error:
+        raise ConfigError(f"{field}: {error}") from error
+    problems = list(_problems(module, state))
+    if problems:
+        raise ConfigError(f"{field} is not of this model: {'; '.join(problems)}")
+    try:
+        module.load_state_dict(state, strict=False)
+    except RuntimeError as error:  # of a module that reads its part by itself
+        raise ConfigError(f"{field} cannot be loaded: {error}") from error
+
+
+def holds_more(module: nn.Module) -> bool:
+    """Whether a model has a state besides the weights that it trains: frozen ones, buffers. No checkpoint has that."""
+    trained = {name for name, each in module.named_parameters(remove_duplicate=False) if each.requires_grad}
+    return bool(set(module.state_dict()) - trained)
+
+
+def _problems(module: nn.Module, state: State) -> Iterator[str]:
+    """What the file lacks, has too much, and has otherwise: of each the first, and how many there are."""
+    own = {name: each for name, each in module.state_dict(keep_vars=True).items() if isinstance(each, Tensor)}
+    parameters = {name: id(each) for name, each in own.items() if isinstance(each, nn.Parameter)}
+    by_parameter: dict[int, list[str]] = {}  # of weights that layers share, one name is enough
+    for name, parameter in parameters.items():
+        by_parameter.setdefault(parameter, []).append(name)
+    lacking = [names[0] for names in by_parameter.values() if not any(name in state for name in names)]
+    if lacking:
+        yield f"it lacks {lacking[0]!r}{_count(lacking)}"
+    foreign = [name for name in state if name not in own]
+    if foreign:
+        yield f"it has {foreign[0]!r}, which the model has not{_count(foreign)}"
+    other = [name for name in state if name in own and _kind(state[name]) != _kind(own[name])]
+    if other:
+        yield f"its {other[0]!r} is {_kind(state[other[0]])}, expected {_kind(own[other[0]])}{_count(other)}"
+    for names in by_parameter.values():
+        first, *others = [name for name in names if name in state] or [""]
+        apart = [name for name in others if name not in other and not torch.equal(state[name], state[first])]
+        if apart:
+            yield f"its {apart[0]!r} and {first!r} have other values, and are one parameter"
+
+
+def _kind(tensor: Tensor) -> str:
+    """Its shape; floats of any size are converted, other types are not."""
+    what = "float" if tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return f"{what} {tuple(tensor.shape)}"
+
+
+def _count(names: list[str]) -> str:
+    return f" (and {len(names) - 1:,} more)" if len(names) > 1 else ""
+
+
+def _file(config: Config) -> Path:
+    return weights.file_of(Path(config.init_from))
+
+
+def _sha256(path: Path) -> str:
+    """ "" where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""

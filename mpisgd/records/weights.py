@@ -1,0 +1,120 @@
+"""Files of weights: the last ones of a run, and what else holds a state dict. Nothing in them is executed (SECURITY.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpisgd.base import durable
+from mpisgd.base.errors import CheckpointError, ConfigError
+from mpisgd.base.storage import writing
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Directory
+
+State = dict[str, Tensor]
+"""A state dict: parameters and buffers by their names in the model."""
+
+TORCH, SAFETENSORS = ".pt", ".safetensors"
+THETA, THETABAR = "theta", "thetabar"
+"""Entries of a run's file: the weights, and their average."""
+
+
+def of_run(run: Directory, *, averaged: bool = False) -> State:
+    """The last weights of a run, or their average.
+
+    Raises CheckpointError where there are none (the run has not ended, or did not average), and DataError where the file is not as
+    DONE says.
+    """
+    path, told = run.path / schema.WEIGHTS, (run.done or {}).get("weights")
+    if not path.is_file():
+        raise CheckpointError(f"{run.path} has no {schema.WEIGHTS}: a run leaves its weights when it ends")
+    if told is not None:
+        sums.check_file(path, told)
+    states = _torch(path)
+    name = THETABAR if averaged else THETA
+    if name not in states:
+        raise CheckpointError(f"{path} has no averaged weights: the run had averaging = 0")
+    return _state(states[name], path)
+
+
+def file_of(path: Path) -> Path:
+    """The file itself, where a run's directory may be named for it."""
+    return path / schema.WEIGHTS if path.is_dir() else path
+
+
+def read(path: Path) -> State:
+    """The last weights of a run, by its directory; a state dict that torch has saved; or a file of safetensors.
+
+    Raises CheckpointError where there is none, or it cannot be read; DataError as `of_run`.
+    """
+    if path.is_dir():
+        return of_run(Directory(path))
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there: expected a run's directory, a state dict (.pt) or a file of .safetensors")
+    if path.suffix == SAFETENSORS:
+        return _safetensors(path)
+    found = _torch(path)
+    return _state(found[THETA] if set(found) in ({THETA}, {THETA, THETABAR}) else found, path)
+
+
+def check_new(path: Path) -> None:
+    """Raises ConfigError where `write` could not make this file, or would replace another."""
+    if path.suffix not in (TORCH, SAFETENSORS):
+        raise ConfigError(f"{path}: expected a name that ends in {TORCH} or {SAFETENSORS}")
+    if path.suffix == SAFETENSORS:
+        _library()
+    if path.exists() or not path.parent.is_dir():
+        why = "exists: choose another name, or remove it" if path.exists() else f"cannot be made: there is no {path.parent}"
+        raise ConfigError(f"{path} {why}")
+
+
+def write(path: Path, state: State) -> None:
+    """Write a state dict in the format that the file's name says, whole or not at all. Raises StorageError."""
+    with writing(path):
+        with durable.made_aside(path) as aside:
+            if path.suffix == SAFETENSORS:
+                _library().torch.save_file(state, aside, metadata={"format": "pt"})
+            else:
+                torch.save(state, aside)
+        durable.sync_directory(path.parent)
+
+
+def _safetensors(path: Path) -> State:
+    """Raises CheckpointError; ConfigError where the package is not installed."""
+    library = _library()
+    try:
+        return dict(library.torch.load_file(path))
+    except (OSError, ValueError, KeyError, library.SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _library() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ConfigError("files of .safetensors: pip install safetensors, or mpisgd[safetensors]") from error
+    return safetensors
+
+
+def _torch(path: Path) -> Mapping[Any, Any]:
+    """Raises CheckpointError."""
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, UnpicklingError) as error:
+        raise CheckpointError(f"{path} cannot be read as a file of torch's: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, expected a state dict: tensors by their names")
+    return found
+
+
+def _state(found: Any, path: Path) -> State:
+    """Raises CheckpointError where it is no state dict."""
+    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+        names = ", ".join(map(str, list(found)[:5])) if isinstance(found, Mapping) else type(found).__name__
+        raise CheckpointError(f"{path} holds no state dict: expected tensors by their names, found {names or 'nothing'}")
+    return {str(name): each for name, each in found.items()}

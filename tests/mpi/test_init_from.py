@@ -1,0 +1,52 @@
+"""Real ranks begin with given weights: replay proves it; wrong ones are refused by all ranks, before they begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mpisgd import replay
+from mpisgd.__main__ import main
+from mpisgd.config import config_file, replace
+from mpisgd.job import parts
+from mpisgd.job.parts import NOTHING_BROUGHT
+from mpisgd.records.log.reader import Run
+from mpisgd.replay.serial import as_in_the_run
+
+from .conftest import execute
+
+COMMON = (
+    *("--protocol", "hardsync", "--data", "synthetic", "--data.samples", "120", "--data.classes", "3"),
+    *("--mu", "4", "--epochs", "1", "--alpha0", "0.002", "--threads", "1", "--log.progress", "off"),
+)
+SMALL = ("--model.hidden", "8", "--model.batch-norm")
+KEPT = ("--checkpoint.every-updates", "5", "--evaluation.every-epochs", "0.5")
+
+
+def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
+    """Two shards and three learners; the first snapshot has the error of the last one of the run before."""
+    two = ("train", *COMMON, *SMALL, "--shards", "2", *KEPT, "--init-from", "begun.pt", "--out", "run")
+    assert main(["simulate", *COMMON, *SMALL, "--out", str(tmp_path / "first")]) == 0
+    assert main(["export", str(tmp_path / "first"), str(tmp_path / "begun.pt")]) == 0
+    trained, refused = execute(
+        tmp_path, [(5, tmp_path, two), (5, tmp_path, (*two, "--model.hidden", "9", "--out", "other"))], ranks=5
+    )
+    assert trained.status == 0, trained.text
+    run, before = Run(tmp_path / "run"), Run(tmp_path / "first")
+    assert run.evaluations["loss"][0] == before.evaluations["loss"][-1] > run.evaluations["loss"][-1]
+    proof = replay.replay(run.path)
+    assert proof.holds, proof.reason
+    assert any("begins with the weights of" in line for line in proof.lines())
+
+    assert main(["export", str(run.path), str(tmp_path / "fifth.pt"), "--clock", "5"]) == 0
+    made = replace(config_file.of_run(run.path), init_from=str(tmp_path / "fifth.pt"))
+    with as_in_the_run(1):
+        data, loss = parts.load_data(made, NOTHING_BROUGHT), parts.load_loss(made, NOTHING_BROUGHT)
+        model = parts.build_model(made, parts.meta_of(data), NOTHING_BROUGHT)
+        found = parts.make_measure(made, model, loss, data).of(train=False)
+    snapshots = run.evaluations[run.evaluations["clock_max"] == 5]
+    assert [found.loss] == snapshots["loss"].tolist(), "batch-norm statistics are those of the evaluation"
+
+    assert refused.status == 2
+    assert "init_from = 'begun.pt' is not of this model: its '1.weight' is float (8, " in refused.text
+    assert "Traceback" not in refused.text
+    assert not (tmp_path / "other").exists()
