@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mpisgd.__main__ import COMMANDS
 from mpisgd.base import errors
-from mpisgd.cli import bench
+from mpisgd.cli import bench, run
 from mpisgd.config import KINDS, Config, compatibility, help
 from mpisgd.records.log import schema
 from mpisgd.rules import verdict
@@ -158,7 +158,7 @@ def command_line() -> str:
     parts.append("`mpisgd --version` prints the version.\n")
     for name, text in COMMANDS.items():
         parts += [f"## mpisgd {name}\n"]
-        if name in ("train", "simulate"):
+        if name in ("run", "train", "simulate"):
             parts += [_run(name, text)]
             continue
         cls = importlib.import_module(f"mpisgd.cli.{name}").Options
@@ -172,7 +172,11 @@ def command_line() -> str:
 
 
 def _run(name: str, text: str) -> str:
-    usage = {"train": "mpirun -n RANKS mpisgd train [job.toml] [options]", "simulate": "mpisgd simulate [job.toml] [options]"}[name]
+    usage = {"run": "mpisgd run -n RANKS", "train": "mpirun -n RANKS mpisgd train", "simulate": "mpisgd simulate"}[name]
+    usage += " [job.toml] [options]"
+    if name == "run":
+        rows = ((f"`{option} {value}`", said) for option, (value, said) in run.OPTIONS.items())
+        return f"`{usage}`: {text}. All other options are those of [train](#mpisgd-train).\n\n" + _table(("option", ""), rows)
     more = ([("`--resume RUN`", "go on with an interrupted run, from its newest checkpoint")] if name == "train" else []) + [
         ("`--print-config`", "print the resulting configuration, as TOML, and stop"),
         ("`--help`", "one line per option, in groups, with those of the kinds that are chosen"),

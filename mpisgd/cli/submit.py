@@ -113,7 +113,7 @@ def make(options: Options, argv: list[str]) -> Script:
 
 def _layout(options: Options) -> Layout:
     """Fit the ranks, the same for every element of an array; each element's protocol must go with them."""
-    from mpisgd.cli.options import parse
+    from mpisgd.command_line.options import parse
 
     wishes = Wishes(options.nodes, options.tasks_per_node, options.learners, options.gpus_per_node)
     own, _ = parse([str(options.config)], "mpisgd submit")

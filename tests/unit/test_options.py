@@ -9,7 +9,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
-from mpisgd.cli.options import VIRTUAL, parse
+from mpisgd.command_line.options import VIRTUAL, parse
 from mpisgd.config import (
     AdamOptions,
     Config,

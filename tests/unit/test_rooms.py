@@ -22,7 +22,8 @@ ROOMS = [
     "gradient",
     *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
     *("liveness", "job", "job.run", "simulate"),
-    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "bench.parts", "bench", "api", ".", "cli"),
+    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "launching", "bench.parts", "bench", "api"),
+    *(".", "command_line", "cli"),
     "__main__",
 ]
 
@@ -122,7 +123,7 @@ def test_the_root_holds_the_loops_and_the_ways_in() -> None:
     ("module", "heavy"),
     [
         ("mpisgd", {"torch", "mpi4py", "matplotlib"}),
-        ("mpisgd.cli.options", {"torch", "mpi4py", "matplotlib"}),
+        ("mpisgd.command_line.options", {"torch", "mpi4py", "matplotlib"}),
         ("mpisgd.protocols", {"torch", "mpi4py", "h5py"}),
         ("mpisgd.report.single", {"torch", "mpi4py"}),
     ],

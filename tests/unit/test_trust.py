@@ -269,7 +269,7 @@ def test_the_line_that_a_resumption_prints_is_valid(mine: Path) -> None:
     words = line.split()
     assert words[:4] == ["mpisgd", "train", "--resume", "run"]
     assert consents(words[4:])
-    from mpisgd.cli.options import parse
+    from mpisgd.command_line.options import parse
 
     assert parse(words[4:], "mpisgd train", config_file.of_run(mine))[0] == config_file.of_run(mine), "nothing else changes by it"
 
