@@ -10,8 +10,8 @@ import pytest
 from torch.optim import lr_scheduler
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.cli.options import parse
 from mpisgd.cli.submit import main as submit
+from mpisgd.command_line.options import parse
 from mpisgd.config import KINDS, Config, config_file, hints, make_options
 from mpisgd.config.optimizers import TORCH_SCHEDULERS
 
@@ -25,10 +25,12 @@ OURS = {item.name for item in dataclasses.fields(Config)}
         ("--learning-rate=0.1", "--alpha0"),
         ("--batch-size", "--mu"),
         ("-b", "--mu"),
-        ("--workers", "mpirun -n RANKS"),
+        ("--workers", "mpisgd run -n RANKS"),
         ("--num_workers", "mpirun -n RANKS"),
-        ("--world-size", "mpirun -n RANKS"),
-        ("-n", "mpirun -n RANKS"),
+        ("--world-size", "mpisgd run -n RANKS"),
+        ("-n", "mpisgd run -n RANKS"),
+        ("--max-restarts", "mpisgd run -n RANKS --max-restarts N"),
+        ("--inner-lr", "--local-steps, .*--inner-alpha0"),
         ("--learners", "--virtual.learners"),
         ("--momentum", "--optimizer.momentum"),
         ("--optimizer.lr", "--alpha0"),
@@ -101,6 +103,7 @@ def test_what_is_named_as_the_mend_exists() -> None:
         ("optimizer", "Adam", "; did you mean 'adam'?"),
         ("optimizer", "sgdd", "; did you mean 'sgd'?"),
         ("protocol", "BSP", ": that is hardsync; expected one of"),
+        ("protocol", "DiLoCo", ": that is local_steps, with one of these; expected one of"),
         ("protocol", "ddp", ": that is allreduce; expected one of"),
         ("data", "cifar100", ": bring your own: .* expected one of"),
         ("model", "resnet18", ": bring your own: package.module:factory"),

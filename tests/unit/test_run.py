@@ -38,6 +38,7 @@ if "tells" in does:
     os.kill(os.getppid(), does["tells"])
     while not heard:
         signal.pause()
+    Path("heard").write_text(heard[0])
 sys.exit(does["status"])
 """
 
@@ -134,6 +135,7 @@ def test_whoever_is_told_to_stop_saves_and_stays_away(number: int) -> None:
 def test_before_the_ranks_hear_signals_they_are_ended() -> None:
     """SIGUSR1 would only kill them."""
     assert run([{"tells": signal.SIGINT, "status": 0}], "--max-restarts", "1") == (128 + signal.SIGINT, [started()])
+    assert not Path("heard").exists()
 
 
 def test_more_words_for_the_launcher(tmp_path: Path) -> None:
