@@ -248,7 +248,8 @@ def exit_statuses() -> str:
         _table(("status", ""), rows),
         _STATUSES,
         "## Exceptions\n",
-        "From Python, `mpisgd.train` raises these, all of them an `MpisgdError`:\n",
+        "From Python, `mpisgd.train` and `mpisgd.launch` raise these, all of them an `MpisgdError`. `mpisgd` has those to catch"
+        " (`mpisgd.DataError`), and `RunInterrupted`; `mpisgd.base.errors` has all:\n",
         _table(("exception", "status", ""), ((f"`{each.__name__}`", str(each.exit_status), each.__doc__ or "") for each in kinds)),
     )
 
