@@ -14,9 +14,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from mpisgd.__main__ import COMMANDS
+from mpisgd.__main__ import COMMANDS, module_of
 from mpisgd.base import errors
-from mpisgd.cli import bench
+from mpisgd.cli import bench, run
 from mpisgd.command_line import help
 from mpisgd.config import KINDS, Config, compatibility
 from mpisgd.records.log import schema
@@ -159,10 +159,10 @@ def command_line() -> str:
     parts.append("`mpisgd --version` prints the version.\n")
     for name, text in COMMANDS.items():
         parts += [f"## mpisgd {name}\n"]
-        if name in ("train", "simulate"):
+        if name in ("run", "train", "simulate"):
             parts += [_run(name, text)]
             continue
-        cls = importlib.import_module(f"mpisgd.cli.{name}").Options
+        cls = importlib.import_module(module_of(name)).Options
         if name == "bench":
             rows = ((f"`{each}`", str(one.ranks) if one.ranks > 1 else "", one.about) for each, one in bench.BENCHES.items())
             parts += ["`[mpirun -n RANKS] mpisgd bench WHAT [options]`: " + text + ".\n", _table(("WHAT", "ranks", ""), rows)]
@@ -173,7 +173,11 @@ def command_line() -> str:
 
 
 def _run(name: str, text: str) -> str:
-    usage = {"train": "mpirun -n RANKS mpisgd train [job.toml] [options]", "simulate": "mpisgd simulate [job.toml] [options]"}[name]
+    usage = {"run": "mpisgd run -n RANKS", "train": "mpirun -n RANKS mpisgd train", "simulate": "mpisgd simulate"}[name]
+    usage += " [job.toml] [options]"
+    if name == "run":
+        rows = ((f"`{option} {value}`", said) for option, (value, said) in run.OPTIONS.items())
+        return f"`{usage}`: {text}. All other options are those of [train](#mpisgd-train).\n\n" + _table(("option", ""), rows)
     more = ([("`--resume RUN`", "go on with an interrupted run, from its newest checkpoint")] if name == "train" else []) + [
         ("`--print-config`", "print the resulting configuration, as TOML, and stop"),
         ("`--help`", "one line per option, in groups, with those of the kinds that are chosen"),
@@ -245,7 +249,8 @@ def exit_statuses() -> str:
         _table(("status", ""), rows),
         _STATUSES,
         "## Exceptions\n",
-        "From Python, `mpisgd.train` raises these, all of them an `MpisgdError`:\n",
+        "From Python, `mpisgd.train` and `mpisgd.launch` raise these, all of them an `MpisgdError`. `mpisgd` has those to catch"
+        " (`mpisgd.DataError`), and `RunInterrupted`; `mpisgd.base.errors` has all:\n",
         _table(("exception", "status", ""), ((f"`{each.__name__}`", str(each.exit_status), each.__doc__ or "") for each in kinds)),
     )
 

@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from mpisgd.base.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergenceError,
+    LaunchError,
+    MpisgdError,
+    RunInterrupted,
+    StorageError,
+)
 from mpisgd.base.version import __version__
 
-__all__ = ["Config", "__version__", "open_run", "train"]
+__all__ = [
+    "CheckpointError",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "DivergenceError",
+    "LaunchError",
+    "MpisgdError",
+    "RunInterrupted",
+    "StorageError",
+    "__version__",
+    "launch",
+    "open_run",
+    "train",
+]
 
 if TYPE_CHECKING:
     from mpisgd.analysis.opened import open_run
     from mpisgd.api import train
     from mpisgd.config import Config
+    from mpisgd.launching.function import launch
+
+#: What is loaded when it is used, and from where: `import mpisgd` alone imports neither torch nor MPI.
+_LATER = {
+    "train": "mpisgd.api",
+    "Config": "mpisgd.config",
+    "launch": "mpisgd.launching.function",
+    "open_run": "mpisgd.analysis.opened",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The names of `__all__`, loaded when they are used: `import mpisgd` alone imports neither torch nor MPI."""
-    if name == "train":
-        from mpisgd.api import train
-
-        return train
-    if name == "open_run":
-        from mpisgd.analysis.opened import open_run
-
-        return open_run
-    if name == "Config":
-        from mpisgd.config import Config
-
-        return Config
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'mpisgd' has no attribute {name!r}")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Command -> what it does; each is the module of the same name in `mpisgd.cli`, imported when it is called.
 COMMANDS = {
-    "train": "train a model; start it by mpirun",
+    "run": "start ranks that train a model, and begin again where they fail",
+    "train": "train a model: one rank of it; start them by mpirun, or run",
     "simulate": "train on a virtual cluster, in virtual time",
     "report": "print tables and draw figures of one run",
     "compare": "put several runs side by side",
@@ -37,6 +38,11 @@ COMMANDS = {
 }
 
 _PATIENCE_S = 20.0
+
+
+def module_of(command: str) -> str:
+    """The module that has a command's `Options` and `main`."""
+    return f"mpisgd.cli.{'reading.' if command in ('report', 'compare', 'timeline') else ''}{command}"
 
 
 def usage() -> str:
@@ -60,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"mpisgd {words[0]}: {reason}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         stop_at_once(words)
-    if status != EXIT_OK and launched_size() > 1:
+    if status != EXIT_OK and launched_size() > 1 and words[:1] != ["run"]:  # which is no rank, also in a batch job of many
         status = leave_together(status, reason)
     ulfm.leave(status)
     return status
@@ -98,7 +104,7 @@ def run(command: str = "", *rest: str) -> int:
         if first:
             print(f"mpisgd: unknown command {command!r}{hints.command(command) or nearest(command, COMMANDS)}", file=sys.stderr)
         return EXIT_USAGE
-    status: int = importlib.import_module(f"mpisgd.cli.{command}").main(list(rest))
+    status: int = importlib.import_module(module_of(command)).main(list(rest))
     return status
 
 

@@ -67,6 +67,14 @@ class DeadlockError(MpisgdError):
     """No virtual rank can go on; names who waits for whom."""
 
 
+class LaunchError(MpisgdError):
+    """Ranks that `mpisgd.launch` has started failed; ends with the traceback. `rank`: which one, -1 = none could say."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class RunInterrupted(SystemExit):
     """A signal has interrupted the run; it can go on from a checkpoint (`mpisgd train --resume`). Raised on every rank alike.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tyro
 
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
-from mpisgd.cli import compare
+from mpisgd.cli.reading import compare
 from mpisgd.comm.mpi import launch
 from mpisgd.comm.mpi.launch import environment, mpirun
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.base.errors import EXIT_OK
 from mpisgd.base.without_gc import importing
 from mpisgd.comm.signals import ignore_from_now_on
+from mpisgd.command_line.beside import resumed
 from mpisgd.command_line.options import TRUST, parse
 from mpisgd.config import compatibility, config_file, trust
 from mpisgd.liveness import leaving
@@ -16,7 +17,7 @@ from mpisgd.liveness.guard import launched_rank
 
 def main(argv: list[str]) -> int:
     """Parse before torch and MPI are imported, so that a misspelt option costs no start-up; then run."""
-    run, words = taken_out(argv)
+    run, words = resumed(argv)
     job = None if run is None or not words or words[0].startswith("-") else Path(words.pop(0))
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
     if run is not None and (run / "DONE").is_file() and not print_config:
@@ -42,17 +43,3 @@ def main(argv: list[str]) -> int:
     ignore_from_now_on()
     leaving.leave()
     return EXIT_OK
-
-
-def taken_out(words: list[str]) -> tuple[Path | None, list[str]]:
-    """The directory that `--resume` names, if it is there, and the other words. Raises ConfigError where it names none."""
-    for at, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--resume":
-            rest = words[at + 1 :]
-            if not equals:
-                if not rest or rest[0].startswith("-"):
-                    raise ConfigError("--resume: expected the directory of a run after it")
-                value, *rest = rest
-            return Path(value), [*words[:at], *rest]
-    return None, words

@@ -13,14 +13,14 @@ from mpisgd.base.errors import nearest
 _RATE = "the learning rate is `alpha0`"
 _BATCH = "the mini-batch of each learner is `mu`, so lambda learners compute lambda * mu samples at a time"
 _RANKS = (
-    "ranks are started by mpirun -n RANKS; `shards` of them are shards, one may be an evaluator (`evaluator`), all others are"
-    " learners; on a virtual cluster there are `virtual.learners`"
+    "ranks are started by mpisgd run -n RANKS, or mpirun -n RANKS; `shards` of them are shards, one may be an evaluator"
+    " (`evaluator`), all others are learners; on a virtual cluster there are `virtual.learners`"
 )
 _WORKERS = f"learners load their data themselves; {_RANKS}"
 _LENGTH = "the length of a run is `epochs`, which may be a fraction"
 _OUT = "the run's directory is `out`"
 _DEVICE = "learners compute on `device`, cpu or cuda; those of one node take its GPUs in turn"
-_MPI = "nothing is needed here: ranks find each other by MPI; start them by mpirun -n RANKS"
+_MPI = "nothing is needed here: ranks find each other by MPI; start them by mpisgd run -n RANKS, or mpirun -n RANKS"
 _FLOAT = "weights and sums are float32; `push_format` bfloat16 halves what is pushed"
 _MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
 _DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
@@ -48,6 +48,10 @@ _SAME: Mapping[str, str] = {
     "evaluations take `evaluation.batch` samples at a time": "eval_batch_size test_batch_size per_device_eval_batch_size",
     _WORKERS: "workers num_workers nworkers",
     _RANKS: "world_size nproc nprocs np n ranks num_processes nproc_per_node learners num_learners lambda lambda_ nodes nnodes",
+    "ranks are started again by mpisgd run -n RANKS --max-restarts N": "max_restarts restarts restart elastic max_retries",
+    "own steps of learners between two pulls are `local_steps`, their rate `inner_alpha0`, their optimiser `inner_optimizer`": (
+        "local_updates local_update_steps inner_steps inner_lr inner_learning_rate sync_every sync_period h diloco"
+    ),
     "parameter servers are `shards`": "ps num_ps servers num_servers parameter_servers",
     _LENGTH: "num_epochs max_epochs n_epochs num_train_epochs steps max_steps num_steps iterations iters max_iter updates",
     _OUT: "output output_dir outdir save_dir log_dir logdir checkpoint_dir results_dir run_dir o default_root_dir save_path",
@@ -113,8 +117,8 @@ _SUBMIT: Mapping[str, str] = {
 SUBMIT: Mapping[str, str] = {name: text for text, names in _SUBMIT.items() for name in names.split()}
 
 _COMMANDS: Mapping[str, str] = {
-    "mpirun -n RANKS mpisgd train job.toml": "run fit start launch learn exec",
-    "mpirun -n RANKS mpisgd train --resume RUN": "resume continue restart",
+    "mpisgd run -n RANKS job.toml": "fit start launch learn exec mpirun mpiexec",
+    "mpisgd run -n RANKS --resume RUN": "resume continue restart",
     "mpisgd report RUN": "eval evaluate plot show visualize tensorboard log logs status figures",
     "mpisgd submit job.toml": "sbatch bsub srun slurm lsf queue",
     "mpisgd doctor": "check env info test diagnose",
@@ -136,7 +140,8 @@ _OTHERS: Mapping[str, Mapping[str, str]] = {
         "(ddp|horovod|ring|ring_allreduce|nccl|gloo|mpi)": "that is allreduce",
         "(nsoftsync|n_softsync|1_softsync)": "that is softsync, with protocol.n",
         "(dynsgd|staleness_aware)": "that is softsync, with protocol.modulation",
-        "(easgd|local_sgd|localsgd|diloco|fedavg|fsdp|zero|gossip)": "it is not here",
+        "(local_sgd|localsgd|diloco|fedavg)": "that is local_steps, with one of these",
+        "(easgd|fsdp|zero|gossip)": "it is not here",
     },
     "model": {
         "(resnet|vgg|vit|lenet|gpt|bert|mobilenet|densenet|efficientnet|inception|unet|googlenet)[a-z0-9_-]*": _BRING_MODEL,

@@ -45,6 +45,7 @@ USER = """
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 x, y = torch.randn(64, 8), torch.arange(64) % 3
 
@@ -73,6 +74,9 @@ instance = linear()
 
 def data(): return (x, y), (x, y)
 def one_part(): return x, y
+def loaders():
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    return loader, loader
 def uneven(): return (x, y[:63]), (x, y)
 def strings(): return (x, ["cat"] * 64), (x, ["cat"] * 64)
 def nan(): return (x * float("nan"), y), (x, y)
@@ -105,7 +109,7 @@ def file(meant: str, text: str, *mend: str, name: str = "job.toml") -> Mistake:
     return Mistake(meant, f"train {name} --print-config", mend, {name: text})
 
 
-RANKS = "mpirun -n RANKS"
+RANKS = "mpisgd run -n RANKS"
 MISTAKES = (
     # Habits of other frameworks.
     Mistake("a learning rate", "train --lr 0.1", ("--alpha0",)),
@@ -154,8 +158,9 @@ MISTAKES = (
     file("numbers as text", 'mu = "16"\n', "mu = '16'", "int"),
     Mistake("its own script", "train train.py --print-config", ("is not TOML", "python train.py"), {"train.py": "import mpisgd\n"}),
     Mistake("to train a file", "job.toml", ("mpisgd train job.toml",), {"job.toml": ""}),
-    Mistake("to train", "run job.toml", ("mpisgd train",)),
-    Mistake("to go on", "resume results/run", ("train --resume RUN",)),
+    Mistake("to train", "fit job.toml", ("mpisgd run -n RANKS job.toml",)),
+    Mistake("to train on some ranks", "run job.toml", ("-n", "mpisgd run -n 6 job.toml"), {"job.toml": ""}),
+    Mistake("to go on", "resume results/run", ("mpisgd run -n RANKS --resume RUN",)),
     Mistake(
         "to go on from a checkpoint's directory",
         "train --resume run/checkpoint",
@@ -172,6 +177,7 @@ MISTAKES = (
     tried("arrays in a file", "--data arrays.npz", "package.module:factory", "hdf5"),
     tried("a script as the data", "--data user.py", "package.module:factory"),
     tried("data of one part", "--data user:one_part", "(train, test)"),
+    tried("loaders", "--data user:loaders", "DataLoader", "batch_size", "mu"),
     tried("uneven data", "--data user:uneven", "64", "63"),
     tried("names as targets", "--data user:strings", "tensor"),
     tried("data that are not finite", "--data user:nan", "check data and model"),

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mpisgd.base.errors import ConfigError, DataError
-from mpisgd.cli import compare as command
+from mpisgd.cli.reading import compare as command
 from mpisgd.report.compare import compare, distinct_names
 from tests.unit import fabricate, logs_by_hand
 

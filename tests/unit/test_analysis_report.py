@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from mpisgd.base.errors import ConfigError, DataError
-from mpisgd.cli import report as command
+from mpisgd.cli.reading import report as command
 from mpisgd.records.log import schema
 from mpisgd.report.single import Report, report
 from tests.unit import fabricate, logs_by_hand

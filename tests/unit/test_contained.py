@@ -15,10 +15,10 @@ from mpisgd import replay
 from mpisgd.api import train
 from mpisgd.base import contained
 from mpisgd.base.errors import DataError
-from mpisgd.cli import compare as compare_command
 from mpisgd.cli import plan as plan_command
-from mpisgd.cli import report as report_command
-from mpisgd.cli import timeline as timeline_command
+from mpisgd.cli.reading import compare as compare_command
+from mpisgd.cli.reading import report as report_command
+from mpisgd.cli.reading import timeline as timeline_command
 from mpisgd.records import directory
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from mpisgd import __main__ as entry
-from mpisgd.__main__ import COMMANDS, main
+from mpisgd.__main__ import COMMANDS, main, module_of
 from mpisgd.base.errors import ConfigError, DataError, MpisgdError, PeerError
 from mpisgd.base.version import __version__
 from mpisgd.liveness import guard
@@ -70,7 +70,7 @@ def test_the_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_there(command: str) -> None:
-    assert importlib.util.find_spec(f"mpisgd.cli.{command}") is not None
+    assert importlib.util.find_spec(module_of(command)) is not None
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_ranks_that_refuse_leave_together_and_know_why(
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, action: Callable[[list[str]], int]) -> None:
-    module = types.ModuleType("mpisgd.cli.report")
+    module = types.ModuleType("mpisgd.cli.reading.report")
     module.main = action  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mpisgd.cli.report", module)
+    monkeypatch.setitem(sys.modules, "mpisgd.cli.reading.report", module)
 
 
 def test_python_dash_m_is_the_same_program() -> None:

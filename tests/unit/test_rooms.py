@@ -22,8 +22,8 @@ ROOMS = [
     "gradient",
     *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
     *("liveness", "job", "job.run", "simulate"),
-    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "bench.parts", "bench", "api", "."),
-    *("command_line", "cli"),
+    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "launching", "bench.parts", "bench", "api"),
+    *(".", "command_line", "cli.reading", "cli"),
     "__main__",
 ]
 

@@ -15,7 +15,7 @@ from mpisgd.analysis import timeline
 from mpisgd.analysis.cycles import COMPUTE, PUSH
 from mpisgd.analysis.timeline import Timeline, look
 from mpisgd.base.errors import ConfigError, DataError
-from mpisgd.cli import timeline as command
+from mpisgd.cli.reading import timeline as command
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.report import chrome_trace, figures_time, figures_timeline, style

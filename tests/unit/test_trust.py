@@ -16,13 +16,13 @@ from mpisgd import replay
 from mpisgd.api import train
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import file_of
-from mpisgd.cli import compare as compare_command
 from mpisgd.cli import plan as plan_command
 from mpisgd.cli import replay as replay_command
-from mpisgd.cli import report as report_command
 from mpisgd.cli import simulate as simulate_command
-from mpisgd.cli import timeline as timeline_command
 from mpisgd.cli import train as train_command
+from mpisgd.cli.reading import compare as compare_command
+from mpisgd.cli.reading import report as report_command
+from mpisgd.cli.reading import timeline as timeline_command
 from mpisgd.config import Config, config_file, trust
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.parts import Brought
@@ -291,17 +291,26 @@ def test_all_that_imports_by_name_is_known_here() -> None:
                 assert isinstance(node.args[1], ast.Constant), path
                 fields.add(node.args[1].value)
             imported = isinstance(node, ast.Attribute) and node.attr in ("import_module", "find_spec", "exec_module")
-            assert not imported or path.name in ("imports.py", "__main__.py", "digits.py"), path
+            assert not imported or path.name in (
+                "imports.py",
+                "__main__.py",
+                "digits.py",
+                "__init__.py",
+                "called.py",
+                "function.py",
+            ), path
     assert fields == set(trust.OPTIONS)
 
 
 def test_nothing_is_unpickled() -> None:
+    """But what `launch` sends to ranks of its own, in a directory that only its user can read."""
     for path in Path(mpisgd.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if name == "torch.load":
                 assert any(each.arg == "weights_only" and ast.unparse(each.value) == "True" for each in node.keywords), path  # type: ignore[attr-defined]
-            assert name not in ("pickle.load", "pickle.loads", "np.load", "eval", "exec", "joblib.load"), path
+            sent = name == "pickle.loads" and path.parent.name == "launching"
+            assert sent or name not in ("pickle.load", "pickle.loads", "np.load", "eval", "exec", "joblib.load"), path
 
 
 def test_the_same_from_a_shell(stranger: Callable[..., Path]) -> None:

@@ -1,0 +1,56 @@
+"""`mpisgd run -n RANKS [job.toml] [options of train]`: a job on this machine's ranks, by the launcher that belongs to this MPI."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.cli import train
+from mpisgd.command_line.beside import resumed, taken_out
+from mpisgd.command_line.options import parse
+from mpisgd.config import config_file
+from mpisgd.launching.job import Attempts, Job
+from mpisgd.launching.under_way import refuse_among_ranks
+
+#: Option -> what stands for its value, and its text; all others are those of train.
+OPTIONS = {
+    "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
+    "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
+    "--launcher-args": ('"WORDS"', 'more words for the launcher, e.g. "--hostfile hosts"'),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Parse here, so that a misspelt option starts no rank; then start the ranks. Returns the job's status."""
+    own, words = taken_out(argv, {name: value for name, (value, _) in OPTIONS.items()})
+    if {"--help", "-h", "--help-all", "--print-config"} & set(words):
+        if "--print-config" not in words:
+            print(usage())
+        return train.main(words)
+    refuse_among_ranks()
+    ranks, restarts = _number(own, "-n", 1), _number(own, "--max-restarts", 0)
+    run, rest = resumed(words)
+    if run is not None and rest and not rest[0].startswith("-"):
+        del rest[0]
+    config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
+    path = Path(config.out) if run is None else run
+    try:
+        options = shlex.split(own.get("--launcher-args", ""))
+    except ValueError as error:
+        raise ConfigError(f"--launcher-args {own['--launcher-args']!r}: {error}") from error
+    return Attempts(Job(ranks, words, path, run is not None, options), restarts).run()
+
+
+def usage() -> str:
+    lines = [f"  {f'{name} {value}':<30} {text}" for name, (value, text) in OPTIONS.items()]
+    usage = "usage: mpisgd run -n RANKS [job.toml] [options]"
+    return "\n".join([usage, "", *lines, "", "All other options are those of train.", ""])
+
+
+def _number(own: dict[str, str], name: str, least: int) -> int:
+    said = own.get(name, "" if least else "0")
+    if not said.isdecimal() or int(said) < least:
+        found = f"{name} {said}" if said else f"{name} is missing"
+        raise ConfigError(f"{found}: expected a number of at least {least}, e.g. mpisgd run -n 6 job.toml")
+    return int(said)

@@ -1,0 +1,42 @@
+"""Words of a command line besides the options of a run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpisgd.base.errors import ConfigError
+
+
+def taken_out(words: list[str], options: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What these options are given, and the other words. `options`: option -> what stands for its value.
+
+    Raises ConfigError where a value is missing.
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, value = word.partition("=")
+        if name not in options:
+            rest.append(word)
+            continue
+        given = value if equals else next(remaining, "")
+        if not given:
+            raise ConfigError(f"{name}: expected {options[name]} after it")
+        found[name] = given
+    return found, rest
+
+
+def resumed(words: list[str]) -> tuple[Path | None, list[str]]:
+    """The directory that `--resume` names, if it is there, and the other words. Raises ConfigError where it names none."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--resume":
+            rest = words[at + 1 :]
+            if not equals:
+                if not rest or rest[0].startswith("-"):
+                    raise ConfigError("--resume: expected the directory of a run after it")
+                value, *rest = rest
+            return Path(value), [*words[:at], *rest]
+    return None, words

@@ -1,0 +1,56 @@
+"""A rank that `mpisgd.launch` has started: `python -m mpisgd.launching.called PLACE RANKS` calls the function that PLACE has."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from mpisgd.base.errors import EXIT_FAILED, ConfigError
+from mpisgd.liveness.guard import abort
+
+CALL, RESULT, BEGUN, FAILED = "call", "result", "begun-{}", "failed-{}"
+
+
+def packer() -> Any:
+    """Pickle, or cloudpickle where it is installed."""
+    if importlib.util.find_spec("cloudpickle") is None:
+        return pickle
+    import cloudpickle
+
+    return cloudpickle
+
+
+def main(place: Path, ranks: int) -> None:
+    """Call the function; rank 0 writes what it returns. Where a rank fails, it writes why and all are ended."""
+    from mpisgd.comm.mpi.library import MPI
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    try:
+        if MPI.COMM_WORLD.Get_size() != ranks:
+            found = MPI.COMM_WORLD.Get_size()
+            raise ConfigError(f"this MPI sees {found} of {ranks} ranks: mpirun and the MPI that mpi4py was built for do not match")
+        (place / BEGUN.format(rank)).touch()
+        function, args, kwargs = pickle.loads((place / CALL).read_bytes())
+        result = function(*args, **kwargs)
+        if rank == 0:
+            _write(place / RESULT, packer().dumps(result))
+    except BaseException:  # SystemExit, too: whoever calls waits for a result
+        _write(place / FAILED.format(rank), traceback.format_exc().encode())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        abort(MPI.COMM_WORLD, EXIT_FAILED)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole, or not at all: a rank may be ended at any moment."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_bytes(content)
+    aside.replace(path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

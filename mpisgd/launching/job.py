@@ -1,0 +1,133 @@
+"""A job of `mpisgd train` from its start to its end: it is told of signals, and begun again where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from mpisgd.comm.signals import HEARD, name_of
+from mpisgd.config import config_file
+from mpisgd.config.trust import resume_line
+from mpisgd.job.interruption import newest
+from mpisgd.launching.under_way import UnderWay
+from mpisgd.records.log import schema
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is started.
+
+    Args:
+        ranks: how many.
+        words: of `mpisgd train`.
+        path: the run's directory.
+        resumed: whether the run was there before.
+        options: of the launcher.
+    """
+
+    ranks: int
+    words: Sequence[str]
+    path: Path
+    resumed: bool
+    options: Sequence[str] = ()
+
+
+class Attempts:
+    """Starts the job, and starts it again, up to `restarts` times: where it fails, or somebody else has interrupted it.
+
+    Not where this process was told to stop, nor where the job was refused: it would be again.
+    """
+
+    def __init__(self, job: Job, restarts: int) -> None:
+        self._job = job
+        self._restarts = restarts
+        self._before = self._stamp()
+        self._ours = False
+        """Whether the run there is that of this job, and not an older one, which the job has refused to replace."""
+        self._under_way: UnderWay | None = None
+        self._told = 0
+        """The signal that has told this process to stop."""
+
+    def run(self) -> int:
+        """The status of the job: 0 if, and only if, its run is DONE."""
+        words, made = self._job.words, 0
+        with self._hearing():
+            while True:
+                status = self._start(words)
+                if status in (EXIT_OK, EXIT_USAGE) or self._told or made == self._restarts:
+                    return status
+                made += 1
+                words, how = self._again()
+                print(
+                    f"mpisgd run: the job has ended with status {status}: {how}, restart {made} of {self._restarts}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _start(self, words: Sequence[str]) -> int:
+        if self._told:
+            return 128 + self._told
+        self._before = self._stamp()
+        train = [sys.executable, "-m", "mpisgd", "train", *words]
+        with UnderWay(self._job.ranks, train, options=self._job.options, has_begun=self._has_begun) as self._under_way:
+            if self._told:  # in between
+                self._under_way.stop()
+            status = self._under_way.wait()
+        self._under_way = None
+        begun = self._has_begun()
+        self._ours |= begun
+        if (self._job.path / schema.DONE).is_file() and (self._ours or self._job.resumed):
+            return EXIT_OK
+        if self._told and not begun:
+            print(f"mpisgd run: stopped by {name_of(self._told)} before the ranks had begun", file=sys.stderr)
+            return 128 + self._told
+        if status == EXIT_OK:
+            print(f"mpisgd run: the launcher says 0, but {self._job.path} is not DONE: see what was said above", file=sys.stderr)
+            return EXIT_FAILED
+        return status
+
+    def _again(self) -> tuple[Sequence[str], str]:
+        """The words of the next start, and how it begins."""
+        path = self._job.path
+        if not (self._ours or self._job.resumed):
+            return self._job.words, "it had not begun, and is started anew"
+        clock = newest(path)
+        if clock is None:
+            return [*self._job.words, "--overwrite"], "it has no checkpoint, and begins anew"
+        return shlex.split(resume_line(path, config_file.of_run(path)))[2:], f"it goes on from its checkpoint of clock {clock:,}"
+
+    def _stamp(self) -> tuple[int, int]:
+        """Which config.toml there is: each attempt writes its own, when all of its ranks hear signals."""
+        try:
+            there = (self._job.path / schema.CONFIG).stat()
+        except OSError:
+            return 0, 0
+        return there.st_ino, there.st_mtime_ns
+
+    def _has_begun(self) -> bool:
+        """Whether this attempt has."""
+        return self._stamp() not in (self._before, (0, 0))
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """While this is open, whatever tells this process to stop makes the job save and leave."""
+        heard = (*HEARD, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.signal(number, self._hear) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._told = self._told or number
+        if self._under_way is not None:
+            self._under_way.stop()

@@ -1,0 +1,109 @@
+"""One start of ranks by the launcher of this Python's MPI: it can be told to save and leave, and nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import environment, mpirun
+from mpisgd.comm.signals import AGAIN_S
+from mpisgd.site.facts import SIZE_VARIABLES
+
+END_S = 5.0
+"""Seconds for the launcher to end its ranks, before it is killed itself."""
+
+_TERM_WITH_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+"""Linux tells a process of its parent's death, where it has asked for that: a kernel that is killed leaves no ranks."""
+
+
+class UnderWay:
+    """A launcher and its ranks. Leaving the context ends what still runs of them.
+
+    They are a process group of their own: Ctrl-C at the terminal comes to this process alone, and Open MPI's launcher, which would
+    kill its ranks half a second later, never sees it.
+
+    Args:
+        words: what each rank runs.
+        options: of the launcher, besides its own for so many ranks.
+        has_begun: whether all ranks hear signals by now, so that SIGUSR1 makes them save and leave.
+        env: what differs from this process's environment.
+        stdout: as in `subprocess.Popen`; standard error goes the same way where it is a pipe.
+
+    Raises ConfigError where there is no launcher, or this process has been started by one.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        words: Sequence[str],
+        *,
+        options: Sequence[str] = (),
+        has_begun: Callable[[], bool],
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+    ) -> None:
+        refuse_among_ranks()
+        launcher, *rest = mpirun(ranks)
+        command = [launcher, *options, *rest, *words]
+        if sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _TERM_WITH_PARENT, *command]
+        self.process = subprocess.Popen(
+            command,
+            env=environment() | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT if stdout == subprocess.PIPE else None,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        self._has_begun = has_begun
+        self._asked_s = 0.0
+        self._kill_s = float("inf")
+
+    def __enter__(self) -> UnderWay:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.end()
+            self.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what the launcher has left of its own
+
+    def stop(self) -> None:
+        """Make the ranks save and leave; or end, where there is nothing to save yet, or this is asked for again, a second later."""
+        now_s = time.monotonic()
+        if not self._asked_s and self._has_begun():
+            self.process.send_signal(signal.SIGUSR1)
+        elif not self._asked_s or now_s - self._asked_s >= AGAIN_S:
+            self.end()
+        self._asked_s = self._asked_s or now_s
+
+    def end(self) -> None:
+        """Make the launcher end its ranks."""
+        self.process.terminate()
+        self._kill_s = min(self._kill_s, time.monotonic() + END_S)
+
+    def wait(self) -> int:
+        """The launcher's status, when it has ended; 128 + the number of the signal that it died of."""
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self.process.wait(timeout=1.0)
+                return status if status >= 0 else 128 - status
+            if time.monotonic() > self._kill_s:
+                self.process.kill()
+
+
+def refuse_among_ranks() -> None:
+    """Raises ConfigError where a launcher has started this process: each of its ranks would start ranks."""
+    for name in SIZE_VARIABLES:
+        if os.environ.get(name, "1") not in ("", "1"):
+            raise ConfigError(f"this starts ranks itself, but {name} = {os.environ[name]}: start it once, without mpirun or srun")

@@ -1,0 +1,94 @@
+"""`mpisgd.launch` on real ranks: a result comes back, a failure is raised in the parent, which lives on; no process is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from mpisgd.comm.mpi.launch import environment
+
+from .test_run import marked
+
+MODULE = """
+import os
+import signal
+import threading
+
+import mpisgd
+
+
+def ranks():
+    from mpisgd.comm.mpi.library import MPI
+
+    return MPI.COMM_WORLD
+
+
+def adds(first, *, second):
+    print("heard from rank", ranks().Get_rank())
+    return first + second, ranks().allreduce(1)
+
+
+def fails(who):
+    if ranks().Get_rank() == who:
+        raise ValueError(f"on purpose, {who}")
+    ranks().recv(source=who)  # for ever
+
+
+def dies(who):
+    if ranks().Get_rank() == who:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks().recv(source=who)
+
+
+def returns_what_cannot_be_sent():
+    return threading.Lock() if ranks().Get_rank() == 0 else None
+
+
+def trains(out):
+    config = {"epochs": 1, "model": "softmax", "threads": 1, "out": out, "log": {"progress": "off"}}
+    return mpisgd.train(config=config)
+"""
+
+PARENT = """
+import mpisgd
+import functions
+
+def refused(error, function, *args, **kwargs):
+    try:
+        mpisgd.launch(function, *args, **kwargs)
+    except error as found:
+        return found
+    raise AssertionError("it was taken")
+
+assert mpisgd.launch(functions.adds, 3, second=4, ranks=3) == (7, 3)
+
+found = refused(mpisgd.LaunchError, functions.fails, 1, ranks=3)
+assert found.rank == 1, found.rank
+assert str(found).startswith("rank 1 of 3 failed:\\nTraceback"), found
+assert str(found).endswith("ValueError: on purpose, 1"), found
+
+found = refused(mpisgd.LaunchError, functions.dies, 0, ranks=2)
+assert found.rank == -1
+assert "have ended with status" in str(found)
+
+assert refused(mpisgd.LaunchError, functions.returns_what_cannot_be_sent, ranks=2).rank == 0
+
+outcome = mpisgd.launch(functions.trains, "trained", ranks=3)
+assert outcome.path.joinpath("DONE").exists()
+print("the parent lives on")
+"""
+
+
+def test_launch(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(MODULE)
+    (tmp_path / "parent.py").write_text(PARENT)
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "parent.py"]
+    env = {**environment(), "MARK": mark}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("the parent lives on\n")
+    assert all(f"heard from rank {rank}\n" in done.stdout for rank in range(3))
+    assert marked(mark) == []

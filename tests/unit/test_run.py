@@ -1,0 +1,146 @@
+"""`mpisgd run`: what it refuses, what it believes, when it begins again; a stub is the launcher (ranks: tests/mpi/test_run.py)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpisgd.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
+from mpisgd.cli.run import main
+from mpisgd.launching import under_way
+from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.site import facts
+
+#: Does at its k-th start what the k-th entry says: begins a run, ends it, tells its parent to stop, waits for a signal, leaves.
+STUB = """
+import json, os, signal, sys
+from pathlib import Path
+
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append("USR1"))
+words = sys.argv[sys.argv.index("train") + 1:]
+starts = json.loads(Path("starts").read_text()) if Path("starts").exists() else []
+Path("starts").write_text(json.dumps([*starts, words]))
+does = json.loads(Path("plan").read_text())[len(starts)]
+run = Path("run")
+if does.get("begins"):
+    run.mkdir(exist_ok=True)
+    (run / "config.toml.new").write_text(str(len(starts)))
+    os.replace(run / "config.toml.new", run / "config.toml")
+if does.get("ends"):
+    (run / "DONE").touch()
+if "tells" in does:
+    os.kill(os.getppid(), does["tells"])
+    while not heard:
+        signal.pause()
+    Path("heard").write_text(heard[0])
+sys.exit(does["status"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {*SIZE_VARIABLES, *facts.SIZE_VARIABLES}:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, str(tmp_path / "stub.py"), "-n", str(ranks)])
+
+
+def run(plan: list[dict[str, Any]], *words: str) -> tuple[int, list[list[str]]]:
+    """The status, and the words of each start of `train`."""
+    Path("plan").write_text(json.dumps(plan))
+    status = main(["-n", "3", "--out", "run", *words])
+    return status, json.loads(Path("starts").read_text())
+
+
+def started(*words: str) -> list[str]:
+    return ["--out", "run", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "-n is missing: expected a number of at least 1"),
+        ("-n", "-n: expected RANKS after it"),
+        ("-n 0", "-n 0: expected a number of at least 1"),
+        ("-n four", "-n four: expected a number of at least 1"),
+        ("-n 3 --max-restarts -1", "--max-restarts -1: expected a number of at least 0"),
+        ("-n 3 --launcher-args=--host='a", "--launcher-args .*No closing quotation"),
+        ("-n 3 --lr 1", "unknown option --lr: .*--alpha0"),
+        ("-n 3 --workers 4", "unknown option --workers: .*mpisgd run -n RANKS"),
+        ("-n 3 nowhere.toml", "nowhere.toml"),
+        ("-n 3 --resume nowhere", "nowhere"),
+    ],
+)
+def test_what_cannot_be_starts_no_rank(words: str, said: str) -> None:
+    with pytest.raises(Exception, match=said) as refused:
+        main(words.split())
+    assert refused.value.exit_status == EXIT_USAGE
+    assert not Path("starts").exists()
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_ranks_do_not_start_ranks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(ConfigError, match=f"{name} = 4: start it once"):
+        main(["-n", "3"])
+
+
+def test_a_batch_script_may_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert run([{"begins": True, "ends": True, "status": 0}])[0] == 0
+
+
+def test_done_is_believed_and_not_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run([{"begins": True, "status": 0}]) == (EXIT_FAILED, [started()])
+    assert "the launcher says 0, but run is not DONE" in capfd.readouterr().err
+    Path("starts").unlink()
+    assert run([{"begins": True, "ends": True, "status": 137}])[0] == 0
+    Path("starts").unlink()
+    assert run([{"status": 1}])[0] == 1, "the older run's DONE is none of this job's"
+
+
+def test_it_begins_again_where_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    """There is no checkpoint here: from the beginning; what had not begun is started by the same words."""
+    ends = {"begins": True, "ends": True, "status": 0}
+    status, starts = run([{"status": 1}, {"begins": True, "status": 137}, ends], "--max-restarts", "2")
+    assert (status, starts) == (0, [started(), started(), started("--overwrite")])
+    assert "status 137: it has no checkpoint, and begins anew, restart 2 of 2" in capfd.readouterr().err
+    Path("starts").unlink()
+    status, starts = run([{"status": 3}, {"status": 4}], "--max-restarts", "1")
+    assert (status, len(starts)) == (4, 2), "no more often than that"
+
+
+@pytest.mark.parametrize(("status", "starts"), [(EXIT_USAGE, 1), (EXIT_INTERRUPTED, 2), (137, 2)])
+def test_what_was_refused_is_not_begun_again(status: int, starts: int) -> None:
+    """What somebody else has interrupted is."""
+    ends = {"begins": True, "ends": True, "status": 0}
+    assert len(run([{"status": status}, ends], "--max-restarts", "1")[1]) == starts
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP])
+def test_whoever_is_told_to_stop_saves_and_stays_away(number: int) -> None:
+    before = signal.getsignal(number)
+    plan = [{"begins": True, "tells": number, "status": EXIT_INTERRUPTED}]
+    assert run(plan, "--max-restarts", "1") == (EXIT_INTERRUPTED, [started()])
+    assert signal.getsignal(number) == before
+
+
+def test_before_the_ranks_hear_signals_they_are_ended() -> None:
+    """SIGUSR1 would only kill them."""
+    assert run([{"tells": signal.SIGINT, "status": 0}], "--max-restarts", "1") == (128 + signal.SIGINT, [started()])
+    assert not Path("heard").exists()
+
+
+def test_more_words_for_the_launcher(tmp_path: Path) -> None:
+    """They stand before its own: here it is Python that takes them."""
+    stub = tmp_path / "stub.py"
+    stub.write_text(stub.read_text().replace("starts =", "Path('mode').write_text(str(sys.flags.dev_mode)); starts =", 1))
+    run([{"begins": True, "ends": True, "status": 0}], "--launcher-args", "-X dev")
+    assert Path("mode").read_text() == "True"
