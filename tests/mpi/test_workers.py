@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def left_behind(directory: Path) -> list[str]:
     return found
 
 
+def all_are_gone(directory: Path) -> bool:
+    """At once, or soon: MPICH's launcher ends before the ranks of a failed job do."""
+    deadline_s = time.monotonic() + 30
+    while left_behind(directory) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return not left_behind(directory)
+
+
 def run(directory: Path, *words: str) -> Launched:
     return launch(3, str(directory / "user.py"), *words, timeout_s=240, cwd=directory)
 
@@ -72,10 +81,10 @@ def test_workers_change_nothing_and_none_is_left(tmp_path: Path) -> None:
     for workers in ("0", "2"):
         done = run(tmp_path, workers, f"run{workers}")
         assert done.status == 0, done.text
-        assert left_behind(tmp_path) == []
+        assert all_are_gone(tmp_path)
     one, other = (torch.load(tmp_path / f"run{workers}" / "weights.pt", weights_only=True)["theta"] for workers in (0, 2))
     assert all(torch.equal(one[name], other[name]) for name in one)
     failed = run(tmp_path, "2", "failed", "fails")
     assert failed.status != 0
     assert "sample cannot be read" in failed.text
-    assert left_behind(tmp_path) == []
+    assert all_are_gone(tmp_path)
