@@ -2,10 +2,10 @@
 
 Four virtual learners with real gradients train an MLP (784-256-10, 203,530 parameters) on MNIST, mu = 32, ten epochs, where the
 paper trains language models. A mini-batch takes 10 ms, give or take 20 % (lognormal). Every rank has a node of its own, with 100
-Mbit/s into and out of it: an update of hardsync takes half a second, for 0.8 MB cross the shard's link eight times. All ways have AdamW and a cosine over
-the run. Rates are the best of 0.001, 0.002, 0.004 and 0.008 after four epochs, another seed (`--rates`): 0.004 for hardsync, 0.002
-for own steps at H = 8. Softsync and other H have these, too, and outer steps DiLoCo's Nesterov momentum 0.9 at 0.7: they were not
-tuned. Bytes are those of pushes and pulls of all learners.
+Mbit/s into and out of it: an update of hardsync takes half a second, for 0.8 MB cross the shard's link eight times. All ways have
+AdamW and a cosine over the run. Rates are the best, or nearly, of 0.001, 0.002, 0.004 and 0.008 after four epochs, another seed
+(`--rates`): 0.004 for hardsync, 0.002 for own steps at H = 8. Softsync and other H have these, too, and outer steps DiLoCo's
+Nesterov momentum 0.9 at 0.7: they were not tuned. Bytes are those of pushes and pulls of all learners.
 
 `MPISGD_DATA=... python results/local_sgd.py`; needs MNIST; ten minutes of one core. `--quick`: digits in place of MNIST, a minute.
 """
