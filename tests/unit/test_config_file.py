@@ -137,7 +137,7 @@ def test_what_may_be_written(text: str, config: Config, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("mus = 4", r"unknown key 'mus'; did you mean 'mu'\?"),
-        ("xyzzy = 4", r"unknown key 'xyzzy'; expected one of: aggregation, alpha0, averaging"),
+        ("xyzzy = 4", r"unknown key 'xyzzy'; expected one of: accumulation, aggregation, alpha0"),
         ("[evaluation]\nbach = 4", r"unknown key 'evaluation\.bach'; did you mean 'batch'\?"),
         ('[protocol]\nname = "softsync"\nN = 4', r"unknown key 'protocol\.N'; expected one of: modulation, n"),
         ('[protocol]\nname = "hardsync"\nn = 4', r"unknown key 'protocol\.n'"),

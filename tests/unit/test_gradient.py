@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,9 @@ class _OnGpu:
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
+
+    def casting(self) -> nullcontext[None]:
+        return nullcontext()
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs
