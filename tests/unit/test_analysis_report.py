@@ -132,6 +132,7 @@ def test_one_learner(tmp_path: Path) -> None:
     assert found.table("staleness_histogram").rows == ((0, 3, 100.0, 100.0),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "wanted"), [("hardsync", 5), ("softsync", 2), ("backup", 4)])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_simulated_runs_balance(tmp_path: Path, name: str, wanted: int, shards: int) -> None:

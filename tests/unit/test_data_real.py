@@ -97,6 +97,7 @@ def test_digits_are_centred_and_learnable() -> None:
     assert (model(inputs).argmax(dim=1) != targets).float().mean() < 0.08
 
 
+@pytest.mark.slow
 @needs_digits
 def test_digits_do_not_import_scikit_learn() -> None:
     program = (

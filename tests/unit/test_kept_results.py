@@ -26,6 +26,7 @@ def rows_in(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if re.match(r"\| [^-]", line)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "at_least"), [("docs/explanation/performance.md", 6), ("results/README.md", 25)])
 def test_tables_of_ratios_have_the_rows_of_the_kept_files(printed: str, page: str, at_least: int) -> None:
     known = rows_in(printed)

@@ -251,6 +251,7 @@ def test_who_looked_before_another_took_it_over_and_gave_it_back(tmp_path: Path,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_damaged_one_keeps_others_out(tmp_path: Path) -> None:
     """Whatever bit of it is another, or however much is missing: its holder, this process, lives."""
     lock = Lock(tmp_path)

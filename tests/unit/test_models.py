@@ -89,6 +89,7 @@ def test_random_state_is_left_as_it_was() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [224, 227])
 def test_alexnet_is_near_72_million_parameters(side: int) -> None:
     with torch.device("meta"):  # shapes without memory

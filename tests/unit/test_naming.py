@@ -217,6 +217,7 @@ def test_replay_says_the_line_that_brings_a_scripts_objects_again(scripted: Path
     assert said[0] in trusted.stderr
 
 
+@pytest.mark.slow
 def test_what_has_no_name_is_said_to_have_none(scripted: Path, tmp_path: Path) -> None:
     path = scripted / "unnamed"
     with pytest.raises(

@@ -82,6 +82,7 @@ def test_every_number_of_gradients_has_its_seconds() -> None:
     assert len(some) < 20
 
 
+@pytest.mark.slow
 def test_constant_learners_need_no_backup(tmp_path: Path) -> None:
     run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=4, pushes=200, compute=ConstantComputeOptions(0.1))
     made = plan([run.path], tmp_path / "out", CHEAP, Console(file=io.StringIO()))
@@ -92,6 +93,7 @@ def test_constant_learners_need_no_backup(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------------- softsync
 
 
+@pytest.mark.slow
 def test_staleness_of_softsync_is_predicted(tmp_path: Path) -> None:
     straggler = StragglerOptions(delay="exponential", delay_mean_s=0.02)
     source = virtual_run(tmp_path / "source", HardsyncOptions(), straggler=straggler)
@@ -124,6 +126,7 @@ ANY = Config(
 )
 
 
+@pytest.mark.slow
 def test_the_shards_link_is_the_bottleneck_where_it_must_be() -> None:
     """16 MB in and out at 5 GB/s take 6.4 ms, their service 1.6 ms: 125 gradients/s, where 16 learners could do 150."""
     found = shards.points(ANY, 16, 2000)
@@ -146,6 +149,7 @@ def test_gradients_in_half_precision_leave_the_shards_link_sooner() -> None:
     assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_update_is_the_bottleneck_where_every_gradient_makes_one() -> None:
     config = replace(ANY, protocol=SoftsyncOptions(n=16), service=ServiceOptions(update_s_per_byte=2e-9))
     one = shards.points(config, 16, 500)[0]
@@ -153,6 +157,7 @@ def test_the_update_is_the_bottleneck_where_every_gradient_makes_one() -> None:
     assert one.expected == pytest.approx(1 / (32e-3 + 6.4e-3 + 1.6e-3), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_nodes_link_is_shared_by_its_shards() -> None:
     """Eight shards packed on one node pass its 1 GB/s; spread, each has one."""
     network = NetworkOptions(node_bandwidth=1e9)
@@ -169,6 +174,7 @@ def test_a_nodes_link_is_shared_by_its_shards() -> None:
     assert other > 1.1 * one
 
 
+@pytest.mark.slow
 def test_what_cannot_be_simulated_is_bounded() -> None:
     found = shards.points(replace(ANY, virtual=VirtualOptions(learners=16, gradients=False, parameters=1000)), 50_000, 500)
     beyond = [point for point in found if point.learners == 50_000]
@@ -232,6 +238,7 @@ def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture
     assert "Backup learners: N =" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "said"), [(1.04, False), (1.12, True), (0.9, True)])
 def test_a_plan_says_how_well_its_fit_repeats_the_log(
     factor: float, said: bool, small: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +273,7 @@ def test_another_network_slows_the_plan(small: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir())[0] == "assumptions.csv"
 
 
+@pytest.mark.slow
 def test_one_learner_has_nothing_to_choose(tmp_path: Path) -> None:
     run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=1, pushes=100)
     made = plan([run.path], wishes=Wishes(pushes=200), console=Console(file=io.StringIO()))

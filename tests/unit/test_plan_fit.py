@@ -22,6 +22,8 @@ from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 from tests.unit import fabricate, logs_by_hand
 
+pytestmark = pytest.mark.slow
+
 COMPUTE = LognormalComputeOptions(mean_s=0.02, sigma=0.3)
 PARAMETERS = 100_000
 NBYTES = 4 * PARAMETERS

@@ -16,6 +16,8 @@ from mpisgd.protocols import AsyncOptions, BackupOptions, DownpourOptions, Hards
 from mpisgd.records.log.reader import Run
 from tests.unit.test_plan_fit import virtual_run
 
+pytestmark = pytest.mark.slow
+
 C, LEARNERS = 0.01, 4
 SLOW = NetworkOptions(bandwidth=4e6, node_bandwidth=4e6, local_bandwidth=4e6)
 

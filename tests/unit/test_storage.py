@@ -85,6 +85,7 @@ print("end")
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_log_failed_ends_without_a_crash(tmp_path: Path) -> None:
     """HDF5 would try to write again at exit, and crash (TRAPS 8)."""
     path = tmp_path / schema.shard_file(0)
@@ -113,6 +114,7 @@ except StorageError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_log_that_somebody_removed_is_missed(how: str, tmp_path: Path) -> None:
     words = [sys.executable, "-c", REMOVED, str(tmp_path / "a.h5"), str(tmp_path / "b.h5"), how]

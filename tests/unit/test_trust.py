@@ -313,6 +313,7 @@ def test_nothing_is_unpickled() -> None:
             assert sent or name not in ("pickle.load", "pickle.loads", "np.load", "eval", "exec", "joblib.load"), path
 
 
+@pytest.mark.slow
 def test_the_same_from_a_shell(stranger: Callable[..., Path]) -> None:
     """The whole way, in a process of its own: status 2, and no marker."""
     run = stranger("model", done=False)

@@ -365,6 +365,7 @@ def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: Opti
     assert all(torch.equal(own[name], expected[name]) for name in own), "and steps are counted once"
 
 
+@pytest.mark.slow
 def test_a_shard_runs_without_torchs_compiler() -> None:
     """Which would take as long to import as torch; a user's own torch.compile still finds it."""
     code = """

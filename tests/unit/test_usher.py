@@ -118,6 +118,7 @@ def test_the_launcher_is_ended_only_where_another_node_may_hang(
     assert goes(launcher) if given_up else lives(launcher)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_launcher_that_waits_when_all_have_left_in_order_is_ended(
     sleeper: Callable[[], int], monkeypatch: pytest.MonkeyPatch, waits: bool

@@ -68,6 +68,7 @@ def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
     return {**changes, "protocol": {"name": protocol, **options[protocol]}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["hardsync", "backup", "timeout"])
 def test_any_virtual_job_in_teams_obeys(protocol: str) -> None:
     @settings(COMMON, max_examples=examples(50))

@@ -48,6 +48,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return simulated(path / "whole" / "run", **job), simulated(path / "bounded" / "run", **job, **BOUND)
 
 
+@pytest.mark.slow
 def test_all_counts_are_those_of_the_whole_run(both: tuple[Run, Run]) -> None:
     whole, bounded = both
     assert not whole.left_out
@@ -167,6 +168,7 @@ simulated(Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_the_counts_of_its_last_flush(tmp_path: Path) -> None:
     path, job = tmp_path / "run", {**LONG, "log": {**BOUND["log"], "flush_s": 1e9}}
     process = subprocess.run([sys.executable, "-c", KILLED, str(path), json.dumps(job)], env=os.environ, timeout=200, check=False)

@@ -57,6 +57,7 @@ def test_a_loss_that_falls_by_little_has_not_diverged(tmp_path: Path, capsys: py
     assert not diverged
 
 
+@pytest.mark.slow
 def test_a_fine_tune_that_doubles_the_error_has_not_diverged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained, _ = ended(tmp_path / "trained", capsys, epochs=15, alpha0=0.05)
     state = torch.load(trained.path / "weights.pt", weights_only=True)["theta"]

@@ -465,6 +465,7 @@ def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], ji
     assert len(run.evaluations)
 
 
+@pytest.mark.slow
 @drawn_jobs(max_examples=5, most_learners=4)
 def test_so_does_one_that_sends_weights_while_they_are_made(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     """In chunks of sixteen weights; replay, which makes them at once, comes to the same bits."""

@@ -199,6 +199,7 @@ def test_staleness_rises_from_the_top_layer_to_the_bottom_one(tmp_path: Path) ->
     assert set(table.cells("gradients")) == {2000}
 
 
+@pytest.mark.slow
 def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", shards=3, **DEEP)
     table = report.report(run.path).table("staleness_layers")
@@ -207,6 +208,7 @@ def test_the_report_has_a_row_for_each_layer_the_top_one_first(tmp_path: Path) -
     assert "| layer | shard |" in (run.path / "report" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_whole_vectors_are_equally_stale_everywhere_and_have_no_such_table(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", SIZES, **{**FORTY, "exchange": "whole"})
     means = [run.pushes["staleness"][run.pushes["shard"] == shard].mean() for shard in range(18)]
@@ -344,6 +346,7 @@ def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path)
     assert mixed == 0 or protocol in ASYNCHRONOUS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("protocol", [{"name": "async"}, {"name": "backup", "b": 1}], ids=names)
 def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protocol: dict[str, Any], tmp_path: Path) -> None:

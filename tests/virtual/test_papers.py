@@ -191,6 +191,7 @@ def test_the_last_gradients_of_100_take_long() -> None:
     assert 0.2 < fig3.within(run, 100) < 0.4, "30 % of the last within 2 s"
 
 
+@pytest.mark.slow
 def test_some_backup_learners_are_best() -> None:
     """More than none, and less than a third; by the paper's estimate, and by running the protocol."""
     fig6 = script("chen16_fig5_6")
@@ -228,6 +229,7 @@ def test_spans_given_up_are_as_many_as_their_events_and_follow_each_other() -> N
 # ----------------------------------------------------------------------------------------------------- [Chen16 Table 1, layers]
 
 
+@pytest.mark.slow
 def test_staleness_rises_from_the_top_layer_to_the_lowest() -> None:
     layers = script("chen16_table1_layers")
     mean = [layer.mean for layer in layers.by_layer("layerwise", 5e9, pushes=1000)]

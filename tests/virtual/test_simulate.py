@@ -62,6 +62,7 @@ SHELL = shlex.split(
 )
 
 
+@pytest.mark.slow
 def test_the_shell_gets_the_directory_of_a_run(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mpisgd", "simulate", *SHELL, "--out", str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=os.environ)
@@ -96,6 +97,7 @@ def test_files_have_the_users_mode_and_not_his_environment(umask: int, tmp_path:
     assert not [path.name for path in files if b"SECRET_TOKEN" in path.read_bytes() or b"xyzzy-17" in path.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])
 @pytest.mark.parametrize("evaluator", [False, True])
 def test_a_report_works_on_it(base: dict[str, Any], evaluator: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,6 +369,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_the_schedule_does_not_matter_to_hardsync(tmp_path: Path) -> None:
     """Not one bit, on two shards; whoever comes first, and however long it takes."""
     runs = {name: simulated(tmp_path / name, ORACLE, **changes, shards=2) for name, changes in SCHEDULES.items()}

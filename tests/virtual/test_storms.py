@@ -37,6 +37,7 @@ def test_laws_hold_whatever_befalls_a_job(part: int, tmp_path: Path) -> None:
         assert not seen.failures, f"{drawn}:\n{seen.failures[0]}\n{drawn!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEPT)
 def test_what_was_found_once_is_mended(name: str, tmp_path: Path) -> None:
     seen = aftermath.weather(KEPT[name], tmp_path)
