@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mpisgd import replay
 from mpisgd.__main__ import main
 from mpisgd.config import config_file, replace
@@ -22,6 +24,7 @@ SMALL = ("--model.hidden", "8", "--model.batch-norm")
 KEPT = ("--checkpoint.every-updates", "5", "--evaluation.every-epochs", "0.5")
 
 
+@pytest.mark.slow
 def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
     """Two shards and three learners; the first snapshot has the error of the last one of the run before."""
     two = ("train", *COMMON, *SMALL, "--shards", "2", *KEPT, "--init-from", "begun.pt", "--out", "run")

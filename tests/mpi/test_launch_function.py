@@ -7,6 +7,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
 from mpisgd.comm.mpi.launch import environment
 
 from .test_run import marked
@@ -81,6 +83,7 @@ print("the parent lives on")
 """
 
 
+@pytest.mark.slow
 def test_launch(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(MODULE)
     (tmp_path / "parent.py").write_text(PARENT)

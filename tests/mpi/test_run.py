@@ -96,6 +96,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_to_its_end(tmp_path: Path, env: dict[s
     assert Run(path).final_clock(0) > before
 
 
+@pytest.mark.slow
 def test_killed_ranks_are_started_again(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     (tmp_path / "own_loss.py").write_text(DIES)
