@@ -23,7 +23,8 @@ class Accumulated(Travels):
     The loss is the mean of theirs, the samples are those of all.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the mean.
+        gradient: computes single mini-batches; what it leaves in `memory.gradients`, (parameters,) float32, is replaced by the
+            mean.
         clip_norm: global L2 norm that the mean is clipped to; 0 = off.
         tell_nonfinite: give a mean that is not finite the loss NaN, so that all shards drop it.
     """

@@ -34,7 +34,8 @@ class InnerSteps(Travels):
     The loss is the mean of theirs, the samples are those of all.
 
     Args:
-        gradient: computes single mini-batches; what it leaves in `memory.gradients` is replaced by the outer gradient.
+        gradient: computes single mini-batches; what it leaves in `memory.gradients`, (parameters,) float32, is replaced by the
+            outer gradient; `memory.weights`, as large, are those that were pulled, and then its own.
         options: of the inner optimiser.
         rate: learning rate of the k-th inner step from weights of a clock, k from 0.
         segments: groups of parameters, with rates and weight decays of their own.

@@ -74,7 +74,10 @@ def of_run(config: Config, gradients_per_update: float, train_samples: int) -> S
 
 
 def of_inner_steps(config: Config, gradients_per_update: float, train_samples: int) -> Callable[[int, int], float]:
-    """The rate of the k-th own step of a learner from weights of a clock, k from 0: as if all took it at once."""
+    """The rate of the k-th own step, k from 0, that a learner takes from weights of a clock [DiLoCo 3].
+
+    Samples are counted as if all learners that make an update were at the same step: those of `clock` updates, and of k steps.
+    """
     step_epochs = gradients_per_update * config.accumulation * config.mu / train_samples
     factor = make(config.schedule, config.epochs, step_epochs, 1 / train_samples)
     return lambda clock, place: config.inner_alpha0 * factor((clock * config.local_steps + place) * step_epochs)
