@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from mpisgd import replay
 from mpisgd.__main__ import main
+from mpisgd.base.errors import EXIT_INTERRUPTED
+from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.config import config_file, replace
 from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.records.log.reader import Run
 from mpisgd.replay.serial import as_in_the_run
 
-from .conftest import execute
+from .conftest import execute, launch
 
 COMMON = (
     *("--protocol", "hardsync", "--data", "synthetic", "--data.samples", "120", "--data.classes", "3"),
@@ -53,3 +59,30 @@ def test_hardsync_from_the_weights_of_a_run(tmp_path: Path) -> None:
     assert "init_from = 'begun.pt' is not of this model: its '1.weight' is float (8, " in refused.text
     assert "Traceback" not in refused.text
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_what_no_checkpoint_has_is_wanted_again_when_it_goes_on(tmp_path: Path) -> None:
+    """A run with batch norm that a signal has interrupted is not gone on with without the file; with it, and replay proves both."""
+    begun, out = tmp_path / "begun.pt", tmp_path / "run"
+    assert main(["simulate", *COMMON, *SMALL, "--out", str(tmp_path / "first")]) == 0
+    assert main(["export", str(tmp_path / "first"), str(begun)]) == 0
+    words = ["train", *COMMON, *SMALL, *KEPT, "--shards", "2", "--init-from", str(begun), "--out", str(out), "--epochs", "40"]
+    slow = ["--straggler.delay", "constant", "--straggler.delay-mean-s", "0.1"]  # 40 seconds and more
+    process = subprocess.Popen([*mpirun(5), sys.executable, "-m", "mpisgd", *words, *slow], env=environment())
+    try:
+        deadline_s = time.monotonic() + 100
+        while not list(out.glob("checkpoint/*/manifest.json")) and process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == EXIT_INTERRUPTED
+    finally:
+        process.kill()
+    begun.rename(tmp_path / "aside.pt")
+    again = ("-m", "mpisgd", "train", "--resume", str(out))
+    refused = launch(5, *again)
+    assert refused.status == 2
+    assert "begun.pt is not there" in refused.text
+    (tmp_path / "aside.pt").rename(begun)
+    assert launch(5, *again, "--epochs", "2").status == 0
+    assert replay.replay(out).holds
