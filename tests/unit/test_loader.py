@@ -125,6 +125,15 @@ if __name__ == "__main__":
 """
 
 
+def run_script(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that lies outside the checkout and imports its tests, which nothing has installed."""
+    checkout = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": checkout}
+    return subprocess.run(
+        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
 def _lives(pid: int) -> bool:
     """Whether the process is there, and not only its exit status, for which nobody has asked."""
     try:
@@ -138,7 +147,7 @@ def _lives(pid: int) -> bool:
 def test_workers_end_with_the_rank_however_that_ends(how: str, tmp_path: Path) -> None:
     """As ranks of a failed job do: nobody has told the workers, which may still be importing."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, tmp_path / "script.py", how], capture_output=True, text=True, timeout=300, check=False)
+    ran = run_script(tmp_path / "script.py", how)
     pids = [int(pid) for pid in ran.stdout.split()]
     assert len(pids) == 2, ran.stderr
     until_s = time.monotonic() + 60
@@ -162,7 +171,7 @@ ReadAhead(split, split.workers, named, pinned=False).get(0)
 def test_a_script_that_trains_as_it_is_imported_is_told_where_to_put_it(tmp_path: Path) -> None:
     """A worker imports the script, too: it must neither train nor begin MPI."""
     (tmp_path / "script.py").write_text(UNGUARDED)
-    ran = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, timeout=300, check=False)
+    ran = run_script(tmp_path / "script.py")
     assert ran.returncode == 1
     assert "ConfigError: mpisgd.train() is called as a worker process imports the script: put it below `if __name__" in ran.stderr
     assert "exited unexpectedly" in ran.stderr
