@@ -106,6 +106,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         ("protocol", protocol_label(run)),
         ("learners λ", str(run.lambda_)),
         *_teams(run),
+        *_groups(run),
         ("shards", str(run.shards)),
         ("mini-batch μ", f"{config.get('mu', '?')} samples"),
         ("learning rate α₀", str(config.get("alpha0", "?"))),
@@ -198,6 +199,19 @@ def _virtual(run: Run) -> list[tuple[str, str]]:
     with_gradients = run.config.get("virtual", {}).get("gradients", True)
     what = "" if with_gradients else "; no gradients were computed, only sizes travelled: losses say nothing"
     return [("virtual cluster", f"all seconds are virtual; mini-batches: {kind} ({options}){what}")]
+
+
+def groups_of(run: Run) -> list[list[int]]:
+    """The ranks of each learner, one for each stage of the model; none where a learner is one rank."""
+    return [list(group) for group in run.environment.get("groups", [])]
+
+
+def _groups(run: Run) -> list[tuple[str, str]]:
+    size, parts = run.config.get("group_size", 1), run.config.get("micro_batches", 1)
+    passed = f"mini-batches are passed in {parts} parts"
+    if size == 1:
+        return [("micro-batches", passed)] if parts > 1 else []
+    return [("groups", f"learners are groups of {size} ranks, each with a stage of the model; {passed}")]
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:

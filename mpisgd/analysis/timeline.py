@@ -172,11 +172,13 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
 
     By default of all, but of at most MOST_LEARNERS, and up to the end, but for at most MOST_PUSHES pushes; `notes` say so.
 
-    Raises DataError (no push was logged, the log holds several attempts, or layers were exchanged one by one), ConfigError (there
-    can be no such window).
+    Raises DataError (no push was logged, the log holds several attempts, layers were exchanged one by one, learners are groups),
+    ConfigError (there can be no such window).
     """
     if about.layerwise(run):
         raise DataError(f"{run.path}: there is no timeline, its layers were pulled and pushed in the middle of computing")
+    if about.groups_of(run):
+        raise DataError(f"{run.path}: there is no timeline, its learners are groups of ranks, each with seconds of its own")
     if to_s is not None and not (from_s or 0.0) <= to_s:
         raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected a window that does not end before it begins")
     if learners is not None and learners < 1:

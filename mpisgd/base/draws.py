@@ -25,9 +25,9 @@ class Seeds(NamedTuple):
     python: int
 
 
-def seeds_of(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> Seeds:
+def seeds_of(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0, part: int = 0) -> Seeds:
     """The seeds of one name, as `streams.stream` has them."""
-    for_torch, for_numpy, for_python = stream(domain, seed, learner_id, seq).integers(2**63, size=3).tolist()
+    for_torch, for_numpy, for_python = stream(domain, seed, learner_id, seq, part).integers(2**63, size=3).tolist()
     return Seeds(for_torch, for_numpy % 2**32, for_python)
 
 

@@ -1,8 +1,8 @@
-"""Randomness as a function of names: counter-based generators keyed by (domain, seed, learner_id, seq) (DESIGN 4, law 5).
+"""Randomness as a function of names: counter-based generators keyed by (domain, seed, learner_id, seq, part) (DESIGN 4, law 5).
 
 numpy's Philox4x64 has a 128-bit key and a 256-bit counter. (seed, domain) is the key, (learner_id, seq) the upper half of
-the counter, and the draws count in the lower half: two streams of different names never share a block. No torch here: the
-virtual cluster draws from these as well.
+the counter, part its second word, and the draws count in the first: two streams of different names never share a block. No
+torch here: the virtual cluster draws from these as well.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _Key(ISeedSequence):
         return self._key
 
 
-def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> np.random.Generator:
-    """The generator of one name; about 3 us.
+def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0, part: int = 0) -> np.random.Generator:
+    """The generator of one name; about 3 us. `part`: of the mini-batch, where stages or micro-batches of it draw by themselves.
 
     Raises ConfigError for a seed outside [0, 2^64), ProtocolError for a learner_id or seq outside it.
     """
@@ -59,5 +59,5 @@ def stream(domain: Domain, seed: int, learner_id: int = 0, seq: int = 0) -> np.r
     if not (0 <= learner_id < _WORD and 0 <= seq < _WORD):
         raise ProtocolError(f"no random stream for learner_id = {learner_id}, seq = {seq}: expected numbers from 0")
     key: Any = _Key(np.array([seed, domain], dtype=np.uint64))  # Any: numpy's own types know of SeedSequence alone
-    counter = np.array([0, 0, learner_id, seq], dtype=np.uint64)
+    counter = np.array([0, part, learner_id, seq], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key, counter=counter))

@@ -34,6 +34,11 @@ class Tag(enum.IntEnum):
     MET = 17
     DUTY = 18
     GIVEN_UP = 19
+    ACTIVATION = 30
+    ACTIVATION_BODY = 31
+    DELTA = 32
+    DELTA_BODY = 33
+    AGREE = 34
 
 
 class Ending(enum.IntEnum):
@@ -86,6 +91,11 @@ class Layout:
 
 _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
 _PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "rounded", "loss")
+MOST_DIMENSIONS = 8
+"""Of a tensor that passes from stage to stage."""
+#: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
+_TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
+_PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
 PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
@@ -98,6 +108,9 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
     Tag.DUTY: Layout("evaluate"),
+    Tag.ACTIVATION: Layout(*_PASSED, body=Tag.ACTIVATION_BODY),
+    Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
+    Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.GIVEN_UP: Layout("learner_id"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),

@@ -65,6 +65,10 @@ FEATURES: Mapping[str, Feature] = {
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
+    "groups": Feature(lambda config: config.in_groups, "group_size > 1", "group_size", "1"),
+    "micro-batches": Feature(lambda config: config.micro_batches > 1, "micro_batches > 1", "micro_batches", "1"),
+    "clip": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
+    "drops": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
@@ -79,6 +83,12 @@ REAL: Mapping[str, Feature] = {
 }
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
+    "parameters": Feature(
+        lambda config: config.virtual.parameters > 0 and not config.virtual.gradients,
+        "virtual.parameters > 0",
+        "virtual.parameters",
+        "0",
+    ),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
@@ -91,6 +101,7 @@ VIRTUAL: Mapping[str, Feature] = {
 _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
+_WHOLE = "each rank of a group knows its own stage's part of a gradient"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 REFUSED: Mapping[tuple[str, str], str] = {
@@ -119,6 +130,24 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
     ("tolerant", "node"): "a team cannot do without any of its ranks",
+    ("groups", "collective"): "its learners are shards, each of all layers",
+    ("groups", "aborts"): "a notice to one rank would have to stop all of its group",
+    ("groups", "layerwise"): "stages pull and push by themselves already, each with its own shards",
+    ("groups", "node"): "a team's ranks have whole models",
+    ("groups", "local steps"): "own steps of stages have not been tried",
+    ("clip", "groups"): _WHOLE,
+    ("drops", "groups"): _WHOLE,
+    ("bfloat16", "groups"): _WHOLE,
+    ("accumulation", "groups"): "micro_batches are parts of a batch that does not fit into memory",
+    ("cuda", "groups"): "stages have not been tried on GPUs",
+    ("tolerant", "groups"): "a group cannot do without any of its ranks",
+    ("leaving", "groups"): "a group cannot do without any of its ranks",
+    ("batched", "groups"): "torch.func.vmap computes whole models",
+    ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as one",
+    ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
+    ("step", "groups"): "a step runs the whole model",
+    ("step", "micro-batches"): "a step is given whole mini-batches",
+    ("parameters", "groups"): "stages are those of a model",
     ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",

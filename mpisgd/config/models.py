@@ -58,7 +58,7 @@ class CustomModelOptions:
     """The user's own model, from a factory."""
 
     factory: str = ""
-    """package.module:factory, a callable that returns a torch.nn.Module."""
+    """package.module:factory, a callable that returns a torch.nn.Module, or a list of modules that follow each other."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
 

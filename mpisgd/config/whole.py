@@ -100,8 +100,15 @@ class Config:
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
     """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
+    group_size: int = 1
+    """Ranks of a learner, K: each holds one stage of the model [Dean12 3]. Stages are runs of the children of a
+    torch.nn.Sequential, or of the list of modules that a factory returns, balanced by their parameters; each has shards of its own,
+    in proportion to them. lambda, N, b and N_min count groups."""
+    micro_batches: int = 1
+    """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
+    where a learner is one rank. Batch norm's statistics are of each part."""
     placement: Literal["packed", "spread"] = "packed"
-    """Make the first ranks shards, or spread them over nodes."""
+    """Put shards first, or spread them over nodes."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     overwrite: bool = False
@@ -170,6 +177,8 @@ class Config:
             "",
             shards=1,
             team_size=0,
+            group_size=1,
+            micro_batches=1,
             seed=0,
             epochs=0,
             mu=1,
@@ -185,6 +194,7 @@ class Config:
         )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
         require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
+        require(self.mu % self.micro_batches == 0, "micro_batches", self.micro_batches, f"a divisor of mu = {self.mu}")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
@@ -193,6 +203,11 @@ class Config:
     def mini_batches_per_push(self) -> int:
         """Number of mini-batches that a push is made of."""
         return self.protocol.mini_batches_per_push * max(1, self.local_steps) * self.accumulation
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether learners are groups of ranks, each with a stage of the model."""
+        return self.group_size > 1
 
     @property
     def in_teams(self) -> bool:

@@ -78,6 +78,8 @@ class LearnerChannel:
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
+        self._numbers = range(roles.first_shard, roles.first_shard + len(bounds))
+        """What its shards call themselves."""
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
         self._wait_ns = self._pull_ns = 0
@@ -181,10 +183,15 @@ class LearnerChannel:
             sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)
             began_ns = began_ns or wire.now_ns()
             expected = 0 if stopped else self._weights_nbytes[shard]
-            if sender != shard or nbytes != expected or (clock < min_clock and not stopped) or stopped > _LAST_ENDING:
+            if (
+                sender != self._numbers[shard]
+                or nbytes != expected
+                or (clock < min_clock and not stopped)
+                or stopped > _LAST_ENDING
+            ):
                 raise PeerError(
                     f"ANSWER of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock}, ending {stopped};"
-                    f" expected shard {shard}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
+                    f" expected shard {self._numbers[shard]}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
                 )
             wire.finish(answer)
             while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with

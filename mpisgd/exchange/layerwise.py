@@ -16,7 +16,7 @@ pushed nothing of that mini-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpisgd.comm.communicator import Communicator
@@ -24,6 +24,7 @@ from mpisgd.comm.messages import Ending, Tag
 from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.group_channel import GroupChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
@@ -146,10 +147,14 @@ def learner_channel(
     learner_id: int,
     memory: Memory,
     bounds: list[tuple[int, int]],
+    group: Sequence[int] = (),
 ) -> LearnerChannel:
-    """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
+    """A learner's end, for whole vectors, for one stage of a group of ranks, or for layers; these are pulled whole where shards
+    promise one clock, or reject."""
     vectors = {"weights": memory.weights, "gradients": memory.gradients}
     consistent = protocol.consistent
+    if group:
+        return GroupChannel(wire, roles, learner_id, group, **vectors, bounds=bounds, consistent=consistent)
     if config.exchange == "whole":
         return LearnerChannel(
             wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts

@@ -27,7 +27,8 @@ class Roles:
     """The ranks of each role. `shard_ranks[s]` is the rank of shard s, `learner_ranks[l]` that of learner l.
 
     Where learners double as shards, both are the same ranks. Where gradients are aggregated on their node (`aggregate.py`), a
-    learner is a team of ranks, and its rank that of the team's leader, the lowest; the others are members.
+    learner is a team of ranks, and its rank that of the team's leader, the lowest; the others are members. Where the model is cut
+    into stages, a learner is a group of ranks, and its rank that of its first stage; what each of them sees is `seen_by`.
     """
 
     shard_ranks: tuple[int, ...]
@@ -36,6 +37,10 @@ class Roles:
     """The dedicated evaluator; without one, the rank of learner 0, which evaluates after its own goodbye."""
     teams: tuple[tuple[int, ...], ...] = ()
     """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """`groups[l][k]` is the rank that has stage k of the model for learner l; none where ranks have whole models."""
+    first_shard: int = 0
+    """The number of the first of these shards: in what a stage sees, it need not be 0."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -49,11 +54,29 @@ class Roles:
     @cached_property
     def computing_ranks(self) -> tuple[int, ...]:
         """All ranks that compute gradients, in rank order."""
-        return tuple(sorted(rank for team in self.teams for rank in team))
+        return tuple(sorted(rank for together in self.groups or self.teams for rank in together))
+
+    @property
+    def streams(self) -> int:
+        """How many streams mini-batches are dealt into: one for each rank that computes, or for each group."""
+        return len(self.groups or self.computing_ranks)
+
+    def stream(self, rank: int) -> int:
+        """The stream that `rank` takes its mini-batches from."""
+        return self.index(rank) if self.groups else self.number(rank)
+
+    def stage(self, rank: int) -> int:
+        """The stage of the model that a rank of a group has."""
+        return self.groups[self.index(rank)].index(rank)
+
+    def seen_by(self, stage: int, shards: range) -> Roles:
+        """The roles as one stage sees them: its own shards, and of each learner the rank that has this stage."""
+        own, ranks = self.shard_ranks[shards.start : shards.stop], tuple(group[stage] for group in self.groups)
+        return Roles(own, ranks, self.evaluator_rank, first_shard=shards.start)
 
     def number(self, rank: int) -> int:
         """The place of `rank` among those that compute: its stream of mini-batches, delays and costs. Its learner_id, unless in
-        a team."""
+        a team; in a group, its costs alone."""
         return self._numbers[rank]
 
     @cached_property
@@ -65,6 +88,7 @@ class Roles:
         """What `of` and `index` say: there may be 100,000 ranks to look for."""
         places = {rank: (Role.MEMBER, learner_id) for learner_id, team in enumerate(self.teams) for rank in team}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, rank in enumerate(self.learner_ranks)}
+        places |= {rank: (Role.LEARNER, learner_id) for learner_id, group in enumerate(self.groups) for rank in group}
         return places | {rank: (Role.BOTH if rank in places else Role.SHARD, shard) for shard, rank in enumerate(self.shard_ranks)}
 
     @property
@@ -94,22 +118,27 @@ class Roles:
         role, index = self.of(rank), self.index(rank)
         if role is Role.MEMBER:
             return f"member {self.teams[index].index(rank)} of learner {index}"
+        if role is Role.LEARNER and self.groups:
+            return f"stage {self.stage(rank)} of learner {index}"
         return role.value if role is Role.EVALUATOR else f"{role.value} {index}"
 
 
 def world_size(config: Config, learners: int) -> int:
     """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
-    return shards + learners + int(config.evaluator)
+    return shards + learners * config.group_size + int(config.evaluator)
 
 
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     """The roles of the ranks of a job; `hosts` are their host names.
 
-    Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
+    Raises ConfigError: too few ranks; ranks that do not divide into groups; fewer shards than stages; shards asked for where
+    learners double as shards; shared memory of several nodes.
     """
     if not config.protocol.collective:
         roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        if config.in_groups:
+            return in_groups(roles, config.group_size)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
     nodes = len({hosts[rank] for rank in roles.learner_ranks})
@@ -171,6 +200,24 @@ def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
         nodes.setdefault(hosts[rank], []).append(rank)
     teams = sorted(team for ranks in nodes.values() for team in _cut(ranks, most or len(ranks)))
     return dataclasses.replace(roles, learner_ranks=tuple(team[0] for team in teams), teams=tuple(teams))
+
+
+def in_groups(roles: Roles, size: int) -> Roles:
+    """Join learners, in rank order, into groups of `size` ranks, one for each stage: so most lie on one node.
+
+    Raises ConfigError: ranks that do not divide into groups; fewer shards than stages.
+    """
+    shards, ranks = len(roles.shard_ranks), roles.learner_ranks
+    if shards < size:
+        raise ConfigError(f"shards = {shards}: expected at least group_size = {size}, one for each stage of the model")
+    if left := len(ranks) % size:
+        fewer = f"{len(ranks) - left} or " if len(ranks) > size else ""
+        raise ConfigError(
+            f"group_size = {size}: {len(ranks)} ranks compute, which do not divide into groups of {size}: expected"
+            f" {fewer}{len(ranks) - left + size} of them, and as many ranks fewer or more in all"
+        )
+    groups = tuple(ranks[start : start + size] for start in range(0, len(ranks), size))
+    return dataclasses.replace(roles, learner_ranks=tuple(group[0] for group in groups), teams=(), groups=groups)
 
 
 def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:

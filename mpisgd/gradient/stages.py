@@ -1,6 +1,7 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
-compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`)
+compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`); in
+           micro-batches, and by the stages of a model that is cut (`pieces.py`)
 accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
@@ -10,6 +11,7 @@ delay      a straggler's, before the first slice is pushed (`straggler.py`)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from mpisgd.config import Config
@@ -20,11 +22,13 @@ from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.inner_steps import InnerSteps
 from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.objective import Objective
+from mpisgd.gradient.pieces import Pieces, StagePasses
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
 from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory
 
@@ -42,13 +46,24 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
 
 
 def make_gradient(
-    config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, memory: Memory | None = None
+    config: Config,
+    model: FlatModel,
+    loss: Objective,
+    data: DataSet,
+    sampling: Sampling,
+    number: int,
+    memory: Memory | None = None,
+    stages: Stages | None = None,
 ) -> Gradient:
-    """Make the gradient of one rank, in `memory`, by default the model's own.
+    """Make the gradient of one rank, or of all stages of a group, in `memory`, by default the model's own.
 
-    `number` is its place among those that compute: its learner_id, or `Roles.number` in a team.
+    `number` is that of its stream of mini-batches: its learner_id, or `Roles.number` in a team.
     """
-    return Gradient(
+    kind: Callable[..., Gradient] = Gradient
+    if stages is not None or config.micro_batches > 1:
+        pieces = [model.module] if stages is None else stages.modules(model.module)
+        kind = functools.partial(Pieces, stages=pieces, micro_batches=config.micro_batches)
+    return kind(
         model,
         loss,
         data.train,
@@ -59,6 +74,22 @@ def make_gradient(
         clip_norm=config.clip_norm if config.accumulation == 1 else 0.0,
         tell_nonfinite=config.nonfinite == "drop",
     )
+
+
+def make_passes(
+    config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, stage: int
+) -> StagePasses:
+    """Make the passes of one stage of a group, of which `model` is that stage alone; `number` as in `make_gradient`."""
+    passes = StagePasses(
+        *(model, loss, data.train, sampling, model.memory),
+        seed=config.seed,
+        learner_id=number,
+        stage=stage,
+        stages=config.group_size,
+        micro_batches=config.micro_batches,
+    )
+    passes.read_ahead()
+    return passes
 
 
 def accumulated(config: Config, gradient: Travels) -> Travels:

@@ -27,12 +27,14 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
+from mpisgd.gradient.pieces import Pieces
 from mpisgd.protocols import Protocol
 from mpisgd.records import initial
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
+from mpisgd.vectors.cut import Stages, cut_into_stages
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
 
@@ -128,8 +130,15 @@ def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
     return cut_between(model.layers, config.shards) if config.exchange == "layerwise" else []
 
 
+def stages_of(config: Config, model: FlatModel) -> Stages | None:
+    """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
+    return cut_into_stages(model.module, config.group_size, config.shards) if config.in_groups else None
+
+
 def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
     """The slice of each shard. Raises ConfigError for too many shards."""
+    if (stages := stages_of(config, model)) is not None:
+        return stages.slices
     return bounds_of(cut(config, model)) or slice_bounds(model.size, config.shards)
 
 
@@ -146,7 +155,7 @@ def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[La
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """Make the dealing of data to all ranks that compute: learners, or in teams."""
+    """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`)."""
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
@@ -209,6 +218,16 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
             except (*_WRONG, AttributeError) as error:
                 raise _failing_loss(inputs, output, targets, error) from error
         return _finite(scalar(loss, "loss"), "loss")
+
+
+def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
+    """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
+    if not isinstance(gradient, Pieces):
+        return []
+    with _buffers_kept(model.module), torch.no_grad():
+        gradient.prepare(0)
+        gradient.output(0)
+    return gradient.crossed
 
 
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:

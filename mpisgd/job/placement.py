@@ -20,7 +20,7 @@ def on_ranks(config: Config, hosts: Sequence[str], *, virtual: bool = False) -> 
     compatibility.check(config, virtual=virtual)
     roles = of_job(config, hosts)
     protocol = config.protocol.make(roles.lambda_)
-    _check_stragglers(config, len(roles.computing_ranks))
+    _check_stragglers(config, roles.streams)
     return roles, protocol
 
 
@@ -29,7 +29,7 @@ def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
     options = config.virtual
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
-    _check_named(config, [nodes[rank] for rank in roles.computing_ranks])
+    _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)
     return nodes, roles, protocol
 
 
@@ -38,18 +38,18 @@ def virtual_hosts(nodes: Sequence[int]) -> list[str]:
     return [f"node-{node}" for node in nodes]
 
 
-def _check_named(config: Config, nodes: Sequence[int]) -> None:
+def _check_named(config: Config, nodes: Sequence[int], learners: int) -> None:
     """Refuse a slow node that has no learner, and failures of one that is not there; `nodes` are those of the learners."""
     among = f"a node of learners, from {min(nodes)} to {max(nodes)}"
     for node, factor in config.virtual.slow_nodes.items():
         require(node in nodes, f"virtual.slow_nodes[{node}]", factor, among)
     for learner_id, at_s in config.failures.at_s.items():
-        expected = f"a learner_id from 0 to {len(nodes) - 1}"
-        require(0 <= learner_id < len(nodes), f"failures.at_s[{learner_id}]", at_s, expected)
+        expected = f"a learner_id from 0 to {learners - 1}"
+        require(0 <= learner_id < learners, f"failures.at_s[{learner_id}]", at_s, expected)
 
 
 def _check_stragglers(config: Config, ranks: int) -> None:
-    """Refuse a straggler that is none of so many ranks that compute: learners, or in teams."""
+    """Refuse a straggler that is none of so many that compute: learners, or ranks in teams."""
     straggler = config.straggler
     named = {f"straggler.slowdown[{learner_id}]": learner_id for learner_id in straggler.slowdown}
     for field, learner_id in {**named, "straggler.pause_learner": straggler.pause_learner}.items():

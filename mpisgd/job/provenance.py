@@ -30,9 +30,11 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
     named = naming.described(config, brought)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
+    groups = {"groups": [list(group) for group in roles.groups]} if config.in_groups else {}
     return {
         "learners": roles.lambda_,
         **teams,
+        **groups,
         "world_size": len(hosts),
         "shard_ranks": list(roles.shard_ranks),
         "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,

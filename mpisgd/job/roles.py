@@ -34,6 +34,7 @@ from mpisgd.rules.rules import Rules
 from mpisgd.serving.faults import Faults
 from mpisgd.serving.succession import Succession
 from mpisgd.shard import Shard
+from mpisgd.update.groups import within
 from mpisgd.vectors.computing import Computes, Travels, Updates
 
 
@@ -142,8 +143,9 @@ class BuiltShard(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
+        self._seen = setup.seen_by(rank).roles
         if not setup.tolerant:
-            self.server = self._make_server(ShardChannel(self.wire, setup.roles, self.index), update)
+            self.server = self._make_server(ShardChannel(self.wire, self._seen, self.index), update)
             return
         channel = TolerantShardChannel(self.wire, setup.roles, self.index)
         self.server = self._make_server(channel, update)
@@ -172,7 +174,7 @@ class BuiltShard(Built):
         return self.server.rules.clock
 
     def waits_for(self) -> str:
-        return watchdog.of_shard(self.server, self.setup.roles, self.setup.hosts)
+        return watchdog.of_shard(self.server, self._seen, self.setup.hosts)
 
     def _make_server(self, channel: ShardChannel, update: Updates) -> Shard:
         """The shard, with its log and all that it writes to."""
@@ -228,7 +230,7 @@ class BuiltBoth(BuiltShard):
 
 
 class BuiltLearner(Built):
-    """A learner, which may be the leader of a team."""
+    """A learner, which may be the leader of a team, or its rank of one stage."""
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
@@ -236,10 +238,12 @@ class BuiltLearner(Built):
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         computed = self._leader or self._gradient_of()
-        segments = world.tensors.segments if world.tensors is not None else ()
-        pushed = stages.chain(config, computed, setup.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
+        seen = setup.seen_by(rank)
+        segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
+        pushed = stages.chain(config, computed, seen.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
         memory, protocol = pushed.memory, setup.protocol
-        self._channel = learner_channel(config, protocol, self.wire, setup.roles, self.index, memory, setup.bounds)
+        group = setup.roles.groups[self.index] if config.in_groups else ()
+        self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds, group)
         self.leaves_by = self._channel.goodbye
         self._gradient: Computes = pushed
         if config.exchange == "layerwise":
@@ -264,8 +268,7 @@ class BuiltLearner(Built):
     def leave(self) -> None:
         if self._member is not None:
             self._member.disband()
-        if self.setup.protocol.aborts:
-            self._channel.withdraw()
+        self._channel.withdraw()
 
     def newest_clock(self) -> int:
         return self._channel.newest_clock

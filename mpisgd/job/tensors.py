@@ -18,6 +18,7 @@ from mpisgd.gradient import stages
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
 from mpisgd.gradient.objective import Objective
+from mpisgd.gradient.pieces import StagePasses
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.records.checkpoint.snapshots import Snapshots
@@ -28,6 +29,7 @@ from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
@@ -71,10 +73,21 @@ class Tensors:
         """Those of the whole flat vector; none where there are no groups. Raises ConfigError where one matches nothing."""
         return parts.segments_of(self.config, self.model)
 
+    @cached_property
+    def stages(self) -> Stages | None:
+        """Those that the model is cut into. Raises ConfigError where it cannot be."""
+        return parts.stages_of(self.config, self.model)
+
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
-        """As `stages.make_gradient`."""
+        """As `stages.make_gradient`, of the whole model."""
         assert self.data is not None
-        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
+        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, self.stages)
+
+    def passes(self, number: int, stage: int) -> StagePasses:
+        """As `stages.make_passes`. The stage takes its parameters out of the model, until that is to be evaluated."""
+        assert self.data is not None and self.stages is not None
+        model = FlatModel(self.stages.modules(self.model.module)[stage], self.config.memory_format, autocast=self.config.autocast)
+        return stages.make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
 
     def check(self) -> float:
         """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
@@ -103,6 +116,8 @@ class Tensors:
         """Evaluate all snapshots from this one on; `channel` wants the memory to pull into: `weights`, `averaged`."""
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
+        if self.stages is not None:
+            self.model.reclaim()
         measure = parts.make_measure(config, self.model, self.loss, data) if self.evaluated else Unmeasured()
         pulled = [host_vector(self.model.size) for _ in range(2 if config.averaging > 0 else 1)]
         # Of the initial weights, of those after every so many epochs, and of the last.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpisgd.comm.communicator import Communicator, Node
 from mpisgd.config import Config
-from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Meta
@@ -23,6 +23,15 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
 from mpisgd.update import schedule
 from mpisgd.vectors.computing import Computes, Travels, Updates
+from mpisgd.vectors.cut import Stages
+
+
+class Seen(NamedTuple):
+    """The part of a job that a rank has to do with: the roles, its piece of the flat vector, and the slices of that piece."""
+
+    roles: Roles
+    bounds: list[tuple[int, int]]
+    piece: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Setup:
     Attributes:
         hosts: host name of each rank.
         bounds: the slice of each shard.
+        stages: of the model, where learners are groups of ranks.
         tolerant: learners may die or hang, and the others go on.
         resumption: None where the run begins.
     """
@@ -42,6 +52,7 @@ class Setup:
     hosts: Sequence[str]
     meta: Meta
     bounds: list[tuple[int, int]]
+    stages: Stages | None = None
     tolerant: bool = False
     resumption: Resumption | None = None
 
@@ -50,9 +61,17 @@ class Setup:
         """The run's directory."""
         return Path(self.config.out)
 
+    def seen_by(self, rank: int) -> Seen:
+        """What a shard, or a rank that computes, sees: of its stage, where the model is cut into stages."""
+        stages, roles = self.stages, self.roles
+        if stages is None:
+            return Seen(roles, self.bounds, (0, self.bounds[-1][1]))
+        stage = stages.of_shard(roles.index(rank)) if roles.of(rank) is Role.SHARD else roles.stage(rank)
+        return Seen(roles.seen_by(stage, stages.shards[stage]), stages.slices_of(stage), stages.bounds[stage])
+
     @property
     def gradients_per_update(self) -> float:
-        return parts.gradients_per_update(self.protocol, self.roles.lambda_, len(self.roles.computing_ranks))
+        return parts.gradients_per_update(self.protocol, self.roles.lambda_, self.roles.streams)
 
     def check_schedule(self) -> None:
         """Raises ConfigError where it cannot be made: before anything is sent or written."""
@@ -95,7 +114,7 @@ class World(ABC):
 
     @abstractmethod
     def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
-        """What a rank computes, in memory of its own, or shared."""
+        """What a rank computes, in memory of its own, or shared; in a group, of its stage."""
 
     @abstractmethod
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:

@@ -27,7 +27,7 @@ def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int
 def build(
     factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int | None, seed: int, field: str
 ) -> nn.Module:
-    """Make a model as `make` does, from a factory that is already at hand."""
+    """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -36,8 +36,10 @@ def build(
     elif "classes" not in kwargs and "classes" in required_of(factory):
         raise unknown_classes(field)
     model = call_factory(factory, kwargs, offered, field)
+    if isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
+        model = nn.Sequential(*model)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module")
+        raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of them")
     for name, parameter in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(parameter):
             expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) before it is returned"

@@ -75,7 +75,7 @@ CLAIMS: tuple[Claim, ...] = (
         "parameters parameter_nbytes train_samples test_samples gradients_per_update batch_norm_policy layers",
         _P,
     ),
-    _claim("[environment]", "learners teams world_size shard_ranks evaluator_rank attempts", _C),
+    _claim("[environment]", "learners teams groups world_size shard_ranks evaluator_rank attempts", _C),
     _claim("[environment]", "hosts", _T),
     _claim(
         "[environment]",

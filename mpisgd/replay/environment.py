@@ -22,8 +22,8 @@ from mpisgd.update.divergence import has_diverged
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (
-    "learners", "teams", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples", "gradients_per_update",
-    "parameters", "parameter_nbytes", "batch_norm_policy", "layers",
+    "learners", "teams", "groups", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples",
+    "gradients_per_update", "parameters", "parameter_nbytes", "batch_norm_policy", "layers",
 )  # fmt: skip
 
 
@@ -67,6 +67,7 @@ def check_environment(record: Record, serial: Serial) -> None:
         expected |= {
             "learners": roles.lambda_,
             "teams": [list(team) for team in roles.teams] if record.config.in_teams else [],
+            "groups": [list(group) for group in roles.groups],
             "world_size": len(hosts),
             "shard_ranks": list(roles.shard_ranks),
             "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,

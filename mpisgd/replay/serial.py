@@ -174,8 +174,9 @@ class Serial:
                 buffer.copy_(own)
 
     def turn_to_evaluator(self) -> None:
-        """From now on the model is evaluated, as in the run: by a rank that does nothing else, or by learner 0 in the end."""
-        self._take_turn(-1 if self.config.evaluator else self.record.members[0][0])
+        """From now on the model is evaluated, as in the run: by a rank that does nothing else, or by learner 0 in the end. Of a
+        group, the whole model is evaluated, whose buffers are as they were made."""
+        self._take_turn(-1 if self.config.evaluator or self.config.in_groups else self.record.members[0][0])
 
     def _keep(self, shard: int, clock: int) -> None:
         """Keep the slice that a shard has now, if a gradient will be computed from it."""

@@ -55,7 +55,8 @@ class Job:
             self.world = TensorWorld(config, brought, self.roles, nodes, evaluated)
         else:
             self.world = SizedWorld(config, brought, self.roles, nodes)
-        self.setup = Setup(config, self.roles, protocol, placement.virtual_hosts(nodes), self.world.meta, self.world.bounds)
+        world, hosts = self.world, placement.virtual_hosts(nodes)
+        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, world.stages)
         self.setup.check_schedule()
         self.path = self.setup.path
 
@@ -68,7 +69,7 @@ class Job:
     def _run(self) -> Outcome:
         config, setup, world, logged = self.config, self.setup, self.world, self.config.log.enabled
         directory.write_config(self.path, config_file.dumps(config, self.environment()))
-        lambda_, ranks = self.roles.lambda_, len(self.roles.computing_ranks)
+        lambda_, ranks = self.roles.lambda_, self.roles.streams
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpisgd.base.errors import ConfigError, PeerError
@@ -12,6 +12,7 @@ from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, replace
+from mpisgd.exchange.pipeline import Stage
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -25,10 +26,12 @@ from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes
 from mpisgd.simulate.sized import SizedGradient, SizedUpdate
+from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
 
@@ -44,6 +47,7 @@ class VirtualWorld(World):
         wires: of all ranks; filled before a role is built.
         meta, parameters, bounds: of the data, and of the model and its slices.
         slices: the layers of each slice; [] where they are cut evenly.
+        stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next.
         facts: for config.toml.
     """
 
@@ -51,6 +55,8 @@ class VirtualWorld(World):
     parameters: int
     bounds: list[tuple[int, int]]
     slices: list[list[Layer]]
+    stages: Stages | None = None
+    crossing: Sequence[int] = ()
     facts: dict[str, Any]
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
@@ -88,8 +94,9 @@ class VirtualWorld(World):
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
-        number, wire = self.roles.number(rank), self.wires[rank]
-        cost, fails_ns = self._compute.nanoseconds(number).__next__, self._failures.nanosecond_of(number)
+        number, wire = self.roles.stream(rank), self.wires[rank]
+        cost = self._compute.nanoseconds(self.roles.number(rank)).__next__
+        fails_ns = self._failures.nanosecond_of(number)
         if fails_ns is None:
             return cost
 
@@ -101,6 +108,22 @@ class VirtualWorld(World):
             return ns
 
         return cost_until_failure
+
+    def _stage(self, rank: int, memory: Memory, whole: Travels | None) -> Stage:
+        """A rank's stage of a group, in the memory of all its stages; `whole` computes the gradient of all of them there."""
+        assert self.stages is not None
+        group, stage = self.roles.groups[self.roles.index(rank)], self.roles.stage(rank)
+        start, end = self.stages.bounds[stage]
+        cost, share = self._next_ns(rank), (end - start) / self.parameters
+        passes = StageSeconds(
+            self.wires[rank],
+            Memory(memory.weights[start:end], memory.gradients[start:end]),
+            lambda: round(share * cost()),
+            self.config,
+            crossing=(0, *self.crossing, 0)[stage : stage + 2],
+            whole=whole if rank == group[-1] else None,
+        )
+        return Stage(self.wires[rank], group, passes, self.config.micro_batches)
 
     def part_with(self, built: Built, failure: LearnerFailed) -> None:
         """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""
@@ -122,7 +145,7 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, brought)
-        self.tensors = tensors = Tensors.load(config, brought, data, len(roles.computing_ranks))
+        self.tensors = tensors = Tensors.load(config, brought, data, roles.streams)
         tensors.evaluated = evaluated
         self.meta = tensors.meta
         self.parameters = tensors.model.size
@@ -130,11 +153,19 @@ class TensorWorld(VirtualWorld):
         self.slices = parts.cut(config, tensors.model)
         self.facts = tensors.facts
         tensors.check()
+        self.stages = tensors.stages
+        self.crossing = parts.crossing_nbytes(tensors.model, tensors.gradient(0))
+        self._of_groups: dict[int, Memory] = {}
+        """By learner_id: what all ranks of its group compute in."""
         self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
         if self._batch is not None:
             self._batch.check()
 
     def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+        if self.stages is not None:
+            learner_id = self.roles.index(rank)
+            memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
+            return self._stage(rank, memory, self.tensors.gradient(learner_id, memory))
         memory = Memory.zeros(self.parameters) if shared is None else shared.own
         number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
         gradient: Travels = self.tensors.gradient(number, memory)
@@ -160,6 +191,8 @@ class SizedWorld(VirtualWorld):
         model = None if options.parameters else _model(config, brought)
         self.parameters = options.parameters if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
+        if config.in_groups and model is not None:
+            self.stages, self.crossing = parts.stages_of(config, model), _crossing(config, brought, roles)
         self.slices = []
         if model is not None:
             self.slices = parts.cut(config, model)
@@ -173,7 +206,9 @@ class SizedWorld(VirtualWorld):
     def shared(self, node: Node) -> SharedMemory:
         return SharedMemory(node, [self._memory for _ in range(node.places)])
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> SizedGradient:
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+        if self.stages is not None:
+            return self._stage(rank, self._memory, None)
         return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
 
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
@@ -188,6 +223,12 @@ class SizedWorld(VirtualWorld):
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
         )
+
+
+def _crossing(config: Config, brought: Brought, roles: Roles) -> list[int]:
+    """Bytes that go from each stage of the model to the next, found by one micro-batch. Raises ConfigError, DataError."""
+    tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
+    return parts.crossing_nbytes(tensors.model, tensors.gradient(0))
 
 
 def _model(config: Config, brought: Brought) -> FlatModel:

@@ -127,6 +127,12 @@ class FlatModel:
             parameter.data = into
             parameter.grad = places[name]
 
+    def reclaim(self) -> None:
+        """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""
+        self.move_to(self.memory)
+        for name, buffer in self.module.named_buffers():
+            buffer.copy_(self.initial_buffers[name])
+
     def _view(self, part: Tensor, shape: torch.Size) -> Tensor:
         if self._channels_last and len(shape) == 4:
             out, inner, height, width = shape

@@ -153,6 +153,12 @@ def test_every_pair_can_come_up() -> None:
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
         {"step": "mine:step", "virtual": {"batched": True}},
+        {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
+        {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
+        {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
+        {"group_size": 2, "step": "mine:step", "micro_batches": 2, "virtual": {"batched": True}},
+        {"group_size": 2, "virtual": {"gradients": False, "parameters": 100}},
+        {"micro_batches": 2, "virtual": {"batched": True}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:

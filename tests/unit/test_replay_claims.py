@@ -52,6 +52,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "protocol": "hardsync", "aggregation": "node", "team_size": 2, "virtual": {"learners": LEARNERS, "ranks_per_node": 9},
         "straggler": LATE,
     },
+    "groups": {"protocol": SOFTSYNC, "group_size": 2, "shards": 2, "micro_batches": 2, "mu": 4, "straggler": LATE},
 }  # fmt: skip
 
 
@@ -331,7 +332,7 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
-    path = run_of({"teams": "teams", "layers": "layers"}.get(name, "all"), real=True)
+    path = run_of({"teams": "teams", "layers": "layers", "groups": "groups"}.get(name, "all"), real=True)
     environment(path, **{name: other(Run(path).environment[name])})
     assert bool(refused(path)) == (claim.standing is not Standing.TRUST)
 

@@ -55,7 +55,7 @@ class Laws:
             self.name == "versioned" and not self.tolerant
         )
         self.exact = self.name == "versioned"
-        self.layerwise = run.config["exchange"] == "layerwise"
+        self.own_seconds = run.config["exchange"] == "layerwise" or run.config["group_size"] > 1
         self.lambda_ = run.lambda_
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
@@ -122,7 +122,9 @@ class Laws:
             other = self.of_mini_batches(shard)
             assert other.keys() == first.keys()
             for mini_batch, (timestamp, compute_s) in other.items():
-                assert compute_s == first[mini_batch][1] or self.layerwise, "a slice has seconds of its own, else all have the same"
+                assert compute_s == first[mini_batch][1] or self.own_seconds, (
+                    "a slice has seconds of its own, else all have the same"
+                )
                 if self.consistent:
                     assert timestamp == first[mini_batch][0]
         if self.consistent and not self.uneven and not self.failed():

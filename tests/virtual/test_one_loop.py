@@ -46,6 +46,8 @@ LOOPS = [
             "exchange/team_channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
+            "exchange/group_channel",
+            "exchange/pipeline",
             "evaluator",
             "comm/communicator",
             "comm/messages",

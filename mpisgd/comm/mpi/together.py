@@ -59,7 +59,7 @@ class Team:
 
     def _wait(self, request: MPI.Request) -> None:
         wire = self._wire
-        wire.awaited = f"all {len(self._sizes)} learners, who exchange together"
+        wire.awaited = f"all {len(self._sizes)} ranks that act together"
         wire.wait(request)
         wire.goes_on()
 

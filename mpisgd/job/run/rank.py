@@ -19,7 +19,8 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
-from mpisgd.exchange.roles import Role
+from mpisgd.exchange.pipeline import Stage
+from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.gradient.gradient import Gradient
@@ -216,7 +217,7 @@ class Rank:
             self.claim.unlock()
 
     def _headline(self) -> str:
-        setup, learners, ranks = self.setup, self.roles.lambda_, len(self.roles.computing_ranks)
+        setup, learners, ranks = self.setup, self.roles.lambda_, self.roles.streams
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
@@ -259,13 +260,23 @@ class MpiWorld(World):
     def wire(self, rank: int) -> Wire:
         return self._wire
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Gradient:
+    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+        roles = self._setup.roles
+        if roles.groups:
+            return self._stage(rank, roles)
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
-        gradient = self.tensors.gradient(self._setup.roles.number(rank), memory)
+        gradient = self.tensors.gradient(roles.number(rank), memory)
         gradient.read_ahead()
         self._gradient = gradient
         return gradient
+
+    def _stage(self, rank: int, roles: Roles) -> Stage:
+        """A rank's stage; of the rest of the model it has no further use, unless it is to evaluate it."""
+        self._gradient = passes = self.tensors.passes(roles.stream(rank), roles.stage(rank))
+        if rank != roles.evaluator_rank:
+            del self.tensors.model
+        return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
 
     def close(self) -> None:
         """End the processes that fetch mini-batches."""

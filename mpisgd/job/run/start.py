@@ -54,12 +54,12 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed))
     require_alike(comm, "model", of_model(model), root=0)
     bounds = agree(comm, lambda: parts.bounds(config, model))
-    sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))
+    sampling = parts.make_sampling(config, meta, roles.streams)
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
-    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant)
+    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tensors.stages, tolerant)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
 

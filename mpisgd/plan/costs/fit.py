@@ -84,8 +84,8 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
     is simulated: both only if `trusting`.
 
     Raises DataError where the log holds no pushes or does not say how large the model is; ConfigError where the run's
-    configuration is none of this version's, it had no shards of their own, its learners were teams, or it exchanged layers one
-    by one.
+    configuration is none of this version's, it had no shards of their own, its learners were teams or groups, or it exchanged
+    layers one by one.
     """
     check_pushes(run)
     if not trusting:
@@ -101,6 +101,11 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
         raise ConfigError(
             f"{run.path} is a run of teams (aggregation = 'node'), whose ranks' own costs its log does not tell; expected first a"
             " run with aggregation = 'none'"
+        )
+    if about.groups_of(run):
+        raise ConfigError(
+            f"{run.path} is a run of groups (group_size > 1), whose log does not tell computing from waiting for neighbours;"
+            " expected first a run with group_size = 1"
         )
     if about.layerwise(run):
         raise ConfigError(

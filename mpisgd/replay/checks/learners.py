@@ -1,7 +1,7 @@
 """Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
 
 Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
-share that was rounded off.
+share that was rounded off. In a group of ranks, each stage has all seconds of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from mpisgd.rules.verdict import Kind
 TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s", "wait_s", "pull_s", "rounded")
 #: But not where slices are exchanged one by one.
 OWN = ("compute_s", "delay_s", "rounded")
+#: And not where each stage of the model has a rank of its own.
+OF_STAGES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
 
 
 def compare_shards(record: Record) -> None:
@@ -30,7 +32,8 @@ def compare_shards(record: Record) -> None:
 
 
 def _check_told(record: Record, learner_id: int) -> None:
-    first, own = record.shards[0], () if record.config.exchange == "whole" else OWN
+    first, config = record.shards[0], record.config
+    own: tuple[str, ...] = OF_STAGES if config.in_groups else () if config.exchange == "whole" else OWN
     told = [name for name in TOLD if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))

@@ -1,0 +1,79 @@
+"""The passes of one stage of a virtual group, in virtual time; what goes from stage to stage is sizes.
+
+A stage costs its share of the parameters of what a mini-batch costs its rank, in equal parts for the micro-batches: a third
+forward, two thirds backward. Where there are tensors, the gradient of all stages is computed at once, when the last stage has its
+last activation: virtual ranks share one model, and must not wait for each other in the middle of an autograd pass (`passes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mpisgd.comm.messages import MOST_DIMENSIONS
+from mpisgd.comm.virtual.cluster import VirtualRank
+from mpisgd.config import Config
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.memory import Memory, SizedVector
+
+
+class StageSeconds:
+    """The passes of a stage (`exchange.pipeline.Passes`).
+
+    Args:
+        rank: on whose clock nanoseconds pass.
+        next_ns: how many this stage takes of the next mini-batch.
+        crossing: bytes of a micro-batch that come from the stage before, and go to the next.
+        whole: of the last stage: computes the gradient of all, in no virtual time; None where there are no tensors.
+    """
+
+    def __init__(
+        self,
+        rank: VirtualRank,
+        memory: Memory,
+        next_ns: Callable[[], int],
+        config: Config,
+        *,
+        crossing: Sequence[int],
+        whole: Travels | None,
+    ) -> None:
+        self.memory = memory
+        self.samples = config.mu
+        self.loss = 0.0
+        self._rank = rank
+        self._next_ns = next_ns
+        self._micro_batches = config.micro_batches
+        self._before, self._after = (SizedVector(nbytes, 1) for nbytes in crossing)
+        self._whole = whole
+        self._seq = self._ns = 0
+
+    def prepare(self, seq: int) -> None:
+        """Virtual learners, who wait in virtual time, gain nothing."""
+
+    def begin(self, seq: int) -> None:
+        self._seq, self._ns = seq, self._next_ns()
+
+    def pass_on(self, micro: int, received: SizedVector | None) -> SizedVector:
+        self._work(micro, micro + 1)
+        if self._whole is not None and micro + 1 == self._micro_batches:
+            self.loss = self._whole.compute(self._seq)
+        return self._after
+
+    def pass_back(self, micro: int, received: SizedVector | None) -> SizedVector:
+        done = self._micro_batches + 2 * micro
+        self._work(done, done + 2)
+        return self._before
+
+    def _work(self, start: int, end: int) -> None:
+        """Some parts of a mini-batch, which has three for each micro-batch."""
+        parts = 3 * self._micro_batches
+        self._rank.work(self._ns * end // parts - self._ns * start // parts)
+
+    def tensors_of(self, passed: SizedVector) -> tuple[int, Sequence[SizedVector]]:
+        return 0, (passed,)
+
+    def describe(self, passed: SizedVector) -> tuple[tuple[int, ...], SizedVector]:
+        return (passed.nbytes, *([0] * (2 + 2 * MOST_DIMENSIONS))), passed
+
+    def room(self, described: tuple[int, ...]) -> tuple[SizedVector, SizedVector]:
+        vector = SizedVector(described[0], 1)
+        return vector, vector

@@ -1,0 +1,257 @@
+"""Learners of several ranks, one for each stage of the model: the laws over random jobs, replay, and the bits of one rank."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from mpisgd import data, models, replay
+from mpisgd.analysis import timeline
+from mpisgd.base.errors import ConfigError, DataError, DeadlockError
+from mpisgd.config import DigitsOptions, MlpOptions
+from mpisgd.data.sampling import EpochSampling
+from mpisgd.exchange import pipeline
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.group_channel import GroupChannel
+from mpisgd.gradient.pieces import Pieces
+from mpisgd.job.parts import Brought
+from mpisgd.plan.costs import fit
+from mpisgd.records.log.reader import Run
+from mpisgd.simulate import simulate
+from tests.effort import examples
+from tests.virtual.jobs import TENSORS, config, simulated, tables
+from tests.virtual.test_laws import jobs, obeys
+from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
+
+UPDATES = 12
+SOME = {**JOB, "epochs": UPDATES * LEARNERS * MU / 1437}
+DEEP = {"name": "mlp", "hidden": [24, 16, 12]}
+PROTOCOLS = ("hardsync", "softsync", "backup", "timeout", "versioned", "async", "ssp", "downpour")
+
+
+# --------------------------------------------------------------------------------------------------------- random jobs
+
+
+@st.composite
+def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
+    """Any job of any protocol, but what `compatibility` refuses, and how late its messages are."""
+    job = draw(jobs(draw(st.sampled_from(PROTOCOLS)), most_learners=5))
+    size = draw(st.integers(1, 4))
+    job["protocol"].pop("abort", None)
+    return {
+        **{name: job[name] for name in ("protocol", "evaluator", "seed", "network", "service", "epochs")},
+        "virtual": {**job["virtual"], "slow_nodes": {}, "gradients": draw(st.booleans()), "train_samples": 120},
+        "straggler": job["straggler"],
+        "compute": job["compute"],
+        "model": {"name": "mlp", "hidden": [5, 4, 6], "batch_norm": draw(st.booleans())},
+        "mu": 12,
+        "shards": draw(st.integers(size, 6)),
+        "group_size": size,
+        "micro_batches": draw(st.integers(1, 6).filter(lambda many: many != 5)),
+    }, draw(st.sampled_from([0.0, 0.01, 0.2]))
+
+
+@pytest.mark.slow
+@given(in_groups())
+@settings(max_examples=examples(240), deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+def test_every_group_obeys_the_laws(drawn: tuple[dict[str, Any], float]) -> None:
+    changes, jitter_s = drawn
+    with tempfile.TemporaryDirectory() as directory:
+        obeys(Path(directory) / "run", TENSORS, changes, jitter_s)
+
+
+@pytest.mark.parametrize("protocol", [{"name": "softsync", "n": 2}, {"name": "versioned", "grads_to_wait": 2}], ids=str)
+def test_some_groups_obey_the_laws(protocol: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"protocol": protocol, "group_size": 3, "shards": 4, "micro_batches": 3, "model": {"hidden": [5, 4]}, "mu": 6}
+    obeys(tmp_path / "run", TENSORS, {**changes, "epochs": 0.5}, 0.05)
+
+
+def test_an_order_that_waits_in_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sends that block: were a stage to wait for gradients before all of its activations had left, nobody could go on."""
+    compute = pipeline.Stage.compute
+
+    def backward_first(stage: Any, seq: int) -> float:
+        if stage._after is not None:
+            stage._seq = seq
+            stage._take(pipeline.Tag.DELTA, stage._after, 0)
+        return compute(stage, seq)
+
+    monkeypatch.setattr(pipeline.Stage, "compute", backward_first)
+    with pytest.raises(DeadlockError, match="waits for DELTA"):
+        simulated(tmp_path / "run", TENSORS, group_size=2, shards=2)
+
+
+# ------------------------------------------------------------------------------------------------------------ the same bits
+
+
+def digits_of(run: Run) -> tuple[Any, ...]:
+    """What must be the same to the bit: losses in the order of learners and mini-batches, and the last weights."""
+    first = run.pushes[run.pushes["shard"] == 0]
+    first = first[np.lexsort((first["seq"], first["learner_id"]))]
+    return first["loss"].tobytes(), first["seq"].tobytes(), *(each.numpy().tobytes() for each in weights(run.path).values())
+
+
+@pytest.mark.parametrize("protocol", ["hardsync", {"name": "backup", "b": 0}])
+def test_stages_have_the_bits_of_one_rank(protocol: Any, tmp_path: Path) -> None:
+    constant = {"name": "constant", "mean_s": 0.1}
+    runs = [
+        simulated(
+            tmp_path / f"{size}-{shards}", SOME, model=DEEP, protocol=protocol, group_size=size, shards=shards, compute=constant
+        )
+        for size, shards in ((1, 1), (1, 3), (2, 2), (3, 4), (4, 4))
+    ]
+    assert len({digits_of(run) for run in runs}) == 1
+
+
+def loop(micro_batches: int) -> tuple[Weights, Weights]:
+    """First and last weights of a loop that accumulates over micro-batches, of as many learners."""
+    digits = data.load(DigitsOptions(), seed=SEED)
+    model = models.make(MlpOptions(hidden=(24, 16, 12)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), JOB["alpha0"], momentum=0.9)
+    sampling = EpochSampling(len(digits.train), MU, LEARNERS, SEED)
+    for seq in range(UPDATES):
+        optimizer.zero_grad()
+        for learner_id in range(LEARNERS):
+            inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
+            for part, wanted in zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True):
+                (nn.functional.cross_entropy(model(part), wanted) / micro_batches / LEARNERS).backward()
+        optimizer.step()
+    return before, {name: each.detach() for name, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("size", "micro_batches"), [(1, 4), (2, 4), (3, 8)])
+def test_hardsync_is_a_loop_over_micro_batches(size: int, micro_batches: int, tmp_path: Path) -> None:
+    """And one rank, which sums as they do, has the same bits."""
+    changes = {"model": DEEP, "micro_batches": micro_batches}
+    run = simulated(tmp_path / "run", SOME, **changes, group_size=size, shards=3)
+    check_equal(weights(tmp_path / "run"), loop(micro_batches))
+    assert digits_of(run) == digits_of(simulated(tmp_path / "alone", SOME, **changes, shards=2))
+    assert replay.replay(tmp_path / "run").holds
+
+
+class Block(nn.Module):
+    """A skip connection across the border of two stages; draws, and keeps a buffer in training."""
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.layer, self.norm, self.drop = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.3)
+        self.last = last
+
+    def forward(self, passed: Any) -> Any:
+        inputs, before = passed if isinstance(passed, tuple) else (passed, 0)
+        output = self.drop(torch.relu(self.norm(self.layer(inputs)))) + before
+        return output if self.last else (output, inputs)
+
+
+def blocks() -> list[nn.Module]:
+    return [Block(False), Block(False), nn.Sequential(Block(True), nn.Linear(6, 3))]
+
+
+@pytest.mark.parametrize("protocol", ["hardsync", {"name": "softsync", "n": 4}])
+def test_own_stages_that_draw_are_proved(protocol: Any, tmp_path: Path) -> None:
+    """And what a stage draws depends on its number and the micro-batch's: else all would drop the same units."""
+    changes = {"protocol": protocol, "mu": 8, "shards": 3}
+    run = simulated(tmp_path / "run", TENSORS, Brought(model=blocks), **changes, group_size=3, micro_batches=2, evaluator=True)
+    assert replay.replay(tmp_path / "run", Brought(model=blocks)).holds
+    assert run.environment["groups"] == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
+    assert len(np.unique(run.pushes["loss"])) == len(run.pushes) / 3
+
+
+def test_a_seed_names_stages_and_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    through = Pieces._draw_for
+
+    def watched(self: Any, *names: int) -> None:
+        through(self, *names)
+        state = torch.get_rng_state()
+        drawn.append(float(torch.rand(())))
+        torch.set_rng_state(state)
+
+    monkeypatch.setattr(Pieces, "_draw_for", watched)
+    simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=3, shards=3, micro_batches=2, epochs=0.1)
+    of_a_mini_batch = drawn[-6:]
+    assert len(set(of_a_mini_batch)) == 6
+
+
+# -------------------------------------------------------------------------------------------------------------- seconds
+
+
+def seconds(path: Path, **changes: Any) -> float:
+    """Virtual seconds of a mini-batch, at its first stage, of one learner whose shards and links cost nothing."""
+    free = {"latency_s": 0.0, "overhead_s": 0.0, "bandwidth": 1e18, "node_bandwidth": 1e18, "local_bandwidth": 1e18}
+    constant = {"name": "constant", "mean_s": 1.2}
+    base = {**TENSORS, "data": {**TENSORS["data"], "shape": [8]}, "model": {"name": "mlp", "hidden": [8, 8, 8]}}  # type: ignore[dict-item]
+    some = {"network": free, "compute": constant, "virtual": {"learners": 1, "gradients": False, "train_samples": 60}, "mu": 12}
+    run = simulated(path, {**base, **some, "epochs": 1.0}, **changes)
+    return float(np.median(run.pushes["compute_s"][run.pushes["shard"] == 0]))
+
+
+def test_a_pipeline_takes_what_its_longest_stage_and_the_bubble_do(tmp_path: Path) -> None:
+    """Two stages of 144 and 99 of 243 parameters: in M parts, (M of the longer + 1 of the shorter) / M, forward and backward."""
+    longer, shorter = 144 / 243 * 1.2, 99 / 243 * 1.2
+    assert seconds(tmp_path / "one") == pytest.approx(1.2)
+    for parts in (1, 2, 6):
+        found = seconds(tmp_path / f"{parts}", group_size=2, shards=2, micro_batches=parts)
+        assert found == pytest.approx(longer + shorter / parts, rel=1e-6)
+
+
+def test_a_run_is_the_same_again(tmp_path: Path) -> None:
+    changes = {"model": DEEP, "group_size": 2, "shards": 2, "micro_batches": 2, "protocol": {"name": "softsync", "n": 2}}
+    assert tables(simulated(tmp_path / "one", SOME, **changes)) == tables(simulated(tmp_path / "two", SOME, **changes))
+
+
+# -------------------------------------------------------------------------------------------------------------- agreement
+
+
+def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The laws see a stage that goes on by itself: with late messages, one would stop while another computes."""
+    changes = {"group_size": 2, "shards": 2, "protocol": {"name": "backup", "N": 2}, "epochs": 1}
+    obeys(tmp_path / "agreed", TENSORS, changes, 0.2)
+    monkeypatch.setattr(GroupChannel, "pull", LearnerChannel.pull)
+    with pytest.raises(DeadlockError, match="sends ACTIVATION"):
+        obeys(tmp_path / "run", TENSORS, changes, 0.2)
+
+
+# -------------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"group_size": 5}, "group_size = 5: expected at most the number of stages that the model can be cut into, 2"),
+        ({"group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2, one for each stage"),
+        ({"group_size": 2, "clip_norm": 1.0}, "clip_norm = 1.0: expected 0 beside group_size > 1: each rank of a group knows"),
+        ({"group_size": 2, "protocol": "allreduce", "shards": 1}, "group_size = 2: expected 1 beside protocol allreduce"),
+        (
+            {"group_size": 2, "virtual": {"gradients": False, "parameters": 50}},
+            "virtual.parameters = 50: expected 0 beside group_size",
+        ),
+        ({"group_size": 2, "failures": {"at_s": {"9": 1.0}, "then": "stop"}}, "a learner_id from 0 to 3"),
+        ({"micro_batches": 3}, "micro_batches = 3: expected a divisor of mu = 4"),
+        (
+            {"group_size": 2, "micro_batches": 4, "model": {"batch_norm": True}},
+            r"does not fit stage 1, .*: ValueError: Expected more than 1 value",
+        ),
+    ],
+)
+def test_bad_input(changes: dict[str, Any], refused: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        simulate(config(tmp_path / "run", {**TENSORS, "shards": 6}, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_needs_seconds_of_whole_learners_says_so(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, group_size=2, shards=2)
+    with pytest.raises(DataError, match="there is no timeline, its learners are groups"):
+        timeline.look(run)
+    with pytest.raises(ConfigError, match="is a run of groups"):
+        fit.fit(run)
