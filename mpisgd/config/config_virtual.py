@@ -17,7 +17,8 @@ class VirtualOptions:
     """Virtual cluster, and what it computes."""
 
     learners: int = 30
-    """Number of virtual learners lambda. Shards and evaluator come on top. With aggregation: ranks that compute, in teams."""
+    """Number of virtual learners lambda. Shards and evaluator come on top. With aggregation: ranks that compute, in teams. Each may
+    be a group of group_size ranks."""
     gradients: bool = True
     """Compute real gradients. Without, only sizes travel: timing and staleness at any scale."""
     batched: bool = False

@@ -67,8 +67,6 @@ class Stage(Travels):
         place = ranks.index(wire.rank)
         self.memory = passes.memory
         self.samples = 0
-        self.neighbour_ns = 0
-        """Nanoseconds of the last mini-batch that were spent on messages to and from neighbours, and on waiting for them."""
         self._wire = wire
         self._before = ranks[place - 1] if place else None
         self._after = ranks[place + 1] if place + 1 < len(ranks) else None
@@ -82,7 +80,7 @@ class Stage(Travels):
 
     def compute(self, seq: int) -> float:
         """Compute this stage's gradient of mini-batch `seq`, with its group; returns the loss, which the last stage tells."""
-        passes, self._seq, self.neighbour_ns = self._passes, seq, 0
+        passes, self._seq = self._passes, seq
         passes.begin(seq)
         for micro in self._micro_batches:
             self._give(Tag.ACTIVATION, self._after, micro, passes.pass_on(micro, self._take(Tag.ACTIVATION, self._before, micro)))
@@ -100,26 +98,22 @@ class Stage(Travels):
         if dest is None:
             return
         self._finish()
-        start_ns = self._wire.now_ns()
         count, tensors = self._passes.tensors_of(passed)
         for place, tensor in enumerate(tensors):
             described, body = self._passes.describe(tensor)
             fields = (self._seq, micro, place, count, *described, self._loss)
             self._under_way.append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
-        self.neighbour_ns += self._wire.now_ns() - start_ns
 
     def _finish(self) -> None:
-        start_ns = self._wire.now_ns()
         for sending in self._under_way:
             self._wire.finish(sending)
         self._under_way.clear()
-        self.neighbour_ns += self._wire.now_ns() - start_ns
 
     def _take(self, tag: int, source: int | None, micro: int) -> Any:
         """Take what `_give` sent. Raises PeerError where it is of another mini-batch."""
         if source is None:
             return None
-        start_ns, found = self._wire.now_ns(), list[Any]()
+        found: list[Any] = []
         while True:
             taken = self._wire.take(((source, tag),))
             assert taken is not None
@@ -138,5 +132,4 @@ class Stage(Travels):
                 break
         if tag == Tag.DELTA:
             self._loss = loss
-        self.neighbour_ns += self._wire.now_ns() - start_ns
         return tuple(found) if count else found[0]

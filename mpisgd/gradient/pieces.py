@@ -2,13 +2,13 @@
 
 `Pieces` computes all of them in one process: what a group's ranks compute together, for replay and for virtual groups; and what one
 rank computes in micro-batches. `StagePasses` computes one stage of a group, between messages (`exchange/pipeline.py`). The bits are
-the same: gradients are summed in the order of micro-batches, tensors keep their strides on the wire, and what a stage draws is
-named by (seed, learner_id, seq, stage, micro-batch).
+the same: gradients are summed in the order of micro-batches, each stage has an autograd graph of its own, tensors keep their
+strides on the wire, and what a stage draws is named by (seed, learner_id, seq, stage, micro-batch).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,8 @@ class Pieces(_InMicroBatches):
         super().__init__(*arguments, **named)
         self._stages = stages
         self.crossed = [0 for _ in stages[1:]]
+        self._borders: list[tuple[Any, Any]] = []
+        """Of each border in the micro-batch under way: what one stage passed on, and what the next began with."""
 
     def output(self, seq: int) -> tuple[Any, Any]:
         """As `Gradient.output`, of the first micro-batch. Raises ConfigError where a stage does not fit the one before."""
@@ -100,10 +102,13 @@ class Pieces(_InMicroBatches):
                 raise self.detached()
             losses.append(loss.detach())
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
+            for output, given in reversed(self._borders):
+                _pass_back(output, _mapped(_travelled, _gradients_of(given)))
         return self.hand_over(torch.stack(losses).mean())
 
     def _through(self, inputs: Any, seq: int, micro: int) -> Any:
         passed = inputs
+        self._borders.clear()
         for stage, module in enumerate(self._stages):
             self._draw_for(seq, stage, micro)
             try:
@@ -120,7 +125,8 @@ class Pieces(_InMicroBatches):
             if stage < len(self.crossed):
                 output = crossing(output, stage)
                 self.crossed[stage] = sum(each.nbytes for each in _tensors(output))
-            passed = output
+                self._borders.append((output, _mapped(_entered, output)))
+            passed = self._borders[-1][1] if stage < len(self.crossed) else output
         return passed
 
 
@@ -163,7 +169,7 @@ class StagePasses(_InMicroBatches):
 
     def pass_on(self, micro: int, received: Any) -> Any:
         """Returns None from the last stage, which computes the loss."""
-        inputs = self._part(self._inputs, micro) if self._first else _entered(received)
+        inputs = self._part(self._inputs, micro) if self._first else _mapped(_entered, received)
         self._draw_for(self._seq, self._stage, micro)
         with self._model.casting():
             output = self._model.module(inputs)
@@ -184,12 +190,8 @@ class StagePasses(_InMicroBatches):
         if self._last:
             self._scaled(output).backward()  # type: ignore[no-untyped-call]
         else:
-            wanted = [(each, grad) for each, grad in zip(_tensors(output), _tensors(received), strict=True) if grad is not None]
-            if wanted:
-                torch.autograd.backward([each for each, _ in wanted], [grad for _, grad in wanted])
-        if self._first:
-            return None
-        return tuple(each.grad for each in inputs) if isinstance(inputs, tuple) else inputs.grad
+            _pass_back(output, received)
+        return None if self._first else _gradients_of(inputs)
 
     def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
         return len(passed) if isinstance(passed, tuple) else 0, _tensors(passed)
@@ -201,9 +203,7 @@ class StagePasses(_InMicroBatches):
         if passed.dtype not in _TYPES or passed.dim() > MOST_DIMENSIONS:
             found = f"{passed.dtype} of {passed.dim()} dimensions"
             raise ConfigError(f"stage {self._stage} passes on {found}, expected at most {MOST_DIMENSIONS}, of floats or integers")
-        tensor = passed.detach()
-        if not _dense(tensor):
-            tensor = tensor.contiguous()
+        tensor = _travelled(passed.detach())
         rest = [0] * (MOST_DIMENSIONS - tensor.dim())
         kind = (_TYPES.index(tensor.dtype), int(passed.requires_grad), tensor.dim())
         flat = torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
@@ -228,19 +228,38 @@ def crossing(output: Any, stage: int) -> Any:
     raise ConfigError(f"stage {stage} of the model returned {described(output)}, expected a tensor or a tuple of tensors")
 
 
-def _entered(received: Any) -> Any:
-    """What a stage computes from: copies, for it may change them in place, that keep their gradients as they come."""
-    if isinstance(received, tuple):
-        return tuple(_entered(each) for each in received)
+def _entered(received: Tensor) -> Tensor:
+    """What a stage computes from: a copy, for it may change it in place, that keeps its gradient as it comes, strides and all."""
     if not received.requires_grad:
         return received
-    copy = received.clone()
+    copy: Tensor = _travelled(received.detach()).requires_grad_().clone()
     copy.retain_grad()
     return copy
 
 
+def _pass_back(output: Any, received: Any) -> None:
+    """The backward pass of a stage, from gradients of its output: None, of a tensor that had no part in the loss."""
+    wanted = [(each, grad) for each, grad in zip(_tensors(output), _tensors(received), strict=True) if grad is not None]
+    if wanted:
+        torch.autograd.backward([each for each, _ in wanted], [grad for _, grad in wanted])
+
+
+def _gradients_of(given: Any) -> Any:
+    """Of the tensors that a stage began with."""
+    return _mapped(lambda tensor: tensor.grad, given)
+
+
+def _mapped(function: Callable[[Any], Any], passed: Any) -> Any:
+    return tuple(map(function, passed)) if isinstance(passed, tuple) else function(passed)
+
+
 def _tensors(passed: Any) -> tuple[Any, ...]:
     return passed if isinstance(passed, tuple) else (passed,)
+
+
+def _travelled(tensor: Any) -> Any:
+    """A tensor as it is on the other side: strides are kept, but of one that is not dense."""
+    return tensor if tensor is None or _dense(tensor) else tensor.contiguous()
 
 
 def _dense(tensor: Tensor) -> bool:

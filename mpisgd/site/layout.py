@@ -34,7 +34,7 @@ class Layout:
     so LSF and mpirun fill nodes, and what else SLURM can be asked for leaves nodes empty.
 
     Where learners double as shards (allreduce), `shards` is 0: they need no ranks. Where gradients are aggregated on their node,
-    `learners` are the ranks that compute.
+    or learners are groups, `learners` are the ranks that compute.
     """
 
     nodes: int
