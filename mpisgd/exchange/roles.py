@@ -214,7 +214,7 @@ def in_groups(roles: Roles, size: int) -> Roles:
         fewer = f"{len(ranks) - left} or " if len(ranks) > size else ""
         raise ConfigError(
             f"group_size = {size}: {len(ranks)} ranks compute, which do not divide into groups of {size}: expected"
-            f" {fewer}{len(ranks) - left + size} of them, and as many ranks fewer or more in all"
+            f" {fewer}{len(ranks) - left + size} of them"
         )
     groups = tuple(ranks[start : start + size] for start in range(0, len(ranks), size))
     return dataclasses.replace(roles, learner_ranks=tuple(group[0] for group in groups), teams=(), groups=groups)
