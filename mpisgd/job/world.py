@@ -41,9 +41,9 @@ class Setup:
     Attributes:
         hosts: host name of each rank.
         bounds: the slice of each shard.
-        stages: of the model, where learners are groups of ranks.
         tolerant: learners may die or hang, and the others go on.
         resumption: None where the run begins.
+        stages: of the model, where learners are groups of ranks.
     """
 
     config: Config
@@ -52,9 +52,9 @@ class Setup:
     hosts: Sequence[str]
     meta: Meta
     bounds: list[tuple[int, int]]
-    stages: Stages | None = None
     tolerant: bool = False
     resumption: Resumption | None = None
+    stages: Stages | None = None
 
     @cached_property
     def path(self) -> Path:

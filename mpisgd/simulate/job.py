@@ -56,7 +56,7 @@ class Job:
         else:
             self.world = SizedWorld(config, brought, self.roles, nodes)
         world, hosts = self.world, placement.virtual_hosts(nodes)
-        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, world.stages)
+        self.setup = Setup(config, self.roles, protocol, hosts, world.meta, world.bounds, stages=world.stages)
         self.setup.check_schedule()
         self.path = self.setup.path
 

@@ -59,7 +59,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
-    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tensors.stages, tolerant)
+    setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
 
