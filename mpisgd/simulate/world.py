@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.communicator import Node
 from mpisgd.comm.messages import Ending
@@ -122,6 +123,8 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, brought)
+        if data.train.advice:
+            speech.warn(data.train.advice)
         self.tensors = tensors = Tensors.load(config, brought, data, len(roles.computing_ranks))
         tensors.evaluated = evaluated
         self.meta = tensors.meta

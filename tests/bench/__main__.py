@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, peers, settings, start
+from tests.bench import faults, memory, peers, settings, start
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Options:
     """faults: clocks from one checkpoint to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
     """start: how many are started."""
+    nbytes: int = 6_000_000_000
+    """memory: of the images in the file."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
@@ -72,6 +74,11 @@ def _start(options: Options) -> Measured:
     return rows, start.lines_of(rows)
 
 
+def _memory(options: Options) -> Measured:
+    rows = memory.measure(options.nbytes)
+    return rows, memory.lines_of(rows)
+
+
 BENCHES = {
     "peers": Bench(1, "images/s of hardsync, over other parameter servers and allreduces, where installed", _peers),
     "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", _oversubscribed, least=3),
@@ -79,6 +86,7 @@ BENCHES = {
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
+    "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
 }
 
 
