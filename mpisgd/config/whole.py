@@ -140,8 +140,10 @@ class Config:
     """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
-    sampling: Literal["epoch", "replacement"] = "epoch"
-    """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
+    sampling: Literal["epoch", "own", "replacement"] = "epoch"
+    """Split each epoch over learners, give each a part of its own, or draw each batch anew. epoch: one permutation for each epoch.
+    own: learner l draws, without replacement, from neighbouring samples that no other draws [Dean12 4.1]. replacement: as
+    [Zhang16 2.1]."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
