@@ -27,7 +27,7 @@ _CACHE_SLOTS = 100_003
 """Places of HDF5's cache of chunks: a prime, many times the chunks that it holds; 0.8 MB."""
 _GOOD_CHUNK_NBYTES = 2**16
 _DEAR = 64
-"""So many samples' bytes read, and decompressed, for one sample are worth a warning."""
+"""So many samples' bytes read, and decompressed, for one sample are worth a warning, if they are more than a good chunk's."""
 
 
 def load(options: Hdf5Options, data_dir: str) -> DataSet:
@@ -209,7 +209,7 @@ class Hdf5Split(Split):
             return ""
         touched = math.prod(-(-size // chunk) for size, chunk in zip(inputs.shape[1:], inputs.chunks[1:], strict=True))
         sample_nbytes, read_nbytes = inputs.nbytes // len(self), touched * inputs.chunk_nbytes
-        if read_nbytes < _DEAR * sample_nbytes:
+        if read_nbytes < max(_DEAR * sample_nbytes, 4 * _GOOD_CHUNK_NBYTES):
             return ""
         better = (max(1, _GOOD_CHUNK_NBYTES // sample_nbytes), *inputs.shape[1:])
         return (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpisgd.replay import replay
 from tests.bench import memory
 
 SAMPLES = 200_000  # of 3 KB
@@ -21,3 +22,4 @@ def test_no_rank_holds_a_file_whole(tmp_path: Path) -> None:
     shard, *learners = (each["end"] - each["mpi"] for each in peaks)  # KiB
     assert 0 < shard < min(learners)
     assert max(learners) < 100_000, peaks
+    assert replay(tmp_path / "run").holds
