@@ -141,9 +141,8 @@ class Config:
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
     sampling: Literal["epoch", "own", "replacement"] = "epoch"
-    """Split each epoch over learners, give each a part of its own, or draw each batch anew. epoch: one permutation for each epoch.
-    own: learner l draws, without replacement, from neighbouring samples that no other draws [Dean12 4.1]. replacement: as
-    [Zhang16 2.1]."""
+    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
