@@ -84,10 +84,11 @@ class Config:
     shards: int = 1
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
-    exchange: Literal["whole", "layerwise"] = "whole"
+    exchange: Literal["whole", "layerwise", "duplex"] = "whole"
     """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient."""
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
+    whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
     feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench

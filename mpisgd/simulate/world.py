@@ -85,7 +85,7 @@ class VirtualWorld(World):
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
-        return self._next_ns(rank) if self.config.exchange == "whole" else None
+        return self._next_ns(rank) if self.config.exchange != "layerwise" else None
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
