@@ -6,6 +6,9 @@ has the tables of all of them. A file holds the tables below as one-dimensional 
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
 
+In a fault-tolerant run another may follow an evaluator that hangs, and its file replaces that one's. Its attribute `appointed` says
+as the how-manieth it was appointed, from 1: so one that wakes late replaces nothing.
+
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
 
