@@ -100,8 +100,8 @@ class Config:
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
     """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
-    placement: Literal["packed", "spread"] = "packed"
-    """Make the first ranks shards, or spread them over nodes."""
+    placement: Literal["packed", "spread"] = "spread"
+    """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     overwrite: bool = False
