@@ -34,7 +34,7 @@ class DownpourOptions(ProtocolOptions):
     modulation: str = "none"
     """Weight stale gradients, as in softsync; [Dean12] has none."""
     warm_up: int = 0
-    """Let one learner make this many updates before the others join [Dean12 4.1]."""
+    """Let one learner make so many updates before the others join [Dean12 4.1]."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)
