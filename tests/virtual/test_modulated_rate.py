@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpisgd.analysis.about import protocol_label
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
 from mpisgd.replay import replay
@@ -34,6 +35,7 @@ def check_rates(run: Run, alpha0: float) -> None:
 def test_the_log_has_the_rates_and_replay_proves_them(optimizer: str, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", JOB, **STALE, optimizer=optimizer, alpha0=0.004, compute={"sigma": 0.5})
     check_rates(run, 0.004)
+    assert protocol_label(run) == "softsync n=2 modulation=inverse modulate=rate"
     assert replay(tmp_path / "run").holds
 
 
