@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, nodes, peers, settings, start
+from tests.bench import faults, memory, nodes, peers, settings, start
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Options:
     """faults: clocks from one checkpoint to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
     """start: how many are started."""
+    nbytes: int = 6_000_000_000
+    """memory: of the images in the file."""
     nodes: tuple[int, ...] = (2, 4)
     """nodes: how many there are."""
     gbit: tuple[float, ...] = (1.0, 10.0)
@@ -37,6 +39,7 @@ class Options:
 
     def __post_init__(self) -> None:
         require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
+        require(self.nbytes >= 2**20, "nbytes", self.nbytes, "a MiB at least")
         check("cases", self.cases, CASES)
 
 
@@ -76,6 +79,11 @@ def _start(options: Options) -> Measured:
     return rows, start.lines_of(rows)
 
 
+def _memory(options: Options) -> Measured:
+    rows = memory.measure(options.nbytes)
+    return rows, memory.lines_of(rows)
+
+
 def _nodes(options: Options) -> Measured:
     rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit)
     return rows, nodes.lines_of(rows)
@@ -89,6 +97,7 @@ BENCHES = {
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
     "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
+    "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
 }
 
 

@@ -52,6 +52,7 @@ WAYS = {
     "hardsync, 1 shard": Way(shards=1),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
+    "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
 }
