@@ -154,6 +154,9 @@ def test_every_pair_can_come_up() -> None:
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
+        {"modulate": "rate"},
+        {"optimizer": "lars"},
+        {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):

@@ -90,7 +90,7 @@ PUSHES = np.dtype(
         ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
         ("verdict", np.uint8),  # Verdict
         ("reason", np.uint8),  # Reason
-        ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
+        ("weight", np.float64),  # factor of the gradient in the sum, or, of `modulate = "rate"`, for the rate: 1/tau or 1
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
@@ -112,7 +112,7 @@ UPDATES = np.dtype(
         ("clock", np.int64),  # after the update: 1, 2, 3 ...
         ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
         ("samples", np.int64),  # applied up to and with this update
-        ("learning_rate", np.float64),
+        ("learning_rate", np.float64),  # of this update; of `modulate = "rate"`, times the mean of its gradients' weights
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
         ("mean_loss", np.float64),  # of the mini-batches in this update

@@ -21,6 +21,7 @@ from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, Tim
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
+from mpisgd.update.weighting import Weighting
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
@@ -79,6 +80,7 @@ class _Walk:
         self.arrival_s = 0.0
         self.samples = start.samples
         self.rate = self.rate_at(self.samples)
+        self.weighting = Weighting(self.config.modulate)
         self._begin_sum()
 
     def _begin_sum(self) -> None:
@@ -103,6 +105,7 @@ class _Walk:
                 self.gradients += row.gradients
                 self.pending_samples += row.samples
                 self.losses += row.loss * row.gradients
+                self.weighting.add(row.weight, row.gradients)
             self._update_while_due()
         self._check_end()
 
@@ -225,7 +228,7 @@ class _Walk:
             "clock": self.rules.clock + 1,
             "gradients": self.gradients,
             "samples": self.samples + self.pending_samples,
-            "learning_rate": self.rate,
+            "learning_rate": self.rate * self.weighting.take(),
             "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
         }
         for name, value in expected.items():
