@@ -5,7 +5,9 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,10 @@ from mpisgd.gradient.measure import Measure, Unmeasured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.vectors.flat import FlatModel
+
+Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
+"""Is told of an evaluation: its rows in the log, the weights by their names (`theta`, and perhaps `thetabar`), and whether these
+are the last ones of the run."""
 
 
 class Evaluator:
@@ -52,15 +58,17 @@ class Evaluator:
         self._splits = (False, True) if train else (False,)
         self._train_samples = train_samples
         self._told = told
+        self._hearers: Sequence[Hearer] = ()
 
-    def evaluate_all(self, weights_file: Path, first: int = 0) -> None:
+    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
         """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
 
         Of a run that a signal has interrupted, no more: what was not evaluated is when it goes on.
 
         `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
-        `torch.load(..., weights_only=True)` reads.
+        `torch.load(..., weights_only=True)` reads. `hearers` are told of each evaluation, once it is in the log.
         """
+        self._hearers = hearers
         number = first
         checked = True
         snapshot = self._channel.pull(number)
@@ -78,7 +86,7 @@ class Evaluator:
         self._measure.interrupt_by(self._told.batch)
         final = self._channel.pull(FINAL)
         if final is not None:
-            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
+            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s), last=True)
             _save(states, weights_file)
         self._channel.goodbye()
 
@@ -86,8 +94,8 @@ class Evaluator:
         self._told.batch()
         self._channel.check()
 
-    def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
-        states, rows = {}, []
+    def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
+        states, rows = {}, list[dict[str, Any]]()
         self._told.begin(snapshot.number)
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
             self._model.weights.copy_(vector)
@@ -115,6 +123,8 @@ class Evaluator:
         self._told.found(rows[0])
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)
+        for hear in self._hearers:
+            hear(rows, states, last)
         return states
 
 

@@ -67,6 +67,7 @@ FEATURES: Mapping[str, Feature] = {
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
+    "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -80,6 +81,7 @@ REAL: Mapping[str, Feature] = {
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
+    "sizes": Feature(lambda config: not config.virtual.gradients, "virtual.gradients = false, where nothing is evaluated"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
         "failures.then = 'leave'",
@@ -123,6 +125,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
 }

@@ -71,6 +71,11 @@ class EvaluationOptions:
     recalibrate_batches: int = 20
     """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
     are fewer."""
+    best: str = ""
+    """Keep the best weights by error, loss or a metric. They are in best.pt of the run's directory: those of the best evaluation
+    on test data, of the weights or of their average."""
+    higher: bool = False
+    """Higher values of `best` are better."""
 
     def __post_init__(self) -> None:
         at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)

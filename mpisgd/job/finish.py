@@ -146,6 +146,9 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     weights = outcome.path / schema.WEIGHTS
     if weights.is_file():
         contents["weights"] = sums.of_file(weights)
+    best = outcome.path / schema.BEST
+    if best.is_file():
+        contents["best"] = sums.of_file(best)
     directory.mark_done(outcome.path, contents)
     return outcome
 

@@ -20,6 +20,7 @@ from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
 from mpisgd.gradient.objective import Objective
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
+from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
@@ -119,4 +120,5 @@ class Tensors:
             train_samples=self.meta.train_samples,
             told=Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss),
         )
-        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first)
+        hearers = [Best(options, Path(config.out) / schema.BEST).offer] if options.best and self.evaluated else []
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, hearers)

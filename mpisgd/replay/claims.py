@@ -68,7 +68,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("summary", "shard final_clock samples received diverged", _P),
     _claim("summary", "pushed", _C),
     _claim("DONE", "clock samples diverged books_balanced", _P),
-    _claim("DONE", "seconds weights", _C),
+    _claim("DONE", "seconds weights best", _C),
     _claim("weights.pt", "theta thetabar buffers", _P, simulated=False),
     _claim(
         "[environment]",

@@ -153,6 +153,7 @@ def test_every_pair_can_come_up() -> None:
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
         {"step": "mine:step", "virtual": {"batched": True}},
+        {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:

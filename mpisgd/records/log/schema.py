@@ -200,6 +200,7 @@ CONFIG = "config.toml"
 DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
+BEST = "best.pt"
 LOCK = "LOCK"
 RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
