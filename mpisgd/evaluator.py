@@ -9,22 +9,47 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mpisgd.base import durable
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
+from mpisgd.config import EvaluationOptions
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.gradient.measure import Measure, Unmeasured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
+from mpisgd.records.patience import Patience
 from mpisgd.vectors.flat import FlatModel
 
 Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
 """Is told of an evaluation: its rows in the log, the weights by their names (`theta`, and perhaps `thetabar`), and whether these
 are the last ones of the run."""
+
+
+class EarlyStopping:
+    """Hears evaluations, and lets the shards know when they have been no better for too long (`Patience`).
+
+    Args:
+        before: rows of `evaluations` before the first that is heard of, where the run goes on after an interruption.
+    """
+
+    def __init__(self, options: EvaluationOptions, before: np.ndarray, channel: EvaluatorChannel, told: Evaluations) -> None:
+        self._options = options
+        self._channel = channel
+        self._told = told
+        self._patience = Patience(options).note_all(before)
+        if self._patience.over_at >= 0:
+            channel.end_training(self._patience.over_at)
+
+    def __call__(self, rows: list[dict[str, Any]], states: object, last: bool) -> None:
+        if not last and self._patience.note(rows):
+            number, options = self._patience.over_at, self._options
+            self._channel.end_training(number)
+            self._told.say(f"snapshot {number}: {options.best} no better for {options.patience} evaluations: training ends")
 
 
 class Evaluator:

@@ -43,6 +43,8 @@ BESIDE: Mapping[str, str] = {
     "compensation_memory": "compensation",
     "team_size": "aggregation",
     "evaluation.higher": "evaluation.best",
+    "evaluation.patience": "evaluation.best",
+    "evaluation.min_delta": "evaluation.patience",
     "straggler.delay_mean_s": "straggler.delay",
     "straggler.delay_spread": "straggler.delay",
     "straggler.delay_probability": "straggler.delay",

@@ -68,6 +68,8 @@ FEATURES: Mapping[str, Feature] = {
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
     "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
+    "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
+    "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -125,6 +127,8 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("patience", "no evaluator"): "who evaluates when training is over can end nothing",
+    ("patience", "collective"): "its learners agree on their end by themselves; protocol hardsync computes the same",
     ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",

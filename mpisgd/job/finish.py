@@ -231,6 +231,8 @@ def farewell(outcome: Outcome, *, logged: bool) -> str:
     if not logged:
         return text
     log = Run(outcome.path)
+    if (log.events["kind"] == schema.Event.ENOUGH).any():
+        text += ", stopped early"
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
     if len(last) and not math.isnan(last["loss"][-1]):
         text += f", test {in_words(last[-1], loss_of(log.config), schema.metrics_of(last.dtype))}"

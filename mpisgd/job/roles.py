@@ -26,7 +26,7 @@ from mpisgd.liveness import watchdog
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
-from mpisgd.records.log.continuing import counted, evaluated
+from mpisgd.records.log.continuing import counted, evaluated, rows_evaluated
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
@@ -108,7 +108,8 @@ class Built:
             log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
-            self.world.tensors.evaluate(channel, log, first, self.world.progress)
+            rows = rows_evaluated(setup.path, before)
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress)
         log.close()
 
     def _open(

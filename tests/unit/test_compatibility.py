@@ -154,6 +154,7 @@ def test_every_pair_can_come_up() -> None:
         {"step": "mine:step", "loss": "mse_loss"},
         {"step": "mine:step", "virtual": {"batched": True}},
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss", "patience": 1}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:

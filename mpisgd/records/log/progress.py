@@ -166,6 +166,11 @@ class Evaluations:
             metrics = [name for name in row if name not in (EVALUATIONS.names or ())]
             self._found = f"; the one before: test {in_words(row, self._loss, metrics)}"
 
+    def say(self, text: str) -> None:
+        """Tell something else, at once."""
+        if self._on:
+            say(text)
+
     def begin(self, number: int) -> None:
         """Begin the snapshot of this number, from 0: its first batch is next."""
         self._number, self._batch = number, 0
