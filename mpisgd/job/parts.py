@@ -29,6 +29,7 @@ from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.protocols import Protocol
 from mpisgd.records import initial
+from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
 from mpisgd.update import groups
@@ -38,12 +39,13 @@ from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_
 
 @dataclass(frozen=True)
 class Brought:
-    """Parts that the user brings as Python objects, instead of by name in the configuration."""
+    """Parts that the user brings as Python objects, instead of by name in the configuration; and who is told how it goes."""
 
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
     step: Callable[[nn.Module, Any], Any] | None = None
+    callbacks: Callbacks = NO_CALLBACKS
 
 
 NOTHING_BROUGHT = Brought()

@@ -23,6 +23,7 @@ from mpisgd.job.finish import account, blown_up
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
@@ -109,7 +110,8 @@ class Built:
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
             rows = rows_evaluated(setup.path, before)
-            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress)
+            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
         log.close()
 
     def _open(
@@ -188,6 +190,8 @@ class BuiltShard(Built):
             counts = counted(setup.path, shard, rows)
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
         server = Shard(
             channel,

@@ -103,11 +103,16 @@ class Tensors:
         return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)
 
     def evaluate(
-        self, channel: Callable[..., EvaluatorChannel], log: EvaluatorLog, begins: tuple[int, np.ndarray], progress: Any
+        self,
+        channel: Callable[..., EvaluatorChannel],
+        log: EvaluatorLog,
+        begins: tuple[int, np.ndarray],
+        progress: Any,
+        told: Sequence[Hearer] = (),
     ) -> None:
         """Evaluate all snapshots; `channel` wants the memory to pull into: `weights`, `averaged`.
 
-        `begins`: the number of the first one, and the rows of `evaluations` before it.
+        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each.
         """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
@@ -118,7 +123,7 @@ class Tensors:
         splits = (len(data.test), len(data.train) if options.train else 0)
         batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
-        told = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
+        shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
         evaluator = Evaluator(
             asks,
             self.model,
@@ -127,12 +132,12 @@ class Tensors:
             log,
             train=options.train,
             train_samples=self.meta.train_samples,
-            told=told,
+            told=shown,
         )
         first, before = begins
         hearers: list[Hearer] = []
         if options.best and self.evaluated:
             hearers.append(Best(options, Path(config.out) / schema.BEST).offer)
         if options.patience and self.evaluated:
-            hearers.append(EarlyStopping(options, before, asks, told))
-        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, hearers)
+            hearers.append(EarlyStopping(options, before, asks, shown))
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])
