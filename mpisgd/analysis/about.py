@@ -91,7 +91,7 @@ def status(run: Run) -> Status:
     ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
     diverged = bool(done and done.get("diverged")) or bool(np.any(summaries["diverged"]))
     if done is not None:
-        text = "finished"
+        text = "stopped early" if np.any(run.events["kind"] == schema.Event.ENOUGH) else "finished"
     elif ended:
         text = "UNFINISHED: all shards left in order, but there is no DONE"
     else:

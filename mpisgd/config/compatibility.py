@@ -81,6 +81,9 @@ FEATURES: Mapping[str, Feature] = {
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
+    "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
+    "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
+    "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -94,6 +97,7 @@ REAL: Mapping[str, Feature] = {
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
+    "sizes": Feature(lambda config: not config.virtual.gradients, "virtual.gradients = false, where nothing is evaluated"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
         "failures.then = 'leave'",
@@ -146,6 +150,9 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("patience", "no evaluator"): "who evaluates when training is over can end nothing",
+    ("patience", "collective"): "its learners agree on their end by themselves; protocol hardsync computes the same",
+    ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
 }

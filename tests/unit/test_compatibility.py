@@ -158,6 +158,8 @@ def test_every_pair_can_come_up() -> None:
         {"optimizer": "lars"},
         {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
+        {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss", "patience": 1}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:
