@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "pull_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),

@@ -89,9 +89,13 @@ class Config:
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
     backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient."""
     push_format: Literal["float32", "bfloat16"] = "float32"
-    """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
-    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
-    train --ways hardsync hardsync-bfloat16` tells where it pays. Not for allreduce."""
+    """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
+    feedback, arXiv:1901.09847), for which it keeps one more vector. For slow networks: `mpisgd bench train --ways hardsync
+    hardsync-bfloat16 hardsync-bfloat16-both` tells where it pays. Not for allreduce."""
+    pull_format: Literal["float32", "bfloat16"] = "float32"
+    """Pull weights in this format. bfloat16 is half of the bytes: a shard sends by how much its weights differ from what the
+    learner holds, and what it rounds off comes with the next pull. A learner keeps one more vector, two with own steps; a shard one
+    more slice, of asynchronous protocols one for each learner. Not for allreduce, compensation, nor fault tolerance."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"

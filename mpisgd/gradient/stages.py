@@ -35,7 +35,8 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
     `direct`: MPI takes a GPU's memory; it is given what is pushed as it was computed.
     """
     if model.weights.device.type != "cpu":
-        return shared or (model.memory if direct and pushes_what_it_computes(config) else model.memory.pinned())
+        direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
+        return shared or (model.memory if direct else model.memory.pinned())
     if shared is not None:
         model.move_to(shared)
     return model.memory

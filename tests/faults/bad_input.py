@@ -171,6 +171,8 @@ CASES = (
     Case("simulate --protocol allreduce --aggregation node", ("one node", "found learners on", "leave it out")),
     Case("simulate --protocol softsync --aggregation node", ("aggregation = 'node'", "softsync", "allreduce")),
     Case("simulate --protocol allreduce --push-format bfloat16", ("push_format = 'bfloat16'", "beside protocol allreduce")),
+    Case("simulate --protocol allreduce --pull-format bfloat16", ("pull_format = 'bfloat16'", "beside protocol allreduce")),
+    Case("simulate --pull-format int8", ("pull-format", "bfloat16")),
     Case("simulate --shard-device cuda", ("shard_device = 'cuda'", "'cpu' beside a virtual cluster")),
     Case("simulate --virtual.learners 2", ("results/run' exists", "--overwrite"), {"results/run/": ""}),
     Case("simulate --virtual.learners 2 --overwrite", ("is no run directory",), {"results/run/thesis.tex": "years of work"}),

@@ -89,6 +89,15 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001, "threads": 2},
     ),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
+    "large-hardsync-5-pulls": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "pull_format": "bfloat16"}),
+    "softsync-5-pulls": (
+        5,
+        {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16", "pull_format": "bfloat16"},
+    ),
+    "abort-6-pulls": (
+        6,
+        {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 1, "pull_format": "bfloat16"},
+    ),
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
     "softsync-5-accumulated": (
         5,
@@ -96,7 +105,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "hardsync-5-local": (5, {**LOCAL, "protocol": "hardsync", "shards": 2}),
     "async-4-local": (4, {**LOCAL, "protocol": "async", "push_format": "bfloat16"}),
-    "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),
+    "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}, "pull_format": "bfloat16"}),
     "hardsync-2": (2, {"protocol": "hardsync"}),
     "hardsync-6-evaluator": (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"every_epochs": 0.5, "train": True}}),
     "softsync-4-buffers": (

@@ -38,6 +38,7 @@ VARIANTS: list[dict[str, Any]] = [
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
     "push_format": ("float32", "bfloat16"),
+    "pull_format": ("float32", "bfloat16"),
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
     "team_size": (0, 2),
@@ -71,7 +72,7 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 1,920 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 3,840 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)

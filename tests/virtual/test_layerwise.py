@@ -44,6 +44,7 @@ STAGES: dict[str, tuple[Any, Any]] = {
     "clip_norm": (0.0, 0.3),
     "nonfinite": ("stop", "drop"),
     "push_format": ("float32", "bfloat16"),
+    "pull_format": ("float32", "bfloat16"),
 }
 VERSIONED = [{"name": "versioned"}, {"name": "versioned", "tolerance": 1}]
 
