@@ -194,7 +194,7 @@ class Shard:
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
-        if self._cannot_be(push):
+        if self._cannot_be(push, self.update.why_not()):
             return
         self.received[learner_id] += 1
         self.update.take_in()
@@ -216,10 +216,12 @@ class Shard:
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self._settle()
 
-    def _cannot_be(self, push: Push) -> bool:
-        """Whether a push is refused, whatever the protocol says of it."""
+    def _cannot_be(self, push: Push, why_not: str = "") -> bool:
+        """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
+        if not why and why_not:
+            why = f"learner {push.learner_id} pushed {why_not}"
         if not why:
             return False
         self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))

@@ -179,7 +179,8 @@ def _rounded(run: Run) -> list[tuple[str, str]]:
         return []
     rounded = run.table("pushes")["rounded"]
     rounded = rounded[np.isfinite(rounded)]
-    words = f"as {run.config['push_format']}; what was rounded off one was added to the next"
+    name = run.config["push_format"]
+    words = f"as {name}; what was {'left out of' if name == 'topk' else 'rounded off'} one was added to the next"
     if rounded.any():
         words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"
     return [("gradients pushed", words)]

@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
     "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "pull_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
@@ -41,6 +41,7 @@ BESIDE: Mapping[str, str] = {
     "averaging_bias_correction": "averaging",
     "compensation_memory": "compensation",
     "team_size": "aggregation",
+    "topk_share": "push_format",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -88,7 +89,7 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     """Whether an option means something beside the others."""
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
-    return getattr(config, BESIDE[name]) not in (0, "none")
+    return getattr(config, BESIDE[name]) not in (0, "none", "float32")
 
 
 def _lines(config: Config, name: str) -> Iterator[str]:

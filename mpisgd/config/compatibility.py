@@ -61,6 +61,11 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
+    "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
+    "no topk": Feature(lambda config: config.push_format != "topk", "a push_format that is not 'topk'"),
+    "topk share": Feature(
+        lambda config: config.topk_share != Config.topk_share, "topk_share", "topk_share", str(Config.topk_share)
+    ),
     "rounded pulls": Feature(
         lambda config: config.pull_format == "bfloat16", "pull_format = 'bfloat16'", "pull_format", "'float32'"
     ),
@@ -117,6 +122,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "compensation"): "an element that is pushed may be of many mini-batches, and its square says nothing of one",
+    ("topk", "cuda shards"): "indices are looked at, and elements put in their places, on the host",
+    ("topk share", "no topk"): "it is of topk alone",
     ("rounded pulls", "collective"): "its collectives exchange float32; on one node they exchange nothing",
     ("rounded pulls", "compensation"): "it wants one copy of the weights of a clock, and learners hold different ones",
     ("rounded pulls", "cuda shards"): "what learners hold is kept, and rounded, on the host",

@@ -14,5 +14,5 @@ def of_compensation(lambda_: int, parameters: int, shards: int) -> str:
 
 def of_exchange(config: Mapping[str, Any]) -> tuple[float, float]:
     """Bytes of a push, and of a pull that is not the first, for each parameter; `config`: as a run's config.toml has it."""
-    nbytes = {"float32": 4.0, "bfloat16": 2.0}
+    nbytes = {"float32": 4.0, "bfloat16": 2.0, "topk": 8.0 * config.get("topk_share", 0.0)}
     return nbytes[config.get("push_format", "float32")], nbytes[config.get("pull_format", "float32")]

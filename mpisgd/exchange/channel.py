@@ -20,7 +20,7 @@ snapshots in the same way (`evaluator_channel.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,12 @@ class LearnerChannel:
 
     Args:
         weights: (parameters,) float32 host memory that pulled slices are received into.
-        gradients: (parameters,) float32 host memory that pushed slices are sent from; or int16 (`rounding.py`).
+        gradients: (parameters,) float32 host memory that pushed slices are sent from; or words of `push_format.py`.
         bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
         interruptible: the shards may tell this learner that its gradient comes too late.
         held: of `weights`, where what is pulled is rounded (`deltas.py`).
+        cuts: each shard's slice in `gradients`, where that is not `bounds`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class LearnerChannel:
         consistent: bool,
         interruptible: bool = False,
         held: Held | None = None,
+        cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._wire = wire
         self.now_ns = wire.now_ns
@@ -80,7 +82,7 @@ class LearnerChannel:
         self._held = held
         rooms = [chunks_of(weights[start:end]) for start, end in bounds] if held is None else [[room] for room in held.rooms]
         self._weights = [tuple(each) for each in rooms]
-        self._gradients = [gradients[start:end] for start, end in bounds]
+        self._gradients = [gradients[start:end] for start, end in cuts or bounds]
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))

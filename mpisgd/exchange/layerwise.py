@@ -150,7 +150,7 @@ def learner_channel(
     bounds: list[tuple[int, int]],
 ) -> LearnerChannel:
     """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
-    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients}
+    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
     if config.pull_format == "bfloat16":
         vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
     consistent = protocol.consistent

@@ -31,6 +31,7 @@ from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.push_format import PushFormat
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""
@@ -93,6 +94,7 @@ class Serial:
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
         """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients = [self._chain(ranks) for ranks in record.members]
+        self._format = PushFormat.of(config)
         self._moves_weights = stages.moves_weights(config)
         self._pushes_per_pull = protocol.pushes_per_pull
         self._deltas = [deltas.of_run(config, protocol, update.weights) for update in self.shards]
@@ -126,8 +128,9 @@ class Serial:
         gradient = self._gradients[learner_id]
         gradient.at_clock(min(timestamps))
         loss = gradient.compute(seq)
-        pushed = gradient.memory.tensors[1]
-        vector = pushed.clone() if pushed.dtype == torch.float32 else pushed.view(torch.bfloat16).float()
+        pushed, vector = gradient.memory.tensors[1], torch.empty(self.model.size)
+        for (start, end), (at, to) in zip(self.bounds, gradient.memory.cuts or self.bounds, strict=True):
+            self._format.widen(pushed[at:to], vector[start:end])
         if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()

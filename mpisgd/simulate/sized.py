@@ -10,6 +10,7 @@ from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
 from mpisgd.vectors.computing import Travels, Updates
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 
 class SizedUpdate(Updates):
@@ -17,7 +18,7 @@ class SizedUpdate(Updates):
 
     Args:
         size: elements of the slice.
-        half: gradients are received as bfloat16.
+        push_format: how gradients are received.
         rank: the shard's, on whose clock nanoseconds pass.
         service_ns: what one gradient, and one update, cost.
     """
@@ -36,13 +37,13 @@ class SizedUpdate(Updates):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
-        half: bool,
+        push_format: PushFormat,
         rank: VirtualRank,
         service_ns: tuple[int, int],
     ) -> None:
         vector = SizedVector(size)
         self.scratch = vector
-        self.inbox = vector.in_half() if half else vector
+        self.inbox = push_format.sized(vector)
         self.weights = self.served = vector
         self.gradients = 0
         self.samples = 0

@@ -94,6 +94,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         5,
         {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16", "pull_format": "bfloat16"},
     ),
+    "softsync-5-topk": (
+        5,
+        {
+            "protocol": {"name": "softsync", "n": 2},
+            "shards": 2,
+            "push_format": "topk",
+            "topk_share": 0.1,
+            "pull_format": "bfloat16",
+        },
+    ),
+    "large-hardsync-4-topk": (4, {**LARGE, "protocol": "hardsync", "push_format": "topk"}),
     "abort-6-pulls": (
         6,
         {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 1, "pull_format": "bfloat16"},

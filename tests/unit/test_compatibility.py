@@ -37,7 +37,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
-    "push_format": ("float32", "bfloat16"),
+    "push_format": ("float32", "bfloat16", "topk"),
     "pull_format": ("float32", "bfloat16"),
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
@@ -72,7 +72,7 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 3,840 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 5,760 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)
@@ -149,6 +149,8 @@ def test_every_pair_can_come_up() -> None:
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
     more += [
         {"accumulation": 2},
+        {"push_format": "topk"},
+        {"topk_share": 0.1},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
@@ -157,6 +159,6 @@ def test_every_pair_can_come_up() -> None:
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:
-            config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
+            config = config_of({"protocol": variant, **{field: CHOICES[field][1] for field in fields}}, **extra)
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)

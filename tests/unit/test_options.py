@@ -165,6 +165,8 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     for table in VIRTUAL:
         assert f"--{table}" not in told
     assert "--inner" not in told
+    assert "--topk-share" not in told
+    assert "--topk-share" in helped("--push-format topk --help", capsys)
     told = helped("--local-steps 4 --help", capsys)
     assert "--inner-alpha0" in told
     assert "--inner-optimizer.beta1" in told
