@@ -313,11 +313,19 @@ class Shard:
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
             self._let_go()
+            if self.rules.stuck:
+                self._note_who_passes()
         self._note_if_passed(learner_id, pull.min_clock)
+
+    def _note_who_passes(self) -> None:
+        """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
+        for learner_id, min_clock in list(self.rules.waiting.items()):
+            self._note_if_passed(learner_id, min_clock)
 
     def _note_if_passed(self, learner_id: int, min_clock: int) -> None:
         """A learner that owes a push asks for a clock that another shard has come to, and this one has not."""
-        if self.faults is not None and self.faults.owes_push(learner_id) and self.rules.passes(learner_id, min_clock):
+        rules = self.rules
+        if self.faults is not None and self.faults.owes_push(learner_id) and rules.passes(learner_id, min_clock, rules.stuck):
             self._tell(Event.PASSED, learner_id)
             self._settle()
 
@@ -350,8 +358,7 @@ class Shard:
             self.update.compensation.gone(learner_id)
         self.answering.gone(learner_id)
         self._settle()
-        for waiting, min_clock in list(self.rules.waiting.items()):  # asked before this shard knew that any is gone
-            self._note_if_passed(waiting, min_clock)
+        self._note_who_passes()
         self.answering.answer_waiting()
         self._let_go()
 

@@ -52,8 +52,8 @@ class TolerantShardChannel(ShardChannel):
         return super()._seldom(source, tag, fields)
 
     def _may_pull(self, source: int, number: int) -> bool:
-        if self._shard == 0:
-            return source == self._evaluator_rank
+        if self._shard == 0:  # which has another evaluate in the place of one that it has given up
+            return source == self._evaluator_rank and source not in self._given_up
         if number == NOTHING_MORE:
             return source == self._shard_ranks[0]
         return source == self._dedicated or source in self._parted

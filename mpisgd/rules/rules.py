@@ -159,6 +159,7 @@ class Rules:
     def on_torn(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
         """Of a gradient only a part has come."""
         self.dropped_seq[learner_id] = seq
+        self.verdicts[learner_id] = DROP_TORN.kind
         if learner_id in self.present and not self.finished:
             self.protocol.on_discard(learner_id, timestamp, self.clock)
         return DROP_TORN
@@ -213,10 +214,19 @@ class Rules:
             self._computing[learner_id] = self.clock
         return True
 
-    def passes(self, learner_id: int, min_clock: int) -> bool:
+    @property
+    def stuck(self) -> bool:
+        """Whether all who are present wait."""
+        return bool(self.present) and self.present <= self.waiting.keys()
+
+    def passes(self, learner_id: int, min_clock: int, stuck: bool) -> bool:
         """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
-        and has gone on without a learner for which this one has not. It then counts as heard."""
-        told = self._disturbed or self.protocol.lockstep  # of shards in lockstep only one that misses a learner gets ahead
+        and has gone on without a learner for which this one has not. It then counts as heard.
+
+        A shard that knows of no loss believes it of shards in lockstep, of which only one that misses a learner gets ahead; or
+        where all who are present wait (`stuck`), so that nobody will push.
+        """
+        told = self._disturbed or self.protocol.lockstep or stuck
         lags = told and self.protocol.consistent and min_clock > self.clock
         if not lags or self.finished or learner_id not in self.present:
             return False
@@ -250,8 +260,7 @@ class Rules:
     def let_go(self) -> list[int]:
         """Whom nobody counts on any more, now that all who are present wait: learners that another shard, which lacks none of what
         has been lost here, has told to stop. The others are told so, too, as soon as they get on here."""
-        stuck = self.present and self.present <= self.waiting.keys()
-        if not stuck or self.finished or self.interrupted:
+        if not self.stuck or self.finished or self.interrupted:
             return []
         gone, self._told_to_stop = sorted(self._told_to_stop), set()
         for learner_id in gone:

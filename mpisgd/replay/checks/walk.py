@@ -65,6 +65,9 @@ class _Walk:
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.departures = list(shard.departures)
+        gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
+        self.may_be_stuck = not gone.isdisjoint((Event.LOST, Event.MISSED))
+        """Whether all may have waited here, as a shard has gone on without a learner; who waits the log does not say."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -305,7 +308,7 @@ class _Walk:
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
         if left.kind == Event.PASSED:
-            if not self.rules.passes(left.learner_id, self.rules.clock + 1):
+            if not self.rules.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
         elif left.kind != Event.RETURNED:
             self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])
