@@ -16,7 +16,7 @@ from mpisgd.base.checks import at_least, require
 from mpisgd.base.errors import EXIT_OK, ConfigError
 from mpisgd.config import Config, hints, kind_of, replace
 from mpisgd.site.layout import Layout, Wishes, fit
-from mpisgd.site.render import Script, System, one_line
+from mpisgd.site.scripts.render import Script, System, one_line
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Options:
     cores_per_node: int = 42
     """jsrun: cores of a node, dealt to its ranks."""
     time: str = "01:00"
-    """Time limit, hours:minutes or hours:minutes:seconds."""
+    """Time limit: hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or with a
+    unit, as in 90m or 1.5h. Two numbers are hours and minutes on every system."""
     queue: Annotated[str, tyro.conf.arg(aliases=["--partition"])] = ""
     """The queue (LSF) or partition (SLURM); default: the site's."""
     account: Annotated[str, tyro.conf.arg(aliases=["--project"])] = ""

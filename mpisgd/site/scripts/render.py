@@ -12,8 +12,8 @@ from typing import Literal
 import jinja2
 
 from mpisgd.base.checks import at_least, require
-from mpisgd.base.errors import ConfigError
 from mpisgd.site.layout import Layout
+from mpisgd.site.scripts import durations
 
 System = Literal["slurm", "lsf", "jsrun"]
 
@@ -57,7 +57,7 @@ class Script:
             value = getattr(self, what)
             for each in [value] if isinstance(value, str) else value:
                 one_line(what, each)
-        object.__setattr__(self, "seconds", _seconds(self.time))
+        object.__setattr__(self, "seconds", durations.seconds(self.time))
         least = WARNING_S + 60
         require(
             self.seconds > least, "time", self.time, f"more than {least} s: the batch system warns the job so long before the end"
@@ -84,7 +84,7 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        layout, minutes = self.layout, -(-self.seconds // 60)
+        layout = self.layout
         return (
             _templates()
             .get_template(f"{self.system}.sh.jinja")
@@ -98,8 +98,8 @@ class Script:
                 equation=layout.equation,
                 gpus=self.gpus_per_node,
                 purpose=self._purpose(),
-                time_hms=f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}",
-                time_hm=f"{minutes // 60:02}:{minutes % 60:02}",
+                time_hms=durations.hms(self.seconds),
+                time_hm=durations.hm(self.seconds),
                 warning_s=WARNING_S,
                 array_directive="#SBATCH --array" if self.system == "slurm" else "#BSUB -J",
                 task_directive={"slurm": "--ntasks", "lsf": "slots (-n)", "jsrun": "nodes"}[self.system],
@@ -116,21 +116,13 @@ def one_line(what: str, text: str) -> None:
     require(not re.search(r"[\x00-\x1f\x7f]", text), what, text, "one line without control characters")
 
 
-def _seconds(time: str) -> int:
-    found = re.fullmatch(r"(\d+):([0-5]\d)(?::([0-5]\d))?", time)
-    if found is None:
-        raise ConfigError(f"time = {time!r}: expected hours:minutes or hours:minutes:seconds")
-    hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return 3600 * hours + 60 * minutes + seconds
-
-
 def _templates() -> jinja2.Environment:
     """Delimiters that bash leaves free: a line that begins with %% is jinja's, and @{name} a value.
 
     Empty lines after a line of jinja's are lost; @{""} is one that is not.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         line_statement_prefix="%%",
