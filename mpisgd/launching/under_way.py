@@ -14,7 +14,7 @@ from types import TracebackType
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.comm.signals import AGAIN_S
-from mpisgd.site.facts import SIZE_VARIABLES
+from mpisgd.liveness.guard import SIZE_VARIABLES
 
 END_S = 5.0
 """Seconds for the launcher to end its ranks, before it is killed itself."""

@@ -12,7 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, Survey
+from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.site import launchers
+from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.survey import SEGMENTS
 
 Level = Literal["ok", "warning", "fault"]
@@ -73,12 +75,12 @@ def check_ranks(survey: Survey) -> Finding:
     launched = launched_size(survey.ranks[0].environment)
     if is_singleton(survey) and launched is not None:
         name, size = launched
+        fits = _fits(survey) or "use that MPI's own mpirun"
         return Finding(
             "ranks",
             "fault",
             f"{size} times 1 rank, not {size} ranks: {name} = {size}, but this process believes that it is alone",
-            "the launcher belongs to another MPI than mpi4py's: use that MPI's own mpirun; under SLURM, mpirun for Open MPI"
-            " and srun --mpi=pmi2 for MPICH",
+            f"the launcher belongs to another MPI than mpi4py's; {fits}; or build mpi4py against the MPI whose launcher this is",
         )
     hosts: dict[str, int] = {}
     for facts in survey.ranks:
@@ -90,9 +92,24 @@ def check_ranks(survey: Survey) -> Finding:
     return Finding("ranks", "ok", f"{size} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {where}{more}{alone}")
 
 
+def _fits(survey: Survey) -> str:
+    """Which launchers start this library's ranks; "" where it is not known whose it is."""
+    owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
+    return "" if owner is None else f"{owner} is started by {', '.join(launchers.fitting(owner))}"
+
+
+def check_launcher(survey: Survey) -> Finding:
+    """What fits, and what is known not to: for whoever writes a batch script."""
+    owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
+    if owner is None:
+        return Finding("launcher", "ok", "not known which fits this MPI")
+    not_ = [name for name, each in launchers.LAUNCHERS.items() if owner in each.fails]
+    return Finding("launcher", "ok", f"{_fits(survey)}; known not to: {', '.join(not_)}")
+
+
 def check_batch_system(survey: Survey) -> Finding:
     environment, size = survey.ranks[0].environment, len(survey.ranks)
-    systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID"}
+    systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID", "Flux": "FLUX_JOB_ID"}
     found = [f"{system} job {environment[name]}" for system, name in systems.items() if name in environment]
     granted = environment.get("LSB_DJOB_NUMPROC", "") if "LSB_JOBID" in environment else ""
     # Not SLURM_NTASKS: below mpirun it counts its daemons. Under jsrun a slot is a core, and the batch host has one.
@@ -278,6 +295,7 @@ def check_segments(survey: Survey) -> Finding:
 CHECKS: tuple[Callable[[Survey], Finding], ...] = (
     check_mpi,
     check_ranks,
+    check_launcher,
     check_batch_system,
     check_thread_level,
     check_cuda,

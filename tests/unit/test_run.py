@@ -14,7 +14,6 @@ from mpisgd.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Config
 from mpisgd.cli.run import main
 from mpisgd.launching import under_way
 from mpisgd.liveness.guard import SIZE_VARIABLES
-from mpisgd.site import facts
 
 #: Does at its k-th start what the k-th entry says: begins a run, ends it, tells its parent to stop, waits for a signal, leaves.
 STUB = """
@@ -45,7 +44,7 @@ sys.exit(does["status"])
 
 @pytest.fixture(autouse=True)
 def _stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {*SIZE_VARIABLES, *facts.SIZE_VARIABLES}:
+    for name in SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stub.py").write_text(STUB)
