@@ -19,53 +19,19 @@ import pytest
 from mpisgd.config import config_file
 from mpisgd.protocols import SoftsyncOptions
 from tests.jobs import golden, slurm
+from tests.jobs.documented import DIRECTIVES, ENVIRONMENTS, LAUNCHES, RUN, SCRIPTS, THREADS, TRAINS
 from tests.jobs.golden import JOBS
 
-SCRIPTS = sorted(path.name for path in JOBS.iterdir() if path.suffix in {".sbatch", ".bsub"})
 BLOCK_BEGINS, BLOCK_ENDS = "# ======== edit this block", "# ======== nothing below needs an edit"
 
 # -------------------------------------------------------------------------------------------------------- directives
 
-_SLURM = ["--job-name=mpisgd", "--nodes=2", "--ntasks=18", "--ntasks-per-node=9", "--cpus-per-task=1", "--time=01:00:00"]
-_WARNING = "--signal=B:USR1@120"
-_LSF = ["-n 18", '-R "span[ptile=9]"', "-W 01:00"]
-_LSF_WARNING = ["-wa USR1", "-wt 2"]
-DIRECTIVES = {
-    "slurm-cpu.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--no-requeue"],
-    "slurm-chain.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--requeue", "--open-mode=append"],
-    "slurm-array.sbatch": [*_SLURM, "--array=1-4", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
-    "slurm-gpu.sbatch": [
-        "--job-name=mpisgd",
-        "--nodes=2",
-        "--ntasks=10",
-        "--ntasks-per-node=5",
-        "--gpus-per-node=4",
-        "--cpus-per-task=4",
-        "--time=01:00:00",
-        "--output=%x-%j.out",
-        _WARNING,
-        "--no-requeue",
-    ],
-    "lsf-cpu.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
-    "lsf-chain.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, '-Q "85"', "-r"],
-    "lsf-array.bsub": ['-J "mpisgd[1-4]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
-    "lsf-gpu.bsub": [
-        "-J mpisgd",
-        "-n 10",
-        '-R "span[ptile=5]"',
-        '-gpu "num=4:mode=shared:j_exclusive=yes"',
-        "-W 01:00",
-        "-o mpisgd-%J.out",
-        *_LSF_WARNING,
-        "-rn",
-    ],
-    "lsf-jsrun.bsub": ["-J mpisgd", "-nnodes 2", "-alloc_flags smt1", "-W 01:00", "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
-}
+KEYWORDS = {".sbatch": "#SBATCH ", ".bsub": "#BSUB ", ".pbs": "#PBS ", ".flux": "#flux: "}
 
 
 def directives(script: str) -> list[str]:
     """What the batch system reads: sbatch stops at the first line that is neither blank nor a comment."""
-    keyword = "#SBATCH " if script.endswith(".sbatch") else "#BSUB "
+    keyword = KEYWORDS[Path(script).suffix]
     found = []
     for line in (JOBS / script).read_text().splitlines():
         if line.strip() and not line.startswith("#"):
@@ -76,13 +42,13 @@ def directives(script: str) -> list[str]:
 
 
 def test_every_script_has_its_directives_written_down_here():
-    assert sorted(DIRECTIVES) == SCRIPTS
+    assert sorted(DIRECTIVES) == SCRIPTS == sorted(path.name for path in JOBS.iterdir() if path.suffix in KEYWORDS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_directives(script):
     assert directives(script) == DIRECTIVES[script]
-    anywhere = re.findall(r"^#(?:SBATCH|BSUB) (.*)$", (JOBS / script).read_text(), re.MULTILINE)
+    anywhere = re.findall(r"^#(?:SBATCH|BSUB|PBS|flux:) (.*)$", (JOBS / script).read_text(), re.MULTILINE)
     assert anywhere == DIRECTIVES[script], "a directive after the first command is ignored"
 
 
@@ -142,6 +108,7 @@ def test_the_example_configuration_loads():
 LAUNCHER = """\
 #!/bin/bash
 printf '%s\\n' "${0##*/}" "$@" >"$FAKE/argv"
+echo $$ >"$FAKE/pid"
 echo "$OMP_NUM_THREADS" >"$FAKE/omp_num_threads"
 while (($#)); do
   case $1 in
@@ -168,6 +135,7 @@ SLEEP = """\
 #!/bin/bash
 for ((i = 0; i < 400; i++)); do
   if [[ -s "$FAKE/signals" ]]; then break; fi
+  if [[ $1 == 0 && -e "$FAKE/waiting" ]]; then break; fi  # a limit that is reached when the ranks run
   read -rt 0.05 <>"$FAKE/never" || true
 done
 exec /bin/sleep "$@"
@@ -185,94 +153,26 @@ SCONTROL = """\
 #!/bin/bash
 printf '%s\\n' "$@" >"$FAKE/scontrol"
 """
+QSUB = """\
+#!/bin/bash
+printf '%s\\n' "$@" >"$FAKE/qsub"
+echo 4712.server
+"""
+# The nested instance of a Flux job: two brokers, and one that runs tasks.
+FLUX = """\
+#!/bin/bash
+case "$1 $2" in
+  "run "*) exec "${0%/*}/flux-run" "$@" ;;
+  "getattr size") echo 2 ;;
+  "getattr jobid") echo f3XyZ ;;
+  "job id" | "job last") echo f3XyZ ;;
+  "job timeleft") echo "${FAKE_LEFT-3600}" ;;
+  "job kill") [[ "$3 $4" == "--signal=USR1 f3XyZ" ]] && kill -USR1 "$(<"$FAKE/pid")" ;;
+  *) exit 99 ;;
+esac
+"""
 # As conda's and Lmod's do, it reads what need not be set.
 ACTIVATE = 'echo "$_NEVER_SET" >/dev/null; touch "$FAKE/activated"\n'
-
-_SLURM_CPU = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_NAME": "mpisgd",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NTASKS": "18",
-    "SLURM_NTASKS_PER_NODE": "9",
-    "SLURM_CPUS_PER_TASK": "1",
-}
-_LSF_CPU = {
-    "LSB_JOBID": "4711",
-    "LSB_JOBNAME": "mpisgd",
-    "LSB_JOBINDEX": "0",
-    "LSB_DJOB_NUMPROC": "18",
-    "LSB_MCPU_HOSTS": "hostA 9 hostB 9 ",
-}
-ENVIRONMENTS = {
-    "slurm-cpu.sbatch": _SLURM_CPU,
-    "slurm-chain.sbatch": _SLURM_CPU,
-    # SLURM gives the elements of an array numbers of their own, too.
-    "slurm-array.sbatch": _SLURM_CPU | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"},
-    "slurm-gpu.sbatch": {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NAME": "mpisgd",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NTASKS": "10",
-        "SLURM_NTASKS_PER_NODE": "5",
-        "SLURM_CPUS_PER_TASK": "4",
-        "SLURM_GPUS_PER_NODE": "4",
-        "SLURM_GPUS_ON_NODE": "4",
-    },
-    "lsf-cpu.bsub": _LSF_CPU,
-    "lsf-chain.bsub": _LSF_CPU,
-    "lsf-array.bsub": _LSF_CPU | {"LSB_JOBNAME": "mpisgd[2]", "LSB_JOBINDEX": "2"},
-    "lsf-gpu.bsub": {
-        "LSB_JOBID": "4711",
-        "LSB_JOBNAME": "mpisgd",
-        "LSB_DJOB_NUMPROC": "10",
-        "LSB_MCPU_HOSTS": "hostA 5 hostB 5 ",
-        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-    },
-    "lsf-jsrun.bsub": {
-        "LSB_JOBID": "4711",
-        "LSB_JOBNAME": "mpisgd",
-        "LSB_DJOB_NUMPROC": "85",
-        "LSB_MCPU_HOSTS": "batch5 1 a01n01 42 a01n02 42 ",
-    },
-}
-
-#: The element of each array that ENVIRONMENTS say.
-ELEMENT = "softsync --protocol.n 4"
-RUN = {script: "results/mpisgd-4711" + "-2-softsync" * ("array" in script) for script in SCRIPTS}
-
-BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
-#: (script, MPI) -> what the script must start ranks with.
-LAUNCHES = {
-    ("slurm-gpu.sbatch", "openmpi"): "mpirun -n 10 --bind-to none -x OMP_NUM_THREADS",
-    ("slurm-gpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=10 --cpus-per-task=4",
-    ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 " + BLAUNCH,
-    ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
-    ("lsf-jsrun.bsub", ""): (
-        "jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 7 --cpu_per_rs 42 --gpu_per_rs 6 --launch_distribution packed"
-        " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
-    ),
-}
-for _kind in ("cpu", "chain", "array"):
-    LAUNCHES |= {
-        (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
-        (f"slurm-{_kind}.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
-        (f"lsf-{_kind}.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
-        (f"lsf-{_kind}.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
-    }
-#: script -> what every rank must run.
-_TRAIN = "mpisgd train jobs/job.toml --out results/mpisgd-4711"
-TRAINS = {
-    "slurm-cpu.sbatch": f"{_TRAIN} --shards 1 --evaluator",
-    "slurm-chain.sbatch": f"{_TRAIN} --shards 1 --evaluator",
-    "slurm-array.sbatch": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
-    "slurm-gpu.sbatch": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-    "lsf-cpu.bsub": f"{_TRAIN} --shards 1 --evaluator",
-    "lsf-chain.bsub": f"{_TRAIN} --shards 1 --evaluator",
-    "lsf-array.bsub": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
-    "lsf-gpu.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-    "lsf-jsrun.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-}
-THREADS = {"slurm-gpu.sbatch": "4", "lsf-jsrun.bsub": "6"}  # the others: 1
 
 
 @dataclass
@@ -296,9 +196,10 @@ def submit(tmp_path, monkeypatch):
     for directory in (checkout / "jobs", checkout / "results", checkout / ".venv" / "bin", fake, programs):
         directory.mkdir(parents=True)
     (checkout / ".venv" / "bin" / "activate").write_text(ACTIVATE)
-    for name in ("mpirun", "mpiexec", "srun", "jsrun"):
-        (programs / name).write_text(LAUNCHER)
-    for name, text in {"module": MODULE, "sleep": SLEEP, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
+    for name in ("mpirun", "mpiexec", "srun", "jsrun", "flux-run"):
+        (programs / name).write_text(LAUNCHER.replace("${0##*/}", "flux") if name == "flux-run" else LAUNCHER)
+    fakes = {"module": MODULE, "sleep": SLEEP, "squeue": SQUEUE, "scontrol": SCONTROL, "qsub": QSUB, "flux": FLUX}
+    for name, text in fakes.items():
         (programs / name).write_text(text)
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -311,15 +212,20 @@ def submit(tmp_path, monkeypatch):
             assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {script}"
             text = text.replace(before, after)
         (tmp_path / "spooled").write_text(text)
-        for note in ("argv", "waiting", "signals", "scontrol"):
+        for note in ("argv", "waiting", "signals", "scontrol", "qsub"):
             (fake / note).unlink(missing_ok=True)
         base = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(tmp_path), "FAKE": str(fake)}
         base |= {"FAKE_DONE": str(int(done)), "FAKE_STATUS": str(status)} | ({"FAKE_WAIT": "1"} if signals else {})
-        job = {name: value for name, value in ENVIRONMENTS[script].items() if name not in without}
+        job = {name: value for name, value in ENVIRONMENTS[script].items() if name not in without} | dict(environment)
+        if "PBS_NODEFILE" in job:
+            words = job["PBS_NODEFILE"].split()
+            nodes = [host for host, count in zip(words[::2], words[1::2], strict=True) for _ in range(int(count))]
+            (tmp_path / "nodes").write_text("".join(f"{host}\n" for host in nodes))
+            job |= {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_O_WORKDIR": str(checkout)}
         process = subprocess.Popen(
             ["bash", tmp_path / "spooled"],
-            cwd=checkout,
-            env=base | job | dict(environment),
+            cwd=tmp_path if "pbs" in script else checkout,  # PBS starts jobs elsewhere
+            env=base | job,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -428,7 +334,7 @@ def test_an_unknown_mpi_is_refused(submit, script):
     assert outcome.argv == []
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name and "flux" not in name])
 def test_fault_tolerance_is_asked_for_where_it_can_be_had(submit, script):
     tolerant = ("\nFAULT_TOLERANT=0", "\nFAULT_TOLERANT=1")
     refused = submit(script, edits=[tolerant, *with_mpi("mpich")])
@@ -470,7 +376,7 @@ def test_a_missing_virtual_environment_stops_the_job(submit, script):
     assert outcome.argv == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "flux" not in name])
 def test_outside_its_batch_system_it_stops_at_once(submit, script):
     outcome = submit(script, without=ENVIRONMENTS[script])
     assert outcome.status != 0
@@ -486,7 +392,7 @@ REQUIRED = {
     "SLURM_JOB_NUM_NODES",
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
-} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith("LSB_")}
+} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith(("LSB_", "PBS_"))}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -526,11 +432,12 @@ def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, scrip
 
 # ----------------------------------------------------------------------------------------------------------- the array
 
-ARRAYS = ["slurm-array.sbatch", "lsf-array.bsub"]
+ARRAYS = ["slurm-array.sbatch", "lsf-array.bsub", "pbs-array.pbs"]
 
 
 def element(script, number):
-    return {"SLURM_ARRAY_TASK_ID": number} if "slurm" in script else {"LSB_JOBINDEX": number}
+    names = {"slurm": "SLURM_ARRAY_TASK_ID", "lsf": "LSB_JOBINDEX", "pbs": "PBS_ARRAY_INDEX"}
+    return {names[script.split("-")[0]]: number}
 
 
 @pytest.mark.parametrize("script", ARRAYS)
@@ -565,12 +472,17 @@ def test_an_element_without_a_protocol_is_refused(submit, script):
 
 # ----------------------------------------------------------------------------------------------------------- the chain
 
-CHAINS = ["slurm-chain.sbatch", "lsf-chain.bsub"]
-AGAIN = "link 1 of the chain has ended: the job is queued again"
+CHAINS = ["slurm-chain.sbatch", "lsf-chain.bsub", "pbs-chain.pbs"]
+AGAIN = "link 1 of the chain has ended: the"
 
 
 def queued_again(script, outcome):
-    """Whether the batch system starts the job again: SLURM, because it was told to; LSF, by the exit status."""
+    """Whether the job is started again: SLURM and PBS, because they were told to; LSF, by the exit status."""
+    if "pbs" in script:
+        more = (outcome.notes / "qsub").exists()
+        words = "-N mpisgd -W depend=afterany:4711.server -v FIRST_JOB=4711 results/mpisgd-4711.pbs"
+        assert not more or outcome.note("qsub").split() == words.split()
+        return more and outcome.status == 0
     told = (outcome.notes / "scontrol").exists()
     if "slurm" in script:
         assert not told or outcome.note("scontrol").split() == ["requeue", "4711"]
@@ -650,3 +562,60 @@ def test_a_chain_that_slurm_is_ending_is_not_queued_again(submit):
     outcome = submit("slurm-chain.sbatch", done=False, environment={"FAKE_SAVES": "1", "FAKE_STATE": "COMPLETING"})
     assert not queued_again("slurm-chain.sbatch", outcome)
     assert outcome.status == 1
+
+
+def test_a_later_link_in_pbs_is_another_job_of_the_same_run(submit):
+    """What is submitted then is a copy of the script, since PBS's own goes with the first job."""
+    submit("pbs-chain.pbs", done=False, environment={"FAKE_SAVES": "1"})
+    kept = submit.checkout / "results" / "mpisgd-4711.pbs"
+    assert kept.read_text() == (JOBS / "pbs-chain.pbs").read_text()
+    second = submit("pbs-chain.pbs", done=True, environment={"PBS_JOBID": "4712.server", "FIRST_JOB": "4711"})
+    assert second.argv[-2:] == ["--resume", "results/mpisgd-4711"]
+    assert not (submit.checkout / "results" / "mpisgd-4712.pbs").exists()
+
+
+# ---------------------------------------------------------------------------------------- where nobody warns the script
+
+
+@pytest.mark.parametrize(
+    ("script", "edits", "environment"),
+    [("pbs-cpu.pbs", [("\nLIMIT_S=3600", "\nLIMIT_S=120")], {}), ("flux-cpu.flux", [], {"FAKE_LEFT": "120"})],
+)
+def test_a_script_that_nobody_warns_warns_itself(submit, script, edits, environment):
+    outcome = submit(script, edits=edits, environment=environment | {"FAKE_WAIT": "1"}, done=False)
+    assert outcome.note("signals") == "USR1\n"
+    assert outcome.status == 85
+
+
+def test_what_waits_for_the_warning_goes_with_the_script(submit):
+    outcome = submit("pbs-cpu.pbs")
+    assert outcome.status == 0
+    left = [path for path in Path("/proc").glob("[0-9]*/environ") if f"FAKE={outcome.notes}".encode() in _read(path)]
+    slurm.wait_for(lambda: not any(_read(path) for path in left), 20, "end of the timer")
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("edits", "text"),
+    [
+        ([("\nSHARDS=2", "\nSHARDS=1")], "9 learners on 8 GPUs"),
+        ([("\nRANKS=10", "\nRANKS=11")], "RANKS = 11, but 2 nodes of 5 tasks"),
+    ],
+)
+def test_what_flux_did_not_deal_out_is_refused(submit, edits, text):
+    outcome = submit("flux-gpu.flux", edits=edits)
+    assert outcome.status == 2
+    assert text in outcome.stderr
+    assert outcome.argv == []
+
+
+def test_more_learners_than_gpus_of_pbs_are_refused(submit):
+    outcome = submit("pbs-gpu.pbs", environment={"PBS_NODEFILE": "hostA 6 hostB 5"})
+    assert outcome.status == 2
+    assert "9 learners on 8 GPUs" in outcome.stderr

@@ -7,7 +7,7 @@ import re
 from mpisgd.base.errors import ConfigError
 
 FORMS = (
-    "hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or a number with its"
+    "hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or a number with a"
     " unit, s, m, h or d, as in 90m or 1.5h"
 )
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
