@@ -7,12 +7,17 @@ by mpirun, and MPICH by its own launcher and by srun, were tried.
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import mpirun
 
 LauncherName = Literal["mpirun", "srun-pmix", "srun-pmi2", "srun-cray", "jsrun", "aprun", "flux", "mpiexec.hydra"]
 Family = Literal["Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI"]
@@ -33,8 +38,10 @@ class Launcher:
     """One way to start ranks.
 
     Attributes:
-        command: its words for bash, with {ranks}, {nodes}, {per_node}, {threads}, {gpus} and {cores}.
-        more: batch system -> the words that it wants besides; a system that is not here does not have this launcher.
+        command: its words for bash, with {ranks} and {threads}.
+        more: batch system -> the words that a script of its needs besides, with {nodes}, {per_node}, {gpus} and {cores}; a system
+            that is not here does not have this launcher.
+        not_by_run: why `mpisgd run` cannot start ranks by it; "" where it can.
         fits: whose ranks it starts.
         fails: whose it does not, and why.
     """
@@ -43,6 +50,7 @@ class Launcher:
     more: Mapping[str, str]
     fits: frozenset[Family]
     fails: Mapping[Family, str] = field(default_factory=dict)
+    not_by_run: str = ""
 
 
 _SRUN = "srun --mpi={} --kill-on-bad-exit=1 --ntasks={{ranks}} --cpus-per-task={{threads}}"
@@ -86,30 +94,31 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         {"Open MPI": "it speaks PMIx alone: srun-pmix", "Spectrum MPI": "it is started by jsrun"},
     ),
     "jsrun": Launcher(
-        "jsrun --nrs {nodes} --rs_per_host 1 --tasks_per_rs {per_node} --cpu_per_rs {cores} --gpu_per_rs {gpus}"
-        " --launch_distribution packed --bind packed:{threads} --smpiargs=-gpu --exit_on_error 1",
-        {"jsrun": ""},
+        "jsrun --launch_distribution packed --bind packed:{threads} --smpiargs=-gpu --exit_on_error 1",
+        {"jsrun": "--nrs {nodes} --rs_per_host 1 --tasks_per_rs {per_node} --cpu_per_rs {cores} --gpu_per_rs {gpus}"},
         frozenset({"Spectrum MPI"}),
         {"MPICH": _PMIX_ALONE, "Cray MPICH": _PMIX_ALONE, "Intel MPI": _PMIX_ALONE},
+        not_by_run="its resource sets are a batch script's: mpisgd submit --system jsrun",
     ),
     "aprun": Launcher(
-        "aprun -n {ranks} -N {per_node} -d {threads} -cc depth -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
-        {"pbs": ""},
+        "aprun -n {ranks} -d {threads} -cc depth -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
+        {"pbs": "-N {per_node}"},
         frozenset({"Cray MPICH"}),
         {name: "ALPS speaks to Cray's MPICH alone" for name in ("Open MPI", "MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI")},
     ),
     "flux": Launcher(
-        "flux run --ntasks={ranks} --nodes={nodes} --cores-per-task={threads}",
-        {"flux": ""},
+        "flux run --ntasks={ranks} --cores-per-task={threads}",
+        {"flux": "--nodes={nodes}"},
         frozenset({"Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH"}),
         {"Spectrum MPI": "it is started by jsrun"},
+        not_by_run="it does not pass signals on, so that Ctrl-C would not save: mpisgd submit --system flux",
     ),
     "mpiexec.hydra": Launcher(
-        "mpiexec.hydra -n {ranks} -ppn {per_node}",
+        "mpiexec.hydra -n {ranks}",
         {
-            "slurm": "-bootstrap slurm",
-            "lsf": "-rmk lsf -bootstrap lsf",
-            "pbs": "-rmk pbs -bootstrap ssh -bootstrap-exec pbs_tmrsh",
+            "slurm": "-ppn {per_node} -bootstrap slurm",
+            "lsf": "-ppn {per_node} -rmk lsf -bootstrap lsf",
+            "pbs": "-ppn {per_node} -rmk pbs -bootstrap ssh -bootstrap-exec pbs_tmrsh",
         },
         frozenset({"Intel MPI", "MPICH", "MVAPICH"}),
         {"Open MPI": _HYDRA, "Cray MPICH": "it is started by srun-cray, aprun or flux", "Spectrum MPI": _HYDRA},
@@ -136,11 +145,30 @@ def check(name: LauncherName, library: str) -> None:
         raise ConfigError(f"launcher = {name!r}: expected one of {', '.join(fitting(owner))} for {owner}: {reason}")
 
 
-def words(name: LauncherName, system: str = "", **counts: object) -> str:
-    """Its command for bash, with these counts, and with what a batch system wants besides ("": none, a shell in an allocation)."""
+def words(name: LauncherName, system: str, **counts: object) -> str:
+    """Its command for the bash of a batch system's script, with these counts."""
     launcher = LAUNCHERS[name]
-    more = launcher.more.get(system, "")
-    return launcher.command.format(**counts) + (f" {more}" if more else "")
+    return f"{launcher.command} {launcher.more[system]}".format(**counts).rstrip()
+
+
+def by_run(name: str, ranks: int) -> list[str]:
+    """The words with which `mpisgd run` starts so many ranks, in the allocation of this shell.
+
+    Raises ConfigError: none of the table, or one that cannot be used so, or that does not start the ranks of this Python's MPI.
+    """
+    can = [known for known, each in LAUNCHERS.items() if not each.not_by_run]
+    known = next((each for each in LAUNCHERS if each == name), None)
+    if known is None or known not in can:
+        reason = f": {LAUNCHERS[known].not_by_run}" if known else ""
+        raise ConfigError(f"--launcher {name}: expected one of {', '.join(can)}{reason}")
+    check(known, library_of(sys.executable))
+    if known == "mpirun":
+        return mpirun(ranks)
+    first, *rest = shlex.split(LAUNCHERS[known].command.format(ranks=ranks, threads=os.environ.get("OMP_NUM_THREADS", "1")))
+    found = shutil.which(first)
+    if found is None:
+        raise ConfigError(f"--launcher {name}: {first} is not on the PATH")
+    return [found, *rest]
 
 
 def library_of(python: str) -> str:
