@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -369,3 +370,26 @@ def test_the_examples_are_sites_and_say_that_they_were_not_tried(
 
 def test_there_are_three_examples() -> None:
     assert len(EXAMPLES) == 3
+
+
+# ------------------------------------------------------------------------------------------------------- documentation
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "batch-systems.md").read_text()
+
+
+def test_the_page_has_all_variables_launchers_and_options() -> None:
+    section = PAGE.split("## A template of your own")[1].split("\n## ")[0]
+    table = section.split("| variable | |\n")[1]
+    assert set(re.findall(r"`(\w+)`", "\n".join(line.split(" | ")[0] for line in table.splitlines()))) == set(render.VARIABLES)
+    named = re.findall(r"^\| `([\w.-]+)` \| `", PAGE.split("## Launchers")[1].split("\n## ")[0], re.MULTILINE)
+    assert named == list(launchers.LAUNCHERS)
+    assert all(f"`--{option}" in PAGE for option in ASKED)
+
+
+def test_the_pages_template_is_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (template,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (job / "own.sh").write_text(template)
+    lines = printed(capsys, "--gpus-per-node", "2", "--nodes", "3", "--template", "own.sh")
+    assert "nvidia-smi" in lines
+    assert "srun --ntasks=3 --ntasks-per-node=1 hostname" in lines
+    assert lines[-1].startswith("exec mpirun -n 8 --bind-to none -x OMP_NUM_THREADS mpisgd train job.toml --out ")
