@@ -48,7 +48,9 @@ def protocol_options(run: Run) -> dict[str, object]:
 
 def protocol_label(run: Run) -> str:
     """E.g. `softsync n=2 modulation=inverse`."""
-    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in protocol_options(run).items())])
+    of_rate = {"modulate": "rate"} if run.config.get("modulate") == "rate" else {}
+    options = protocol_options(run) | of_rate
+    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in options.items())])
 
 
 def doubled(run: Run) -> bool:

@@ -97,7 +97,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
-    Tag.DUTY: Layout("evaluate"),
+    Tag.DUTY: Layout("appointed"),
     Tag.GIVEN_UP: Layout("learner_id"),
     Tag.SNAPSHOT_PULL: Layout("number"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),

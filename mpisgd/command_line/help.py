@@ -18,9 +18,19 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
     "Protocol": ("protocol",),
-    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
+    "Rate and optimiser": (
+        "alpha0",
+        "linear_scaling",
+        "optimizer",
+        "groups",
+        "schedule",
+        "clip_norm",
+        "clip_average",
+        "clip_average_of",
+        "nonfinite",
+    ),
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
-    "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
+    "Staleness and averages": ("modulate", "compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
     "Evaluation and log": ("evaluation", "log"),
@@ -41,6 +51,8 @@ BESIDE: Mapping[str, str] = {
     "averaging_bias_correction": "averaging",
     "compensation_memory": "compensation",
     "team_size": "aggregation",
+    "clip_average_of": "clip_average",
+    "modulate": "protocol.modulation",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -88,7 +100,8 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     """Whether an option means something beside the others."""
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
-    return getattr(config, BESIDE[name]) not in (0, "none")
+    component, _, field = BESIDE[name].rpartition(".")
+    return getattr(getattr(config, component) if component else config, field, 0) not in (0, "none")
 
 
 def _lines(config: Config, name: str) -> Iterator[str]:

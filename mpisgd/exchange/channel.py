@@ -52,6 +52,8 @@ class LearnerChannel:
         interruptible: the shards may tell this learner that its gradient comes too late.
     """
 
+    duplex = False
+
     def __init__(
         self,
         wire: Communicator,
@@ -108,16 +110,22 @@ class LearnerChannel:
         """
         wire = self._wire
         start_ns = wire.now_ns()
-        transfers = []
-        for shard, gradient in enumerate(self._gradients):
-            transfers.append(wire.start(self._ranks[shard], _PUSH, self._told(shard, report, gradient.nbytes), gradient))
-        self._pushes += 1
+        transfers = self._begin_push(report)
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
+
+    def _begin_push(self, report: Report) -> list[Any]:
+        """Begin to send the slices; returns what `finish` waits for."""
+        transfers = []
+        for shard, gradient in enumerate(self._gradients):
+            told = self._told(shard, report, gradient.nbytes)
+            transfers.append(self._wire.start(self._ranks[shard], _PUSH, told, gradient))
+        self._pushes += 1
+        return transfers
 
     def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
         """The header of a push to one shard."""
@@ -257,8 +265,8 @@ class LearnerChannel:
         """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
         self._asks = True
 
-    def duty(self) -> bool:
-        """After the goodbye: wait until shard 0 says whether this learner is to evaluate."""
+    def duty(self) -> int:
+        """After the goodbye: wait until shard 0 says as the how-manieth this learner is to evaluate; 0: it is not."""
         fields: tuple[int] = self._wire.header(self._duty)
         self._wire.finish(self._duty)
-        return bool(fields[0])
+        return fields[0]

@@ -21,7 +21,7 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
-from mpisgd.config import Config, hints, replace
+from mpisgd.config import Config, TrustRatioOptions, hints, replace
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
@@ -134,8 +134,10 @@ def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
 
 
 def segments_of(config: Config, model: FlatModel) -> list[Segment]:
-    """The groups of its parameters. Raises ConfigError where one matches nothing."""
-    return groups.segments_of(config.groups, {name: view.numel() for name, view in model.views(model.weights).items()})
+    """The groups of its parameters, for the optimiser that they are of. Raises ConfigError where one matches nothing."""
+    sizes = {name: view.numel() for name, view in model.views(model.weights).items()}
+    optimizer = config.inner_optimizer if config.local_steps else config.optimizer
+    return groups.segments_of(config.groups, sizes, isinstance(optimizer, TrustRatioOptions))
 
 
 def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[Layer]]) -> dict[str, Any]:

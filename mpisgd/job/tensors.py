@@ -68,7 +68,7 @@ class Tensors:
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """Those of the whole flat vector; none where there are no groups. Raises ConfigError where one matches nothing."""
+        """Those of the whole flat vector, as `parts.segments_of`."""
         return parts.segments_of(self.config, self.model)
 
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:

@@ -232,7 +232,7 @@ class Faults:
             self._succession.free.append(learner_id)
             self._appoint()
         else:
-            self._channel.answer_goodbye(learner_id, evaluate=False)
+            self._channel.answer_goodbye(learner_id, 0)
 
     def _appoint(self) -> None:
         """See to it that somebody evaluates."""
@@ -240,7 +240,7 @@ class Faults:
             return
         learner_id = self._succession.appoint()
         if learner_id is not None:
-            self._channel.answer_goodbye(learner_id, evaluate=True)
+            self._channel.answer_goodbye(learner_id, self._succession.appointed)
         elif self._succession.evaluator is None and self._rules.deserted:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
@@ -251,7 +251,7 @@ class Faults:
         if was_open and not self._shard.desk.is_open and self._succession is not None:
             self._channel.pass_on_nothing_more()
             for learner_id in self._succession.free:
-                self._channel.answer_goodbye(learner_id, evaluate=False)
+                self._channel.answer_goodbye(learner_id, 0)
             self._succession.free.clear()
 
     def _note_lost(self, learner_id: int, text: str) -> None:

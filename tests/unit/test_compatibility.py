@@ -148,14 +148,19 @@ def test_every_pair_can_come_up() -> None:
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
     more += [
         {"accumulation": 2},
+        {"exchange": "duplex"},
+        {"exchange": "duplex", "faults": {"mode": "tolerant"}},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
+        {"modulate": "rate"},
+        {"optimizer": "lars"},
+        {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
     ]
     for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
         for extra in more:
-            config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
+            config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)

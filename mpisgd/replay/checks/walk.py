@@ -21,6 +21,7 @@ from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, Tim
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
+from mpisgd.update.weighting import Weighting
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
@@ -79,6 +80,7 @@ class _Walk:
         self.arrival_s = 0.0
         self.samples = start.samples
         self.rate = self.rate_at(self.samples)
+        self.weighting = Weighting(self.config.modulate)
         self._begin_sum()
 
     def _begin_sum(self) -> None:
@@ -103,6 +105,7 @@ class _Walk:
                 self.gradients += row.gradients
                 self.pending_samples += row.samples
                 self.losses += row.loss * row.gradients
+                self.weighting.add(row.weight, row.gradients)
             self._update_while_due()
         self._check_end()
 
@@ -192,7 +195,7 @@ class _Walk:
         """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
-        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs):
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
             return rules.on_torn(learner_id, row.timestamp, row.seq)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
         if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
@@ -201,6 +204,10 @@ class _Walk:
             return rules.judge(learner_id, row.timestamp, row.seq, usable)
         except ProtocolError as error:
             self._refuse(str(error))
+
+    def _is_cut_off(self, learner_id: int) -> bool:
+        """Whether this row is a learner's last, of a shard that died before it could say that the learner had."""
+        return not self.shard.finished and learner_id not in self.shard.pushes["learner_id"][self.place["row"] + 1 :]
 
     def _update_while_due(self) -> None:
         while self.rules.update_due():
@@ -221,7 +228,7 @@ class _Walk:
             "clock": self.rules.clock + 1,
             "gradients": self.gradients,
             "samples": self.samples + self.pending_samples,
-            "learning_rate": self.rate,
+            "learning_rate": self.rate * self.weighting.take(),
             "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
         }
         for name, value in expected.items():
