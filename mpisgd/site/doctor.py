@@ -12,12 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
 from mpisgd.site import launchers
 from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.survey import SEGMENTS
 
 Level = Literal["ok", "warning", "fault"]
+
+_HOSTS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,23 @@ def check_cores(survey: Survey) -> Finding:
     return Finding("cores", "warning", f"{text}{more}", mend)
 
 
+def check_binding(survey: Survey) -> Finding:
+    """Which rank may run where: as the launcher and the batch system have bound them."""
+    parts, numbered = [], list(enumerate(survey.ranks))
+    for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:_HOSTS_SHOWN]:
+        by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
+        for rank, facts in numbered:
+            if facts.host == host:
+                by_cores.setdefault((facts.cores, facts.gpus), []).append(rank)
+        each = (
+            f"rank {ranges(ranks)} on core {ranges(sorted(cores))}{f' with {gpus} GPU(s)' if gpus else ''}"
+            for (cores, gpus), ranks in by_cores.items()
+        )
+        parts.append(f"{host}: {'; '.join(each)}")
+    more = f" | and {len(survey.hosts) - _HOSTS_SHOWN} more hosts" if len(survey.hosts) > _HOSTS_SHOWN else ""
+    return Finding("binding", "ok", " | ".join(parts) + more)
+
+
 def check_omp(survey: Survey) -> Finding:
     values = {facts.environment.get("OMP_NUM_THREADS", "") for facts in survey.ranks}
     fair = min(survey.fair_threads(host) for host in survey.hosts)
@@ -302,6 +321,7 @@ CHECKS: tuple[Callable[[Survey], Finding], ...] = (
     check_ring,
     check_round_trip,
     check_cores,
+    check_binding,
     check_omp,
     check_torch,
     check_import_seconds,

@@ -165,15 +165,12 @@ JSRUN = environment(LSB_JOBID="4711", LSB_DJOB_NUMPROC="85", JSM_NAMESPACE_SIZE=
 #: mpirun starts its daemons by srun, a task on each node: these are no ranks.
 DAEMONS = environment(SLURM_JOB_ID="4711", SLURM_NTASKS="2", SLURM_STEP_NUM_TASKS="2", OMPI_COMM_WORLD_SIZE="4")
 GPUS = rank("a", gpus=4)
-MPICH = rank(versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})
 
 #: Check, what it looks at, its verdict, and words of its text or mend.
 FINDINGS = [
     ("mpi", healthy([rank(), rank("b", versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})]), "fault", "5.0.2 and Open MPI"),
     ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "4 times 1 rank, not 4 ranks: PMI_SIZE = 4"),
     ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "Open MPI is started by mpirun, srun-pmix, flux"),
-    ("launcher", healthy(), "ok", "Open MPI is started by mpirun, srun-pmix, flux; known not to: srun-pmi2"),
-    ("launcher", healthy([MPICH, MPICH]), "ok", "MPICH is started by srun-pmix, srun-pmi2, flux, mpiexec.hydra; known not to:"),
     ("ranks", healthy([rank("a"), rank("b"), rank("a")]), "ok", "3 on 2 hosts: a x 2, b x 1"),
     ("ranks", healthy([rank(f"n{index}") for index in range(20)]), "ok", "n7 x 1, and 12 more"),
     ("ranks", healthy([rank(environment=DAEMONS)] * 4), "ok", "4 on 1 host"),
