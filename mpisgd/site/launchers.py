@@ -118,7 +118,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         {
             "slurm": "-ppn {per_node} -bootstrap slurm",
             "lsf": "-ppn {per_node} -rmk lsf -bootstrap lsf",
-            "pbs": "-ppn {per_node} -rmk pbs -bootstrap ssh -bootstrap-exec pbs_tmrsh",
+            "pbs": "-ppn {per_node} -rmk pbs -bootstrap rsh -bootstrap-exec pbs_tmrsh",
         },
         frozenset({"Intel MPI", "MPICH", "MVAPICH"}),
         {"Open MPI": _HYDRA, "Cray MPICH": "it is started by srun-cray, aprun or flux", "Spectrum MPI": _HYDRA},

@@ -140,7 +140,7 @@ LAUNCHES = {
     ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 " + BLAUNCH,
     ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
     ("pbs-gpu.pbs", "openmpi"): "mpirun -n 10 " + TMRSH,
-    ("pbs-gpu.pbs", "mpich"): "mpiexec -rmk pbs -launcher ssh -launcher-exec pbs_tmrsh -n 10",
+    ("pbs-gpu.pbs", "mpich"): "mpiexec -rmk pbs -launcher rsh -launcher-exec pbs_tmrsh -n 10",
     ("flux-cpu.flux", "openmpi"): f"{_FLUX_CORES} -o pmi=pmix",
     ("flux-cpu.flux", "mpich"): _FLUX_CORES,
     ("flux-gpu.flux", "openmpi"): f"{_FLUX_GPUS} -o pmi=pmix",
@@ -157,7 +157,7 @@ for _kind in ("cpu", "chain", "array"):
         (f"lsf-{_kind}.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
         (f"lsf-{_kind}.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
         (f"pbs-{_kind}.pbs", "openmpi"): "mpirun -n 18 " + TMRSH,
-        (f"pbs-{_kind}.pbs", "mpich"): "mpiexec -rmk pbs -launcher ssh -launcher-exec pbs_tmrsh -n 18",
+        (f"pbs-{_kind}.pbs", "mpich"): "mpiexec -rmk pbs -launcher rsh -launcher-exec pbs_tmrsh -n 18",
     }
 #: script -> what every rank must run.
 TRAINS = {}
