@@ -82,7 +82,7 @@ class TolerantShardChannel(ShardChannel):
     def pass_on_nothing_more(self) -> None:
         """Tell all other shards that evaluation is over; they take whatever comes."""
         for rank in self._shard_ranks[1:]:
-            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))
+            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0)))
 
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd.exchange import deltas
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
@@ -23,10 +24,11 @@ from mpisgd.job.finish import account, blown_up
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
-from mpisgd.records.log.continuing import counted, evaluated
+from mpisgd.records.log.continuing import counted, evaluated, rows_evaluated
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
@@ -115,7 +117,9 @@ class Built:
             log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
-            self.world.tensors.evaluate(channel, log, first, self.world.progress)
+            rows = rows_evaluated(setup.path, before)
+            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
         log.close()
 
     def _open(
@@ -196,6 +200,8 @@ class BuiltShard(Built):
             counts = counted(setup.path, shard, rows)
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
         log = ShardLog(self._file, shard, duplex=channel.duplex)
         server = Shard(
@@ -205,6 +211,7 @@ class BuiltShard(Built):
             ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
+            deltas=deltas.of_run(config, protocol, update.weights),
         )
         if setup.resumption is not None and before is not None:
             server.restore(before, setup.resumption.checkpoint.next_seq)

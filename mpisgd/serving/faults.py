@@ -51,6 +51,9 @@ class Serves(Protocol):
     def end_if_deserted(self) -> None:
         """All learners may have left."""
 
+    def see_enough(self, asked: SnapshotPull) -> None:
+        """The evaluator may say that training is to end."""
+
     def refuse(self, refused: Refused) -> None:
         """What a rank has sent cannot be."""
 
@@ -107,6 +110,7 @@ class Faults:
         elif isinstance(message, GivenUp):
             self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
         elif isinstance(message, SnapshotPull):
+            self._shard.see_enough(message)
             self._ask(message.number)
         else:
             return False

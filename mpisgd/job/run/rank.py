@@ -37,6 +37,7 @@ from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -86,6 +87,7 @@ class Rank:
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
+        self.callbacks = brought.callbacks
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
@@ -134,6 +136,7 @@ class Rank:
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
+        world.callbacks = self.callbacks
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
@@ -176,6 +179,8 @@ class Rank:
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
             self._say(farewell(outcome, logged=logged))
+            end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
+            call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
@@ -236,7 +241,8 @@ class Rank:
             return ""
         bits = "asynchronously"
         if protocol.consistent and protocol.ordered:
-            same = resumption.same_layout and self.setup.config.push_format == "float32"
+            exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
+            same = resumption.same_layout and exact
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {resumption.attempt} goes on at clock {resumption.checkpoint.clock:,}, {bits}"
 

@@ -75,6 +75,7 @@ class Event(enum.IntEnum):
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
     GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
+    ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -203,6 +204,7 @@ CONFIG = "config.toml"
 DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
+BEST = "best.pt"
 LOCK = "LOCK"
 RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
