@@ -56,7 +56,7 @@ types: $(READY)  ## mypy, strict
 	$(IN_VENV) mypy
 
 # Batch scripts with real ranks; the rest of tests/jobs has fakes.
-REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
+REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py tests/jobs/test_pbs.py
 
 WITHOUT_RANKS = --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%)
 test-unit: $(READY)  ## the tests that need no MPI, on all cores

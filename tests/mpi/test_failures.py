@@ -373,9 +373,9 @@ def test_an_exception_in_one_rank_of_an_allreduce_ends_the_job(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:
-    done = train(1, tmp_path, SLURM_NTASKS="4")
+    done = train(1, tmp_path, SLURM_STEP_NUM_TASKS="4")
     assert done.status == 2
-    assert "SLURM_NTASKS = 4" in done.text
+    assert "SLURM_STEP_NUM_TASKS = 4" in done.text
 
 
 NEVER_COMES = """
