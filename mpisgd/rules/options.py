@@ -25,6 +25,9 @@ class ProtocolOptions(ABC):
     collective: ClassVar[bool] = False
     """Learners double as shards: gradients and weights move by collective calls."""
 
+    batch: ClassVar[bool] = False
+    """The whole batch makes each step, under a coordinator of its own (`sandblaster/`): shards judge no gradients."""
+
     @property
     def fresh(self) -> bool:
         """Whether only gradients of staleness 0 are ever applied."""

@@ -54,7 +54,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed))
     require_alike(comm, "model", of_model(model), root=0)
     bounds = agree(comm, lambda: parts.bounds(config, model))
-    sampling = parts.make_sampling(config, meta, len(roles.computing_ranks))
+    sampling = agree(comm, lambda: parts.make_sampling(config, meta, len(roles.computing_ranks)))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)

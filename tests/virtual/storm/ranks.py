@@ -1,4 +1,4 @@
-"""The ranks of a job, in a world of their own: the roles that `job/roles.py` builds, on a virtual MPI.
+"""The ranks of a job, in a world of their own: the roles that `job/roles/` builds, on a virtual MPI.
 
 Shard, rules, channels, the tolerant wire, faults, succession, records, checkpoints, the learner's and the evaluator's loops, the
 end where all meet, the pulse: all are the package's own.
