@@ -58,6 +58,8 @@ class Coordinator:
         self._weights = RemoteVector(Slot(self._store, 0))
         self._weights.moved = self._moved
         self._iteration = 0
+        self._since = (0.0, 0.0, 0)
+        """When the iteration began; seconds of evaluations, and their number, before it."""
         self._known: dict[Any, tuple[float, weakref.ref[Slot]]] = {}
         """Points that this step has evaluated, by how they were made: the loss, and the gradient, while torch keeps it."""
         self._kept: Slot | None = None
@@ -77,6 +79,7 @@ class Coordinator:
             history_size=options.history,
             line_search_fn=search,
         )
+        self._since = channel.now_s(), 0.0, 0
         why, before = Why.GOES_ON, self._evaluated()
         while why is Why.GOES_ON:
             why, before = self._step(optimiser, before)
@@ -88,7 +91,7 @@ class Coordinator:
     def _step(self, optimiser: torch.optim.LBFGS, before: float) -> tuple[Why, float]:
         """One iteration, from a point of this loss; why it is the last one, if it is, and the loss that it came to."""
         evaluations, weights = self.evaluations, self._weights
-        start_s, evaluating_s, clock, origin = self._channel.now_s(), evaluations.seconds, evaluations.clock, weights.slot.origin
+        origin, (start_s, evaluating_s, clock) = weights.slot.origin, self._since
         self._iteration += 1
         optimiser.step(self._evaluated)  # type: ignore[no-untyped-call]
         state = optimiser.state[weights]
@@ -120,6 +123,7 @@ class Coordinator:
             evaluating_s=evaluations.seconds - evaluating_s,
             commanding_s=now_s - start_s - (evaluations.seconds - evaluating_s),
         )
+        self._since = now_s, evaluations.seconds, evaluations.clock
         self._told(self._iteration, loss, gradient, evaluations.clock, now_s)
         return why, loss
 

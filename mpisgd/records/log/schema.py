@@ -198,7 +198,7 @@ ITERATIONS = np.dtype(
         ("loss", np.float64),  # at its end: of the whole batch, with weight decay
         ("gradient_max", np.float64),  # the greatest element of the gradient there, absolutely
         ("step", np.float64),  # length of the step, in directions; 0 = none was made
-        ("evaluations", np.int32),  # that its line search made
+        ("evaluations", np.int32),  # that it made: its line search, and of the first one where it begins
         ("history", np.int32),  # steps whose curvature its direction was made of
         ("why", np.uint8),  # Why
         ("time_s", np.float64),  # when it was over
