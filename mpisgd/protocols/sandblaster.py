@@ -51,12 +51,6 @@ class SandblasterOptions(ProtocolOptions):
             self, "protocol.", iterations=1, history=1, tolerance_grad=0, tolerance_change=0, weight_decay=0, share=0, push_every=1
         )
         require(0 < self.share <= 1, "protocol.share", self.share, "a share of the training set, above 0 and at most 1")
-        require(
-            self.order == "arrival" or self.push_every == 1,
-            "protocol.push_every",
-            self.push_every,
-            "1 beside protocol.order = 'portions', where each is summed by itself",
-        )
 
     def make(self, lambda_: int) -> Sandblaster:
         return Sandblaster(lambda_)

@@ -13,18 +13,41 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from mpisgd.base.errors import DivergenceError
 from mpisgd.comm.messages import Ending, Op
-from mpisgd.exchange.coordinator_channel import CoordinatorChannel
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.coordinator_log import CoordinatorLog
 from mpisgd.records.log.schema import Why
-from mpisgd.sandblaster.evaluations import Evaluations
-from mpisgd.sandblaster.remote import RemoteVector, Slot, Store
+from mpisgd.sandblaster.remote import Commands, RemoteVector, Slot, Store
+
+
+class Channel(Commands, Protocol):
+    """What it asks of its channel, besides commands."""
+
+    @property
+    def signal(self) -> int:
+        """One that has told a rank to come to an end; 0 = none has."""
+
+    def now_s(self) -> float: ...
+
+    def finish(self, ending: Ending) -> None:
+        """There are no more commands."""
+
+
+class Evaluates(Protocol):
+    """Who makes evaluations: learners (`evaluations.py`), or a replay (`again.py`)."""
+
+    clock: int
+    seconds: float
+
+    def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
+        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`."""
+
+    def end(self, ending: Ending) -> None:
+        """There are no more evaluations."""
 
 
 class Coordinator:
@@ -32,17 +55,18 @@ class Coordinator:
 
     Args:
         elements: of the weights.
+        log: is given each row of `iterations`.
         told: is told of each iteration: its number, the loss, the greatest element of the gradient, evaluations, seconds.
         warn: is told what people must hear of.
     """
 
     def __init__(
         self,
-        channel: CoordinatorChannel,
-        evaluations: Evaluations,
+        channel: Channel,
+        evaluations: Evaluates,
         options: SandblasterOptions,
         elements: int,
-        log: CoordinatorLog,
+        log: Callable[..., None],
         *,
         told: Callable[[int, float, float, int, float], None],
         warn: Callable[[str], None],
@@ -110,7 +134,7 @@ class Coordinator:
                 " ends here. Near a minimum float32 can do no better; else the loss may jump (a step of --protocol.line-search none"
                 " goes on all the same), or begin from weights of another run: --init-from"
             )
-        self._log.iteration(
+        self._log(
             iteration=self._iteration,
             clock=evaluations.clock,
             loss=loss,

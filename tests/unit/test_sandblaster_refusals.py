@@ -78,8 +78,9 @@ def test_options_have_bounds(field: str, value: float, expected: str) -> None:
 
 
 def test_sums_of_several_portions_have_no_order() -> None:
+    config = config_file.from_mapping({"protocol": {"name": "sandblaster", "push_every": 2, "order": "portions"}})
     with pytest.raises(ConfigError, match=r"protocol\.push_every = 2: expected 1 beside protocol\.order = 'portions'"):
-        config_file.from_mapping({"protocol": {"name": "sandblaster", "push_every": 2, "order": "portions"}})
+        compatibility.check(config)
 
 
 def test_a_portion_larger_than_the_batch_is_refused() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 from mpisgd.base.errors import DivergenceError, PeerError
@@ -20,7 +23,9 @@ from mpisgd.job import parts
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome, Verdict, Why
+from mpisgd.report.single import report
 from mpisgd.simulate.job import simulate
+from mpisgd.update.slots import Slots
 from tests.effort import examples
 
 ITERATIONS = 8
@@ -140,6 +145,19 @@ def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> No
     assert len({*runs[1].of_coordinator("portions")["learner_id"].tolist()}) == 7
 
 
+def test_the_report_says_what_became_of_portions(tmp_path: Path) -> None:
+    simulate(job(tmp_path / "run", learners=4, straggler={"slowdown": {2: 6.0}}))
+    found = report(tmp_path / "run", console=Console(file=io.StringIO()))
+    portions, iterations = found.table("portions"), found.table("iterations")
+    assert portions.cells("counted")[-1] == 11 * iterations.cells("evaluations")[-1]
+    for row in portions.rows:
+        assert row[1] == sum(row[2:6])  # type: ignore[arg-type]
+        assert sum(row[6:]) == pytest.approx(100)  # type: ignore[arg-type]
+    assert portions.cells("duplicates")[-1] > 0  # type: ignore[operator]
+    assert iterations.cells("iteration") == list(range(1, ITERATIONS + 1))
+    assert any(drawing.key == "losses" and drawing.figure is not None for drawing in found.drawings)
+
+
 def check(run: Run, portions: int) -> None:
     """Each portion counted exactly once in each evaluation, books that balance, and rows that say the same."""
     dealt, iterations = run.of_coordinator("portions"), run.of_coordinator("iterations")
@@ -225,13 +243,11 @@ def test_a_slow_learner_holds_up_nobody_where_portions_are_small_and_dealt_twice
 
 
 def test_memory_is_that_of_the_history_and_a_few_vectors_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpisgd.update import slots
-
-    made: list[slots.Slots] = []
-    before = slots.Slots.__init__
-    monkeypatch.setattr(slots.Slots, "__init__", lambda self, *args: (before(self, *args), made.append(self))[0])
+    made: list[Slots] = []
+    before = Slots.__init__
+    monkeypatch.setattr(Slots, "__init__", lambda self, *args: (before(self, *args), made.append(self))[0])
     simulate(job(tmp_path / "run", learners=1, data="digits", mu=300, protocol={"history": 4, "iterations": 20}))
-    assert made[0].most <= 2 * 4 + 9, made[0].most
+    assert made[0].most <= 2 * 4 + 9
 
 
 def test_snapshots_are_of_iterations_and_the_last_weights_are_evaluated(tmp_path: Path) -> None:
@@ -288,8 +304,6 @@ def test_it_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
 
 
 def test_the_log_is_joined(tmp_path: Path) -> None:
-    import h5py
-
     simulate(job(tmp_path / "run"))
     run = Run(tmp_path / "run")
     with h5py.File(tmp_path / "run" / "log.h5") as log:

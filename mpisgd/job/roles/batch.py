@@ -54,7 +54,7 @@ class BuiltCoordinator(Built):
         channel = CoordinatorChannel(self.wire, setup.roles)
         self._evaluations = Evaluations(channel, options, sampling.portions, setup.roles.lambda_, log)
         elements = setup.bounds[-1][1]
-        self._coordinator = Coordinator(channel, self._evaluations, options, elements, log, told=self._tell, warn=warn)
+        self._coordinator = Coordinator(channel, self._evaluations, options, elements, log.iteration, told=self._tell, warn=warn)
         self._told_s = 0.0
 
     def _tell(self, iteration: int, loss: float, gradient: float, evaluations: int, now_s: float) -> None:

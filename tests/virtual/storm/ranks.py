@@ -138,7 +138,7 @@ class Ranks(World):
         return checkpoints
 
     def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
-        """The log file of the rank that runs now, in the place of `roles.open_tables`."""
+        """The log file of the rank that runs now, in the place of `roles.base.open_tables`."""
         rank = self.machine.rank
         file = open_tables(path, **fields)
         self.files[rank].append(file)
