@@ -157,7 +157,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
         ((each, "batch") for each in ("accumulation", "layerwise", "bfloat16", "compensation", "clipping", "nonfinite")), _WHOLE
     ),
     ("replacement", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
-    ("saving", "batch"): "its history lies on the shards and is not saved; go on from its weights: --init-from",
+    ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
     ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
     ("cuda", "batch"): "portions are summed in the host's memory",
     ("cuda shards", "batch"): "slots lie in the host's memory",

@@ -70,10 +70,13 @@ class BatchShard:
         rules, records, log = self.rules, self.records, self.records.log
         log.event(Event.STARTED, 0, self.channel.now_s())
         records.take_snapshot(self.slots, 0, self.channel.now_s())
+        self._mark()
         while not self._over or rules.present or self._desk.is_open:
             message = self.channel.receive(self.slots.inbox)
             assert message is not None
             self.handle(message)
+        if rules.interrupted and records.checkpoints is not None:
+            records.save(self.channel.now_s, last=True)
         records.end(self.channel.now_s)
         if rules.finished:
             log.summary(rules.clock, self.slots.samples, sum(self._received), self._told, diverged=False)
@@ -167,10 +170,16 @@ class BatchShard:
     def _accept(self, number: int) -> None:
         """An iteration is over: evaluators may have its weights."""
         self.slots.accept(number)
+        self._mark()
         before, self._epochs = self._epochs, self.slots.samples / self._train_samples
         if self.records.snapshots.due(before, self._epochs):
             self.records.take_snapshot(self.slots, self.rules.clock, self.channel.now_s())
             self._desk.answer()
+
+    def _mark(self) -> None:
+        """If a signal comes, these weights are what is saved."""
+        if self.records.checkpoints is not None:
+            self.records.mark(self.rules, self.channel.now_s(), sum(self._received), diverged=False)
 
     def _finish(self, ending: int) -> None:
         self._over = True

@@ -112,6 +112,10 @@ class Slots:
         self.weights = self.slot(number)
         self._reuse()
 
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint has: the weights, from which another run can begin; the history is not kept."""
+        return {"weights": self.weights}
+
     # ---------------------------------------------------------------------------------------------------- evaluations
 
     def begin(self, number: int) -> None:

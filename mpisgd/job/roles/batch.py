@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -32,8 +33,7 @@ from mpisgd.update.slots import Slots
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
-    assert isinstance(setup.config.protocol, SandblasterOptions)
-    return setup.config.protocol
+    return cast(SandblasterOptions, setup.config.protocol)
 
 
 def tensors_of(world: World) -> Tensors:
@@ -45,8 +45,7 @@ def tensors_of(world: World) -> Tensors:
 class BuiltCoordinator(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
-        config, options, sampling = setup.config, options_of(setup), tensors_of(world).sampling
-        assert isinstance(sampling, PortionSampling)
+        config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
         path = setup.path / schema.coordinator_file(setup.attempt) if config.log.enabled else None
         flush_rows, flush_s = config.log.flush_rows, config.log.flush_s
         log = CoordinatorLog(TableFile(path, shard=-1, flush_rows=flush_rows, flush_s=flush_s, tables=schema.COORDINATOR))
@@ -90,7 +89,7 @@ class BuiltBatchShard(Built):
         self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, ())
         self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, [])
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells
-        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots)
+        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, world.checkpoints(rank, slots, []))
         channel = BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))

@@ -111,7 +111,9 @@ class Rank:
 
     @property
     def _resuming(self) -> str:
-        """The command that goes on with this run, and brings what it was brought."""
+        """The command that goes on with this run, and brings what it was brought; of a batch optimisation, with its weights."""
+        if self.setup.config.protocol.batch:
+            return f"mpisgd export {self.path} WEIGHTS.pt --clock CLOCK, and --init-from WEIGHTS.pt, without its history"
         return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
 
     def run(self) -> Outcome:
