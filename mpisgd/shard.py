@@ -116,6 +116,7 @@ class Shard:
         rules, records = self.rules, self.records
         while rules.present or self.desk.is_open or (rules.absent and not (rules.finished or rules.interrupted)):
             self.serve_one()
+        self.answering.leave()
         if self.faults is not None:
             self.faults.end()
         cut_short = rules.interrupted and not rules.finished
@@ -250,6 +251,8 @@ class Shard:
 
     def _update(self) -> None:
         rules, update, records = self.rules, self.update, self.records
+        if self.channel.duplex:
+            self.answering.leave()
         start_s, epochs_before = self.channel.now_s(), update.epochs
         step = update.begin_step() if self.answering.chunked else update.step()
         self.finiteness.after_update()

@@ -28,7 +28,7 @@ What the numbers do not say:
   signal: the estimate is approximate, the better, the less the weights move in n updates.
 - Dropout and augmentation are noise like any other. Batch normalisation, clipped gradients (`clip_norm`), and a loss that is no
   mean over samples are outside the theory.
-- With `sampling = "epoch"` mini-batches do not overlap; |G|^2 is then that of the population that the training data came
+- With `sampling = "epoch"` or `"own"` mini-batches do not overlap; |G|^2 is then that of the population that the training data came
   from, with `"replacement"` that of the training data, which is larger by tr(Sigma) / training samples.
 """
 

@@ -66,6 +66,8 @@ FEATURES: Mapping[str, Feature] = {
     "inner rate": Feature(
         lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
     ),
+    "waits": Feature(lambda config: not config.protocol.duplex, "{}, whose pulls wait for the learner's own push"),
+    "duplex": Feature(lambda config: config.exchange == "duplex", "exchange = 'duplex'", "exchange", "'whole'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
@@ -122,6 +124,9 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
+    ("duplex", "waits"): "it asks for weights before it pushes the gradient that they are to have",
+    ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
+    ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",

@@ -84,10 +84,11 @@ class Config:
     shards: int = 1
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
-    exchange: Literal["whole", "layerwise"] = "whole"
+    exchange: Literal["whole", "layerwise", "duplex"] = "whole"
     """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient."""
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
+    whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness."""
     push_format: Literal["float32", "bfloat16"] = "float32"
     """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
     feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
@@ -100,8 +101,8 @@ class Config:
     allreduce on one node, weights and gradients lie in memory that all learners share, and nothing is sent."""
     team_size: int = 0
     """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
-    placement: Literal["packed", "spread"] = "packed"
-    """Make the first ranks shards, or spread them over nodes."""
+    placement: Literal["packed", "spread"] = "spread"
+    """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     overwrite: bool = False
@@ -140,8 +141,9 @@ class Config:
     """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
-    sampling: Literal["epoch", "replacement"] = "epoch"
-    """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
+    sampling: Literal["epoch", "own", "replacement"] = "epoch"
+    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""

@@ -52,6 +52,8 @@ class LearnerChannel:
         interruptible: the shards may tell this learner that its gradient comes too late.
     """
 
+    duplex = False
+
     def __init__(
         self,
         wire: Communicator,
@@ -108,16 +110,22 @@ class LearnerChannel:
         """
         wire = self._wire
         start_ns = wire.now_ns()
-        transfers = []
-        for shard, gradient in enumerate(self._gradients):
-            transfers.append(wire.start(self._ranks[shard], _PUSH, self._told(shard, report, gradient.nbytes), gradient))
-        self._pushes += 1
+        transfers = self._begin_push(report)
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
+
+    def _begin_push(self, report: Report) -> list[Any]:
+        """Begin to send the slices; returns what `finish` waits for."""
+        transfers = []
+        for shard, gradient in enumerate(self._gradients):
+            told = self._told(shard, report, gradient.nbytes)
+            transfers.append(self._wire.start(self._ranks[shard], _PUSH, told, gradient))
+        self._pushes += 1
+        return transfers
 
     def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
         """The header of a push to one shard."""

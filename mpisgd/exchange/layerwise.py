@@ -24,6 +24,7 @@ from mpisgd.comm.messages import Ending, Tag
 from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
@@ -150,6 +151,8 @@ def learner_channel(
     """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
     vectors = {"weights": memory.weights, "gradients": memory.gradients}
     consistent = protocol.consistent
+    if config.exchange == "duplex":
+        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
     if config.exchange == "whole":
         return LearnerChannel(
             wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts

@@ -42,10 +42,14 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
 class ShardChannel:
-    """A shard's end: receives whatever comes, answers the pulls that the protocol allows."""
+    """A shard's end: receives whatever comes, answers the pulls that the protocol allows.
 
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
+    `duplex`: answers may leave while the next gradient comes in, until the weights change (`duplex.py`).
+    """
+
+    def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
         self._wire = wire
+        self.duplex = duplex
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
         self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))

@@ -117,5 +117,5 @@ def held(config: Config) -> bool:
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
     layer by layer the channel does, before the first push."""
-    by_itself = config.exchange == "whole" and (config.aggregation == "none" or config.protocol.collective)
+    by_itself = config.exchange != "layerwise" and (config.aggregation == "none" or config.protocol.collective)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

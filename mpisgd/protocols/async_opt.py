@@ -23,6 +23,8 @@ from mpisgd.rules.verdict import DROP_STALE, Verdict
 class AsyncOptions(ProtocolOptions):
     """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
 
+    duplex = True
+
     most_staleness: int | None = None
     """Drop gradients of more staleness than this; default: none."""
     modulation: str = "none"

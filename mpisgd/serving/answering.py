@@ -74,8 +74,8 @@ class Answering:
         """The newest weights are on their way to these learners, since that second."""
         if self._finiteness.later:
             self._finiteness.check()
-        if not self._channel.finish_answers():
-            self._update.renew_weights()
+        if not self._channel.duplex:
+            self.leave()
         clock, compensation, on_given = self._rules.clock, self._update.compensation, self.on_given
         for learner_id in learner_ids:
             self.given[learner_id] = (clock, now_s)
@@ -84,6 +84,11 @@ class Answering:
                 compensation.given(learner_id, clock)
             if on_given is not None:
                 on_given(learner_id)
+
+    def leave(self) -> None:
+        """Wait until answers have left: the weights may change."""
+        if not self._channel.finish_answers():
+            self._update.renew_weights()
 
     def make(self) -> tuple[float, float]:
         """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.

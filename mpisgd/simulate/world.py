@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.communicator import Node
 from mpisgd.comm.messages import Ending
@@ -89,7 +90,7 @@ class VirtualWorld(World):
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
-        return self._next_ns(rank) if self.config.exchange == "whole" else None
+        return self._next_ns(rank) if self.config.exchange != "layerwise" else None
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
@@ -127,6 +128,8 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, brought)
+        if data.train.advice:
+            speech.warn(data.train.advice)
         self.tensors = tensors = Tensors.load(config, brought, data, len(roles.computing_ranks))
         tensors.evaluated = evaluated
         self.meta = tensors.meta

@@ -127,6 +127,11 @@ BAD_INPUT = {
     "loss is no scalar": (2, ["--loss", "user:vector_loss"], ["expected a scalar"]),
     "unknown loss": (2, ["--loss", "cross_entropi"], ["loss = 'cross_entropi'"]),
     "negative seed": (2, ["--seed", "-1"], ["seed = -1"]),
+    "fewer samples than learners": (
+        4,
+        ["--sampling", "own", "--data", "synthetic", "--data.samples", "2"],
+        ["sampling = 'own'", "2 training samples for 3 learners"],
+    ),
     "groups of nothing": (
         4,
         ["--shards", "2", "--groups.rate", "head.*", "2"],

@@ -88,6 +88,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         5,
         {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001, "threads": 2},
     ),
+    "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
     "softsync-5-accumulated": (
@@ -126,7 +127,7 @@ def test_every_protocol_is_among_them() -> None:
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
-    laws.hold(run, again=name.startswith("versioned"), own_steps=name.startswith("downpour"))
+    laws.hold(run, again="versioned" in name, own_steps=name.startswith("downpour"), duplex="duplex" in name)
     wanted = run.config["epochs"] * 1437
     assert run.summaries["samples"].max() >= wanted
     assert name in UNEVEN or run.summaries["samples"].min() >= wanted

@@ -149,6 +149,8 @@ def test_every_pair_can_come_up() -> None:
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
     more += [
         {"accumulation": 2},
+        {"exchange": "duplex"},
+        {"exchange": "duplex", "faults": {"mode": "tolerant"}},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
@@ -160,6 +162,6 @@ def test_every_pair_can_come_up() -> None:
     ]
     for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:
-            config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
+            config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)

@@ -40,7 +40,8 @@ class BuiltShard(Built):
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
         if not setup.tolerant:
-            self.server = self._make_server(ShardChannel(self.wire, setup.roles, self.index), update)
+            duplex = setup.config.exchange == "duplex"
+            self.server = self._make_server(ShardChannel(self.wire, setup.roles, self.index, duplex=duplex), update)
             return
         channel = TolerantShardChannel(self.wire, setup.roles, self.index)
         self.server = self._make_server(channel, update)
@@ -85,11 +86,12 @@ class BuiltShard(Built):
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
+        log = ShardLog(self._file, shard, duplex=channel.duplex)
         server = Shard(
             channel,
             Rules(protocol, lambda_, parts.budget_samples(config, protocol, setup.meta.train_samples)),
             update,
-            ShardRecords(ShardLog(self._file, shard), progress, snapshots, world.checkpoints(self.rank, update, rows)),
+            ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
         )

@@ -20,6 +20,7 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
+from mpisgd.exchange import links
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -129,7 +130,10 @@ class Rank:
         quiet_s = self.setup.config.log.quiet_s
         self.signals.every_second = Watchdog(wire, quiet_s, self._name(self.rank), waits_for).look
         if self.rank == 0:
-            self._say(f"mpisgd {__version__}: {self._headline()}")
+            carried, wasted = links.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
+            self._say(f"mpisgd {__version__}: {self._headline(carried)}")
+            if wasted:
+                self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
@@ -218,12 +222,13 @@ class Rank:
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()
 
-    def _headline(self) -> str:
+    def _headline(self, carried: str) -> str:
         setup, learners, ranks = self.setup, self.roles.lambda_, len(self.roles.computing_ranks)
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
             f" {len(set(setup.hosts))} host(s)"
+            f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
             f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )

@@ -192,7 +192,7 @@ class _Walk:
         """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
-        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs):
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
             return rules.on_torn(learner_id, row.timestamp, row.seq)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
         if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
@@ -201,6 +201,10 @@ class _Walk:
             return rules.judge(learner_id, row.timestamp, row.seq, usable)
         except ProtocolError as error:
             self._refuse(str(error))
+
+    def _is_cut_off(self, learner_id: int) -> bool:
+        """Whether this row is a learner's last, of a shard that died before it could say that the learner had."""
+        return not self.shard.finished and learner_id not in self.shard.pushes["learner_id"][self.place["row"] + 1 :]
 
     def _update_while_due(self) -> None:
         while self.rules.update_due():

@@ -283,4 +283,27 @@ KEPT: dict[str, Draw] = {
         ),
         again=(0, 0),
     ),
+    "a gradient comes in part, and its job ends before a shard can say that the learner is lost: replay refused a true log": Draw(
+        way="ssp-own",
+        shards=3,
+        learners=2,
+        evaluator=False,
+        tolerant=True,
+        seed=302340723,
+        every_updates=5,
+        latency_ns=500000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=256,
+        attempts=(
+            (
+                Fault(what="stop", rank=4, at_s=0.14819774901609375, at_call=0, lasts_s=0.20047174718907348, other=0, both=False),
+                Fault(what="kill", rank=4, at_s=0.0, at_call=44, lasts_s=0.0, other=0, both=False),
+                Fault(what="kill", rank=3, at_s=0.0, at_call=65, lasts_s=0.0, other=0, both=True),
+                Fault(what="kill", rank=3, at_s=0.0, at_call=83, lasts_s=0.0, other=0, both=True),
+                Fault(what="stop", rank=3, at_s=0.0, at_call=7, lasts_s=0.2216084142549512, other=0, both=False),
+            ),
+        ),
+        again=(0, 0),
+    ),
 }
