@@ -83,11 +83,10 @@ FEATURES: Mapping[str, Feature] = {
     "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
     "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
     "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
-    "replacement": Feature(lambda config: config.sampling != "epoch", "sampling = 'replacement'", "sampling", "'epoch'"),
     "saving": Feature(
         lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
     ),
-    **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs")},
+    **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -161,7 +160,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(
         ((each, "batch") for each in ("accumulation", "layerwise", "bfloat16", "compensation", "clipping", "nonfinite")), _WHOLE
     ),
-    ("replacement", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
+    ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
     ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
     ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
     ("cuda", "batch"): "portions are summed in the host's memory",
