@@ -66,10 +66,9 @@ class Slot:
 
 
 class RemoteVector(Tensor):
-    """(elements,) float32. `moved` is told whenever it becomes another slot."""
+    """(elements,) float32."""
 
     slot: Slot
-    moved: Callable[[Slot], None] | None
     _gradient: RemoteVector | None
     _absolute: bool
     """It stands for the absolute values of its slot; only their greatest and their sum are ever asked for."""
@@ -78,7 +77,7 @@ class RemoteVector(Tensor):
     @staticmethod
     def __new__(cls, slot: Slot, *, absolute: bool = False, view: bool = False) -> RemoteVector:
         vector: RemoteVector = Tensor._make_wrapper_subclass(cls, (slot.store.elements,), dtype=torch.float32)
-        vector.slot, vector.moved, vector._gradient = slot, None, None
+        vector.slot, vector._gradient = slot, None
         vector._absolute, vector._view = absolute, view
         return vector
 
@@ -97,8 +96,6 @@ class RemoteVector(Tensor):
         if self._view or self._absolute:
             raise ProtocolError("a view of a vector that lies on shards cannot be changed in place")
         self.slot = slot
-        if self.moved is not None:
-            self.moved(slot)
         return self
 
     @classmethod

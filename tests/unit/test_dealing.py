@@ -68,6 +68,11 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ProtocolError, match="portion 0, which it was not dealt"):
         dealing.done(0, 0)
     assert dealing.ask(0) == 0
+    assert dealing.ask(1) == 1
+    assert dealing.done(1, 1)
+    assert dealing.lost(1) == [1]
+    with pytest.raises(ProtocolError, match="portion 1 of learner 1 is to be summed, but does not count"):
+        dealing.commit(1, 1)
     with pytest.raises(ProtocolError, match="is to be summed, but does not count"):
         dealing.commit(0, 0)
 

@@ -127,7 +127,14 @@ def test_three_shards_come_to_the_same_loss(tmp_path: Path) -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
+def dropping() -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(20, 4))
+
+
 def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> None:
+    """Nor what was drawn for a portion: dropout's masks are its own."""
+    brought = Brought(model=dropping)
     runs = []
     for name, learners, slow in (("one", 1, {}), ("many", 7, {1: 5.0, 4: 2.5})):
         config = job(
@@ -138,10 +145,10 @@ def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> No
             compute={"name": "lognormal", "sigma": 0.5},
             virtual={"slow_nodes": {node + 2: factor for node, factor in slow.items()}},
         )
-        simulate(config)
+        simulate(config, brought)
         runs.append(Run(tmp_path / name))
     assert runs[0].updates["mean_loss"].tolist() == runs[1].updates["mean_loss"].tolist()
-    assert torch.equal(weights_of(tmp_path / "one", config), weights_of(tmp_path / "many", config))
+    assert torch.equal(weights_of(tmp_path / "one", config, brought), weights_of(tmp_path / "many", config, brought))
     assert len({*runs[1].of_coordinator("portions")["learner_id"].tolist()}) == 7
 
 
