@@ -7,6 +7,9 @@ Where a signal interrupts the run, a shard answers every pull with that, and goe
 protocol, until all learners have left: so all shards have had the same pushes, and no shard need ask another at which clock to
 write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or where staleness is bounded but
 not zero: then no complete checkpoint arises there, and the newest one before counts.)
+
+Where the evaluator has seen enough, shards come to their end in the same way, and the run is finished when all have left. What was
+pushed to a sum that will not be finished is then in flight, or dropped as late.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.vectors.computing import Updates
 
 _APPLY = Kind.APPLY  # found without a look into the enumeration, once for each gradient
-_GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}
+_GONE = {
+    Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.ENOUGH: Gone.INTERRUPTED, Ending.INTERRUPTED: Gone.INTERRUPTED,
+}  # fmt: skip
 
 
 class Shard:
@@ -73,6 +78,8 @@ class Shard:
         self.updated_s = 0.0
         self._resumed = False
         self._parked: dict[int, Push] = {}
+        self._left: list[Push] = []
+        """Those of which nothing more was wanted when they came; their gradients are gone."""
         self._losses = 0.0
         self._timeout_s = timeout_s
         self._over_s = math.inf
@@ -165,6 +172,7 @@ class Shard:
         elif isinstance(message, Interrupt):
             self._interrupt(message.signal)
         elif isinstance(message, SnapshotPull):
+            self.see_enough(message)
             self.desk.ask(message.number)
         else:
             raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
@@ -177,7 +185,7 @@ class Shard:
         while True:
             if self.rules.update_due():
                 self._update()
-            elif self._parked and (turn := self.rules.turn()) in self._parked:
+            elif self._parked and (turn := self.rules.turn(self._parked)) in self._parked:
                 assert turn is not None
                 self._sum_parked(turn)
             else:
@@ -202,6 +210,8 @@ class Shard:
         elif place is PARK:
             self.update.park(learner_id)
             self._parked[learner_id] = push
+        else:
+            self._left.append(push)
 
     def tear(self, push: Push) -> None:
         """A gradient has come in part: it counts as pushed, and is dropped; into its buffer MPI may yet write."""
@@ -315,6 +325,8 @@ class Shard:
         self._tell(Event.GOODBYE, learner_id, goodbye.pushed)
         if goodbye.ending == Ending.INTERRUPTED:
             self._interrupt(0)
+        elif goodbye.ending == Ending.ENOUGH:
+            self._end_training(math.nan)
         if goodbye.ending == Ending.NONE and learner_id in self.rules.present:
             self._tell(Event.DEPARTED, learner_id)
         self.go_on_without(learner_id, _GONE[Ending(goodbye.ending)])
@@ -347,6 +359,8 @@ class Shard:
         """Where nobody is present any more, the run is finished, or a signal has cut it short."""
         if self.rules.end_if_deserted():
             self._over_s = math.inf
+            if self.rules.enough:
+                self._drop_what_is_left()
             self.desk.answer()
 
     def _interrupt(self, signal: int) -> None:
@@ -354,3 +368,24 @@ class Shard:
         if self.rules.on_interrupt():
             self._tell(Event.INTERRUPTED, value=signal)
             self.answering.answer_waiting()
+
+    def see_enough(self, asked: SnapshotPull) -> None:
+        """The evaluator may say, with what it asks for, that it has seen enough."""
+        if asked.enough:
+            self._end_training(asked.enough - 1)
+
+    def _end_training(self, snapshot: float) -> None:
+        if self.rules.on_enough():
+            self._tell(Event.ENOUGH, value=snapshot)
+            self.answering.answer_waiting()
+            if not self.rules.present:
+                self.end_if_deserted()
+
+    def _drop_what_is_left(self) -> None:
+        """What waits for its turn, or was not wanted, is late: the sum it was for will not be finished."""
+        self.finiteness.check()
+        left, self._left = [*self._left, *self._parked.values()], []
+        self._parked.clear()
+        for push in sorted(left, key=lambda each: each.arrival_ns):
+            verdict = self.rules.judge(push.learner_id, push.timestamp, push.seq)
+            self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)

@@ -48,7 +48,9 @@ def protocol_options(run: Run) -> dict[str, object]:
 
 def protocol_label(run: Run) -> str:
     """E.g. `softsync n=2 modulation=inverse`."""
-    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in protocol_options(run).items())])
+    of_rate = {"modulate": "rate"} if run.config.get("modulate") == "rate" else {}
+    options = protocol_options(run) | of_rate
+    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in options.items())])
 
 
 def doubled(run: Run) -> bool:
@@ -89,7 +91,7 @@ def status(run: Run) -> Status:
     ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
     diverged = bool(done and done.get("diverged")) or bool(np.any(summaries["diverged"]))
     if done is not None:
-        text = "finished"
+        text = "stopped early" if np.any(run.events["kind"] == schema.Event.ENOUGH) else "finished"
     elif ended:
         text = "UNFINISHED: all shards left in order, but there is no DONE"
     else:

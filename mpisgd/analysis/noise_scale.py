@@ -16,7 +16,7 @@ g_i with weights w_i, each the mean over mu_i samples. The log has c `gradient_s
 What a team of k ranks pushes is the sum of its gradients: k times their mean over all their samples, so k counts as a weight.
 
 With all weights 1 that is A.1 for batches of mu and c mu samples. So every protocol's updates give an estimate; w_i and mu_i
-are those of `pushes`.
+are those of `pushes`. Where they are weights of the rate (`modulate`), gradients are summed as they are: w_i is 1.
 
 As A.1 says, |G|^2 and tr(Sigma) are averaged over many updates and only then divided: their ratio in one update would be
 biased, and mostly noise. They are estimated shard by shard and added up, whichever gradients each shard summed.
@@ -111,7 +111,8 @@ def measured(run: Run) -> Measured:
 
     last = np.zeros(run.shards, np.int64)
     np.maximum.at(last, updates["shard"], updates["samples"])
-    factors = pushes["weight"] * pushes["gradients"]
+    weighted = run.config.get("modulate") != "rate"
+    factors = (pushes["weight"] if weighted else 1.0) * pushes["gradients"]
     weights, weights_sq = sums(factors), sums(factors**2)
     squares = updates["gradients"] * updates["gradient_sq"]
     with np.errstate(divide="ignore", invalid="ignore"):

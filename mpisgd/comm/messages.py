@@ -47,7 +47,9 @@ class Ending(enum.IntEnum):
     """Go on; in a goodbye: the learner leaves by itself, while others go on."""
     FINISHED = 1
     """The run is over."""
-    INTERRUPTED = 2
+    ENOUGH = 2
+    """Evaluations are no better any more: the run comes to its end."""
+    INTERRUPTED = 3
     """A signal ends this attempt, and another may go on."""
 
 
@@ -85,7 +87,7 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D70697367640006  # "mpisgd", version 6 of the messages
+MAGIC = 0x6D70697367640007  # "mpisgd", version 7 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -135,13 +137,13 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
-    Tag.DUTY: Layout("evaluate"),
+    Tag.DUTY: Layout("appointed"),
     Tag.GIVEN_UP: Layout("learner_id"),
     Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
     Tag.DEAL: Layout("clock", "portion", "counts"),
-    Tag.SNAPSHOT_PULL: Layout("number"),
+    Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
 
@@ -240,9 +242,13 @@ class Interrupt(NamedTuple):
 
 
 class SnapshotPull(NamedTuple):
-    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
+    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
+
+    `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
+    """
 
     number: int
+    enough: int = 0
 
 
 class Command(NamedTuple):

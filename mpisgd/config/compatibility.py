@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import KINDS, AdamwOptions, Config, kind_of, replace
+from mpisgd.config import KINDS, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -71,6 +71,18 @@ FEATURES: Mapping[str, Feature] = {
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
+    "rates": Feature(lambda config: config.modulate == "rate", "modulate = 'rate'", "modulate", "'gradient'"),
+    "no weights": Feature(lambda config: getattr(config.protocol, "modulation", "") == "none", "protocol.modulation = 'none'"),
+    "trust ratios": Feature(
+        lambda config: isinstance(config.optimizer, TrustRatioOptions), "optimizer = 'lars' or 'lamb'", "optimizer", "another"
+    ),
+    "whole clip": Feature(
+        lambda config: config.clip_average > 0 and config.clip_average_of == "model",
+        "clip_average_of = 'model'",
+        "clip_average_of",
+        "'slice'",
+    ),
+    "shards": Feature(lambda config: config.shards > 1, "shards > 1"),
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
@@ -80,6 +92,7 @@ FEATURES: Mapping[str, Feature] = {
     "several portions": Feature(_own_steps("push_every"), "protocol.push_every", "protocol.push_every", "1"),
     "in order": Feature(lambda config: getattr(config.protocol, "order", "") == "portions", "protocol.order = 'portions'"),
     "weights' average": Feature(lambda config: config.averaging > 0, "averaging > 0", "averaging", "0"),
+    "clip average": Feature(lambda config: config.clip_average > 0, "clip_average > 0", "clip_average", "0"),
     "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
     "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
     "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
@@ -87,6 +100,9 @@ FEATURES: Mapping[str, Feature] = {
         lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
     ),
     **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
+    "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
+    "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
+    "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -99,7 +115,12 @@ REAL: Mapping[str, Feature] = {
 }
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
-    "sizes": Feature(lambda config: not config.virtual.gradients, "virtual.gradients = False", "virtual.gradients", "True"),
+    "sizes": Feature(
+        lambda config: not config.virtual.gradients,
+        "virtual.gradients = false, where nothing is evaluated",
+        "virtual.gradients",
+        "True",
+    ),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
@@ -112,6 +133,7 @@ VIRTUAL: Mapping[str, Feature] = {
 _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
+_NORM = "shards decide alone, and none knows the norm of the others' slices"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
 _BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
@@ -142,6 +164,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",
     ("compensation", "fresh"): "a gradient that is not stale needs none",
+    ("rates", "fresh"): "a gradient that is not stale has the weight 1",
+    ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
+    ("trust ratios", "local steps"): "what is pushed is a way that weights went, not a gradient; they may be the inner_optimizer",
+    ("whole clip", "shards"): _NORM,
+    ("whole clip", "collective"): _NORM,
     ("node", "no sums"): _SUM,
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
@@ -150,15 +177,23 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("patience", "no evaluator"): "who evaluates when training is over can end nothing",
+    ("patience", "collective"): "its learners agree on their end by themselves; protocol hardsync computes the same",
+    ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
     **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
     ("several portions", "in order"): "each portion is summed by itself",
+    ("patience", "batch"): "its tolerances say when it ends",
     ("epochs", "batch"): "protocol.iterations is its length",
     ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
     ("weights' average", "batch"): "its weights are those of the last iteration",
     **dict.fromkeys(
-        ((each, "batch") for each in ("accumulation", "layerwise", "bfloat16", "compensation", "clipping", "nonfinite")), _WHOLE
+        (
+            (each, "batch")
+            for each in ("accumulation", "layerwise", "bfloat16", "compensation", "clipping", "clip average", "nonfinite")
+        ),
+        _WHOLE,
     ),
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
     ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",

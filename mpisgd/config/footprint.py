@@ -10,6 +10,6 @@ def of_compensation(lambda_: int, parameters: int, shards: int) -> str:
 
 
 def of_history(history: int, parameters: int, shards: int) -> str:
-    """The vectors that L-BFGS keeps (`update/slots.py`): how many, and MiB for the longest slice."""
+    """The vectors that L-BFGS keeps (`sandblaster/slots.py`): how many, and MiB for the longest slice."""
     slices = 2 * history + 9
     return f"{slices} slices on each shard, {slices * -(-parameters // shards) * 4 / 2**20:,.1f} MiB, and pushes that wait"

@@ -85,7 +85,7 @@ class Config:
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
     exchange: Literal["whole", "layerwise", "duplex"] = "whole"
-    """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
+    """Exchange whole vectors, or layers. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
     backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
     whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness."""
@@ -139,8 +139,18 @@ class Config:
     (arXiv:1609.08326). A shard keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
     compensation_memory: float = 0.0
     """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
+    modulate: Literal["gradient", "rate"] = "gradient"
+    """Multiply each stale gradient by its weight, or the update's rate. gradient: in the sum, before the optimiser; all but sgd
+    divide by the gradients' size, where it cancels. rate: an update has the learning rate times the mean of its gradients' weights
+    [ElasticDL]. `protocol.modulation` says what weights are."""
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
+    clip_average: float = 0.0
+    """Clip an update's averaged gradient to this L2 norm; 0 = off. As torch.nn.utils.clip_grad_norm_ does where one shard has
+    the whole; of several, `clip_average_of` must say slice."""
+    clip_average_of: Literal["model", "slice"] = "model"
+    """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
+    then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
     sampling: Literal["epoch", "own", "replacement"] = "epoch"
     """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
     samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
@@ -183,6 +193,7 @@ class Config:
             compensation=0,
             compensation_memory=0,
             clip_norm=0,
+            clip_average=0,
             threads=0,
         )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")

@@ -60,7 +60,9 @@ def _split(value: Any, where: str, nested: bool) -> Split:
     if isinstance(value, DataLoader):
         return _of_loader(value, where, nested)
     if isinstance(value, IterableDataset):
-        raise ConfigError(f"{where}: found a stream, {_describe(value)}, expected a map-style Dataset (__len__, __getitem__)")
+        raise ConfigError(
+            f"{where}: found a stream, {_describe(value)}, expected a map-style Dataset, with __len__ and __getitem__"
+        )
     if isinstance(value, TensorDataset) and len(value.tensors) == 2:
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:

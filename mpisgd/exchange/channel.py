@@ -37,7 +37,7 @@ _PUSH: int = Tag.PUSH
 _PULL: int = Tag.PULL
 _ANSWER: int = Tag.ANSWER
 _GOES_ON: int = Ending.NONE
-_LAST_ENDING: int = Ending.INTERRUPTED
+_LAST_ENDING: int = max(Ending)
 _REJECT: int = Kind.REJECT
 
 
@@ -265,8 +265,8 @@ class LearnerChannel:
         """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
         self._asks = True
 
-    def duty(self) -> bool:
-        """After the goodbye: wait until shard 0 says whether this learner is to evaluate."""
+    def duty(self) -> int:
+        """After the goodbye: wait until shard 0 says as the how-manieth this learner is to evaluate; 0: it is not."""
         fields: tuple[int] = self._wire.header(self._duty)
         self._wire.finish(self._duty)
-        return bool(fields[0])
+        return fields[0]

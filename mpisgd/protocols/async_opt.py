@@ -30,7 +30,7 @@ class AsyncOptions(ProtocolOptions):
     modulation: str = "none"
     """Weight stale gradients, as in softsync; Async-Opt of [Chen16] has none."""
     warm_up: int = 0
-    """Let one learner make this many updates before the others join [Dean12 4.1]."""
+    """Let one learner make so many updates before the others join [Dean12 4.1]."""
     ramp: int = 0
     """Let the others join one by one over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
 

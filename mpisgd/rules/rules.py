@@ -8,6 +8,7 @@
     a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
     one that hung is back              `on_return`
     a signal has come                  `on_interrupt`  whether it came in time
+    the evaluator has seen enough      `on_enough`     whether it is news
 
 After each the shard obeys until nothing is due: it sums the parked push of whose `turn` it is; where an update is due
 (`update_due`), it makes it (`on_update`), and tells those who are `late`; it answers the pulls that are `ready`.
@@ -19,7 +20,7 @@ must say, tests ask it alone. Where nobody watches learners, none is ever lost o
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
@@ -61,6 +62,7 @@ class Rules:
     Attributes:
         finished: enough samples have been applied, or all learners have left.
         interrupted: a signal has come before that; where `finished` is true as well in the end, it came too late to matter.
+        enough: evaluations are no better any more: nobody is given weights, and once all have left the run is finished.
         present: learners that have not left, and are not missed.
         absent: learners that were missed, and are not back.
         waiting: learners whose pulls are not answered yet, with the clock that each asks for at least.
@@ -74,6 +76,7 @@ class Rules:
         self.clock = 0
         self.finished = False
         self.interrupted = False
+        self.enough = False
         self.present = set(range(lambda_))
         self.absent = set[int]()
         self.waiting: dict[int, int] = {}
@@ -119,10 +122,10 @@ class Rules:
             return LEAVE  # whose turn it is has left
         return SUM if learner_id in self.absent or self.turn() in (None, learner_id) else PARK
 
-    def turn(self) -> int | None:
-        """Whose push must be summed next, or None = anybody's."""
+    def turn(self, parked: Container[int] = ()) -> int | None:
+        """Whose push must be summed next, or None = anybody's: of one who is present, or has left behind what is `parked`."""
         turn = None if self.finished else self.protocol.expects()
-        return turn if turn in self.present else None
+        return turn if turn in self.present or turn in parked else None
 
     def is_wanted(self, learner_id: int, seq: int) -> bool:
         """Whether a gradient might be used: else it does not matter whether it is finite."""
@@ -262,8 +265,8 @@ class Rules:
         self.protocol.on_return(learner_id, self.clock)
 
     def end_if_deserted(self) -> bool:
-        """Whether nobody is present any more; the run is then finished, unless a signal has cut it short."""
-        if not self.present and not self._cut_short:
+        """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""
+        if not self.present and (self.enough or not self._cut_short):
             self.finished = True
         return not self.present
 
@@ -272,4 +275,11 @@ class Rules:
         if self.finished or self.interrupted:
             return False
         self.interrupted = True
+        return True
+
+    def on_enough(self) -> bool:
+        """Whether training is to end now, and nobody knew: from now on nobody is given weights. A signal may have come before."""
+        if self.finished or self.enough:
+            return False
+        self.enough = self.interrupted = True
         return True

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpisgd.comm.messages import Ending, Op
-from mpisgd.update.slots import Slots
+from mpisgd.sandblaster.slots import Slots
 from mpisgd.vectors.memory import host_view
 
 

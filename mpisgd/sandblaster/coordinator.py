@@ -80,12 +80,14 @@ class Coordinator:
         self._warn = warn
         self._store = Store(channel, elements)
         self._weights = RemoteVector(Slot(self._store, 0))
+        self._weights.moved = self._moved
         self._iteration = 0
         self._since = (0.0, 0.0, 0)
         """When the iteration began; seconds of evaluations, and their number, before it."""
         self._known: dict[Any, tuple[float, weakref.ref[Slot]]] = {}
-        """Points that this step has evaluated, by how they were made: the loss, and the gradient, which lasts as long as anybody
-        refers to it: that of the last one does."""
+        """Points that this step has evaluated, by how they were made: the loss, and the gradient, while torch keeps it."""
+        self._kept: Slot | None = None
+        """The gradient at the weights, where it is known: torch forgets it between two steps, and asks again."""
 
     def run(self) -> None:
         """Step until it has converged, cannot go on, has made all iterations, or a signal has come."""
@@ -162,6 +164,11 @@ class Coordinator:
         if self._iteration == options.iterations:
             return Why.ITERATIONS
         return Why.INTERRUPTED if self._channel.signal else Why.GOES_ON
+
+    def _moved(self, slot: Slot) -> None:
+        """The weights have become another point. Torch still holds its gradient, if it has asked for that before."""
+        known = self._known.get(slot.origin)
+        self._kept = None if known is None else known[1]()
 
     def _evaluated(self) -> float:
         """The closure of torch's step: the loss at the weights; their gradient becomes `grad`. Raises DivergenceError."""

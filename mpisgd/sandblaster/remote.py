@@ -4,8 +4,8 @@
     RemoteVector                 `__torch_dispatch__`          each aten operation it uses is a command, or a number
     Commands                     ADD out = q - a y             to all shards; nothing but numbers travels
 
-Slots on the shards never change (`update/slots.py`): what torch changes in place becomes a new slot here, a clone is the same slot,
-and a slot goes when nobody refers to it any more. By how a slot was made (`origin`) a point is known again.
+Slots on the shards never change (`slots.py`): what torch changes in place becomes a new slot here, a clone is the same slot, and a
+slot goes when nobody refers to it any more. By how a slot was made (`origin`) a point is known again.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Slot:
 
 
 class RemoteVector(Tensor):
-    """(elements,) float32."""
+    """(elements,) float32. `moved` is told whenever it becomes another slot."""
 
     slot: Slot
+    moved: Callable[[Slot], None] | None
     _gradient: RemoteVector | None
     _absolute: bool
     """It stands for the absolute values of its slot; only their greatest and their sum are ever asked for."""
@@ -77,7 +78,7 @@ class RemoteVector(Tensor):
     @staticmethod
     def __new__(cls, slot: Slot, *, absolute: bool = False, view: bool = False) -> RemoteVector:
         vector: RemoteVector = Tensor._make_wrapper_subclass(cls, (slot.store.elements,), dtype=torch.float32)
-        vector.slot, vector._gradient = slot, None
+        vector.slot, vector.moved, vector._gradient = slot, None, None
         vector._absolute, vector._view = absolute, view
         return vector
 
@@ -96,6 +97,8 @@ class RemoteVector(Tensor):
         if self._view or self._absolute:
             raise ProtocolError("a view of a vector that lies on shards cannot be changed in place")
         self.slot = slot
+        if self.moved is not None:
+            self.moved(slot)
         return self
 
     @classmethod

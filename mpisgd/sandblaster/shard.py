@@ -15,10 +15,10 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED
+from mpisgd.sandblaster.slots import Slots
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.update.slice_update import Step
-from mpisgd.update.slots import Slots
 from mpisgd.vectors.memory import host_view
 
 _GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}

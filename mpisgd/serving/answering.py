@@ -54,9 +54,10 @@ class Answering:
                 self._give(ready)
 
     def _stop(self, learner_ids: list[int]) -> None:
-        ending = Ending.FINISHED if self._rules.finished else Ending.INTERRUPTED
+        rules = self._rules
+        ending = Ending.FINISHED if rules.finished else Ending.ENOUGH if rules.enough else Ending.INTERRUPTED
         for learner_id in learner_ids:
-            self._channel.stop(learner_id, self._rules.clock, ending)
+            self._channel.stop(learner_id, rules.clock, ending)
 
     def _give(self, learner_ids: list[int]) -> None:
         channel, update, rules = self._channel, self._update, self._rules

@@ -29,6 +29,7 @@ from mpisgd.simulate.sized import SizedGradient, SizedUpdate
 from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
@@ -195,6 +196,7 @@ class SizedWorld(VirtualWorld):
             half=config.push_format == "bfloat16",
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
+            weighting=Weighting(config.modulate),
         )
 
 

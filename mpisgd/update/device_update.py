@@ -29,6 +29,7 @@ from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
 
@@ -200,5 +201,7 @@ def make_update(
         average=Average.of(own, config.averaging, config.averaging_bias_correction),
         segments=segments,
         half=config.push_format == "bfloat16",
+        weighting=Weighting(config.modulate),
+        clip_average=config.clip_average,
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

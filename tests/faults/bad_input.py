@@ -121,6 +121,13 @@ CASES = (
     Case("train --optimizer.momentum 1.5", ("optimizer.momentum = 1.5",)),
     Case("train --optimizer adamw --optimizer.beta2 1", ("optimizer.beta2 = 1.0", "below 1")),
     Case("train --optimizer adamw --optimizer.weight-decay -1", ("optimizer.weight_decay = -1.0", ">= 0")),
+    Case("train --optimizer lars --optimizer.trust 0", ("optimizer.trust = 0.0", "above 0")),
+    Case("train --optimizer lamb --optimizer.beta1 1", ("optimizer.beta1 = 1.0", "below 1")),
+    Case("train --optimizer lamb --local-steps 4", ("optimizer = Lamb", "another", "local_steps > 0", "inner_optimizer")),
+    Case("train --clip-average -1", ("clip_average = -1.0", ">= 0")),
+    Case("train --clip-average 1 --shards 2", ("clip_average_of = 'model'", "'slice'", "shards > 1")),
+    Case("train --modulate rate", ("modulate = 'rate'", "'gradient'", "hardsync", "it goes with softsync")),
+    Case("train --protocol async --modulate rate", ("modulate = 'rate'", "protocol.modulation = 'none'", "inverse")),
     Case("train --groups.weight-decay *.bias -1", ("groups.weight_decay['*.bias'] = -1.0", ">= 0")),
     Case(
         "simulate --groups.rate head.* 10", ("groups.rate['head.*'] = 10.0", "matches none of 1.weight, 1.bias, 3.weight, 3.bias")

@@ -155,10 +155,22 @@ def test_every_pair_can_come_up() -> None:
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
+        {"modulate": "rate"},
+        {"optimizer": "lars"},
+        {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
-        {"averaging": 0.9, "clip_norm": 1.0, "linear_scaling": True, "nonfinite": "drop", "sampling": "replacement"},
+        {
+            "averaging": 0.9,
+            "clip_norm": 1.0,
+            "clip_average": 1.0,
+            "linear_scaling": True,
+            "nonfinite": "drop",
+            "sampling": "replacement",
+        },
         {"checkpoint": {"every_updates": 1}, "optimizer": "adam", "schedule": "linear", "alpha0": 0.1, "epochs": 1.0},
         {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss", "patience": 1}},
     ]
     for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:

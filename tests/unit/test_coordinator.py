@@ -77,7 +77,8 @@ def by_torch(iterations: int) -> tuple[list[list[bytes]], torch.Tensor]:
     return steps, parameter.detach()
 
 
-def test_where_a_step_begins_is_not_evaluated_again_and_all_else_is_as_torch_asks() -> None:
+def test_no_point_is_evaluated_twice_and_all_else_is_as_torch_asks() -> None:
+    """The last of these line searches goes back to a trial before its last one: that is known, too."""
     function, rows, found = coordinated(12)
     steps, weights = by_torch(len(rows))
     assert function.points == [steps[0][0], *(point for step in steps for point in step[1:])]

@@ -12,7 +12,7 @@ from torch import Tensor
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Op
 from mpisgd.sandblaster.remote import OPERATIONS, RemoteVector, Slot, Store
-from mpisgd.update.slots import Slots
+from mpisgd.sandblaster.slots import Slots
 from mpisgd.vectors.flat import slice_bounds
 
 HISTORY = 5

@@ -24,6 +24,8 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("push_format", "bfloat16", False),
     ("compensation", 0.1, False),
     ("clip_norm", 1.0, False),
+    ("clip_average", 1.0, False),
+    ("evaluation.patience", 2, False),
     ("nonfinite", "drop", False),
     ("sampling", "replacement", False),
     ("checkpoint.every_updates", 5, False),
@@ -40,6 +42,8 @@ def table_of(field: str, value: Any) -> dict[str, Any]:
     outer, _, inner = field.partition(".")
     table = {outer: {inner: value} if inner else value, "protocol": "sandblaster"}
     virtual = {"gradients": True} if outer != "virtual" or inner == "batched" else {}
+    if outer == "evaluation":
+        table |= {"evaluation": {inner: value, "best": "loss"}, "evaluator": True}
     return {**table, "virtual": {**virtual, **(table.get("virtual") or {})}}
 
 

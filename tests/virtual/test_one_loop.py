@@ -51,7 +51,7 @@ LOOPS = [
             "comm/messages",
             "update/slice_update",
             "update/device_update",
-            "update/slots",
+            "sandblaster/slots",
             "exchange/coordinator_channel",
             *(f"sandblaster/{each}" for each in ("coordinator", "evaluations", "shard", "learner")),
         )

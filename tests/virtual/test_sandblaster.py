@@ -24,8 +24,8 @@ from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome, Verdict, Why
 from mpisgd.report.single import report
+from mpisgd.sandblaster.slots import Slots
 from mpisgd.simulate.job import simulate
-from mpisgd.update.slots import Slots
 from tests.effort import examples
 
 ITERATIONS = 8

@@ -16,7 +16,8 @@ from mpisgd.job.finish import account
 from mpisgd.job.world import Setup, World
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
-from mpisgd.records.log.continuing import evaluated
+from mpisgd.records.log.continuing import evaluated, rows_evaluated
+from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
 from mpisgd.vectors.computing import Travels
 
@@ -70,7 +71,8 @@ class Built:
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
         return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
 
-    def _evaluate(self, serve_here: Callable[[], None] | None = None) -> None:
+    def _evaluate(self, serve_here: Callable[[], None] | None = None, appointed: int = 0) -> None:
+        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
         fields: dict[str, Any] = {"bounds": setup.bounds, "serve_here": serve_here, "to_first": setup.tolerant}
         channel = functools.partial(EvaluatorChannel, self.wire, setup.roles, **fields)
@@ -80,14 +82,21 @@ class Built:
             rows_each = (2 if config.averaging > 0 else 1) * (2 if config.evaluation.train else 1)
             warn = functools.partial(self.world.warn, self.rank)
             first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
-        # One who died has left a file; who follows evaluates all again.
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
-        log = EvaluatorLog(lambda: self._open(name, -1, before, instead=setup.tolerant, metrics=metrics))
+
+        def begin() -> TableFile:
+            """Who follows one that died or hangs replaces its file, and evaluates all again; who was followed writes none."""
+            followed = setup.tolerant and appointed_of(setup.path / name) > appointed
+            return self._open("" if followed else name, -1, before, appointed=appointed, metrics=metrics)
+
+        log = EvaluatorLog(begin)
         if self.world.tensors is None:
             log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
-            self.world.tensors.evaluate(channel, log, first, self.world.progress)
+            rows = rows_evaluated(setup.path, before)
+            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
         log.close()
 
     def _open(
@@ -97,19 +106,20 @@ class Built:
         before: list[list[int]],
         counts: Sequence[int] = (),
         *,
-        instead: bool = False,
+        appointed: int = 0,
         metrics: Sequence[str] = (),
     ) -> TableFile:
-        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's."""
+        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's. "": none."""
         log, resumption = self.setup.config.log, self.setup.resumption
+        attributes = {} if resumption is None else resumption.attributes(before)
         return open_tables(
-            self.setup.path / name if log.enabled else None,
+            self.setup.path / name if log.enabled and name else None,
             max_bytes=log.max_bytes if shard >= 0 else 0,
             counts=counts,
             shard=shard,
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
-            attributes={} if resumption is None else resumption.attributes(before),
-            instead=instead,
+            attributes=attributes | ({"appointed": appointed} if appointed else {}),
+            instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
         )

@@ -29,7 +29,7 @@ from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
 from mpisgd.sandblaster.shard import BatchShard
-from mpisgd.update.slots import Slots
+from mpisgd.sandblaster.slots import Slots
 
 
 def options_of(setup: Setup) -> SandblasterOptions:

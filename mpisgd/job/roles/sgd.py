@@ -20,6 +20,7 @@ from mpisgd.job.roles.base import Built
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.continuing import counted
@@ -85,6 +86,8 @@ class BuiltShard(Built):
             counts = counted(setup.path, shard, rows)
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
         log = ShardLog(self._file, shard, duplex=channel.duplex)
         server = Shard(
@@ -156,7 +159,10 @@ class BuiltLearner(Built):
     def end(self) -> np.ndarray:
         if self._leader is not None:
             self._leader.stop()
-        if self._channel.duty() if self.setup.tolerant else self.rank == self.setup.roles.evaluator_rank:
+        if self.setup.tolerant:
+            if appointed := self._channel.duty():
+                self._evaluate(appointed=appointed)
+        elif self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

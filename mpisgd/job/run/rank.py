@@ -38,6 +38,7 @@ from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -87,6 +88,7 @@ class Rank:
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
+        self.callbacks = brought.callbacks
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
@@ -137,6 +139,7 @@ class Rank:
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
+        world.callbacks = self.callbacks
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
@@ -179,6 +182,8 @@ class Rank:
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
             self._say(farewell(outcome, logged=logged))
+            end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
+            call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()

@@ -21,6 +21,7 @@ from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, Tim
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
+from mpisgd.update.weighting import Weighting
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
@@ -79,6 +80,7 @@ class _Walk:
         self.arrival_s = 0.0
         self.samples = start.samples
         self.rate = self.rate_at(self.samples)
+        self.weighting = Weighting(self.config.modulate)
         self._begin_sum()
 
     def _begin_sum(self) -> None:
@@ -93,6 +95,7 @@ class _Walk:
             self._check_numbers(row)
             self._let_happen(row)
             self._end_if_deserted(row)
+            self._end_if_enough(row)
             self._check_clock(row)
             self._check_turn(row)
             self._check_learner(row)
@@ -103,6 +106,7 @@ class _Walk:
                 self.gradients += row.gradients
                 self.pending_samples += row.samples
                 self.losses += row.loss * row.gradients
+                self.weighting.add(row.weight, row.gradients)
             self._update_while_due()
         self._check_end()
 
@@ -174,7 +178,7 @@ class _Walk:
         if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
             done_s = self.updated_s[self.rules.clock]
             self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
-        if self.rules.turn() is None:
+        if self.rules.turn() is None and not (self.rules.finished and self.shard.enough):  # they had waited till the end
             before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
             if row.arrival_s < before_s:
                 self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
@@ -225,7 +229,7 @@ class _Walk:
             "clock": self.rules.clock + 1,
             "gradients": self.gradients,
             "samples": self.samples + self.pending_samples,
-            "learning_rate": self.rate,
+            "learning_rate": self.rate * self.weighting.take(),
             "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
         }
         for name, value in expected.items():
@@ -261,6 +265,11 @@ class _Walk:
             for learner_id in sorted(rules.present):
                 rules.on_departure(learner_id, Gone.STOPPED)
             rules.end_if_deserted()
+
+    def _end_if_enough(self, row: Row) -> None:
+        """A run that evaluations have ended is over with its last update; what came too late for that is logged after all else."""
+        if self.rules.ordered and self.shard.enough and row.clock == self.shard.final_clock and row.reason == Reason.FINISHED:
+            self.rules.finished = True
 
     def _is_before(self, event: Departure | TimeOut, row: Row | None) -> bool:
         clock = self.rules.clock

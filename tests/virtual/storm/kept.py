@@ -306,4 +306,25 @@ KEPT: dict[str, Draw] = {
         ),
         again=(0, 0),
     ),
+    "an evaluator hangs with its first snapshot, another evaluates everything, it wakes: it replaced that one's log": Draw(
+        way="async-accumulated",
+        shards=3,
+        learners=3,
+        evaluator=False,
+        tolerant=True,
+        seed=1239539642,
+        every_updates=5,
+        latency_ns=500000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=4,
+        attempts=(
+            (
+                Fault(what="slow", rank=0, at_s=0.16628749310929405, at_call=0, lasts_s=0.7611404955023364, other=0, both=True),
+                Fault(what="stop", rank=3, at_s=0.0, at_call=120, lasts_s=0.33303419083708596, other=0, both=True),
+                Fault(what="unsaved", rank=0, at_s=0.09599862355347326, at_call=0, lasts_s=0.26680022357895555, other=0, both=True),
+            ),
+        ),
+        again=(1, 3),
+    ),
 }
