@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from mpisgd.base.errors import PeerError, ProtocolError
 from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Next, Op
-from mpisgd.exchange.coordinator_channel import CoordinatorChannel
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.coordinator_log import CoordinatorLog
 from mpisgd.records.log.schema import Outcome
 from mpisgd.rules.dealing import Dealing
+from mpisgd.sandblaster.channels import CoordinatorChannel
 from mpisgd.sandblaster.remote import Slot
 
 _AHEAD = 2

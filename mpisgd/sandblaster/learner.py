@@ -5,8 +5,8 @@ from __future__ import annotations
 from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, Ending
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.coordinator_channel import Desk
 from mpisgd.gradient.straggler import Delays
+from mpisgd.sandblaster.channels import Desk
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import host_vector, host_view
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import ANSWERED, Command, Ending, Goodbye, Interrupt, Message, Op, Pull, Push, Refused, SnapshotPull
-from mpisgd.exchange.coordinator_channel import BatchShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED
+from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.slots import Slots
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk

@@ -52,7 +52,7 @@ LOOPS = [
             "update/slice_update",
             "update/device_update",
             "sandblaster/slots",
-            "exchange/coordinator_channel",
+            "sandblaster/channels",
             *(f"sandblaster/{each}" for each in ("coordinator", "evaluations", "shard", "learner")),
         )
     ),

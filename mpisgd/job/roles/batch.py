@@ -10,7 +10,6 @@ import numpy as np
 from mpisgd.base.speech import say, warn
 from mpisgd.data.sampling import PortionSampling
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.coordinator_channel import BatchShardChannel, CoordinatorChannel, Desk
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
@@ -25,6 +24,7 @@ from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
+from mpisgd.sandblaster.channels import BatchShardChannel, CoordinatorChannel, Desk
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
