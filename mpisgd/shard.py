@@ -19,6 +19,7 @@ from typing import Literal
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
+from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
@@ -45,6 +46,7 @@ class Shard:
         records: are told; never asked.
         nonfinite: what to do with a gradient that is not finite.
         timeout_s: the rules are told when an update has been in the making for so long.
+        deltas: what learners hold, where they pull rounded weights.
 
     Attributes:
         faults: in a fault-tolerant run, what hears who dies, hangs and is back.
@@ -61,6 +63,7 @@ class Shard:
         *,
         nonfinite: Literal["stop", "drop", "continue"],
         timeout_s: float = math.inf,
+        deltas: Deltas | None = None,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -72,7 +75,7 @@ class Shard:
         self.refusals = Refusals(lambda_)
         self.finiteness = Finiteness(rules, update, nonfinite)
         self.desk = SnapshotDesk(channel, rules, update, records.snapshots)
-        self.answering = Answering(channel, rules, update, self.log, self.finiteness)
+        self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
         self.updated_s = 0.0
@@ -107,6 +110,7 @@ class Shard:
 
     def begin(self) -> None:
         """The first words of the log, and the first snapshot, unless the run is continued."""
+        self.answering.begin()
         now_s = self.channel.now_s()
         self.log.event(Event.RESUMED if self._resumed else Event.STARTED, self.rules.clock, now_s)
         if self._resumed:
@@ -199,7 +203,7 @@ class Shard:
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
-        if self._cannot_be(push):
+        if self._cannot_be(push, self.update.why_not()):
             return
         self.received[learner_id] += 1
         self.update.take_in()
@@ -223,10 +227,12 @@ class Shard:
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self._settle()
 
-    def _cannot_be(self, push: Push) -> bool:
-        """Whether a push is refused, whatever the protocol says of it."""
+    def _cannot_be(self, push: Push, why_not: str = "") -> bool:
+        """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
+        if not why and why_not:
+            why = f"learner {push.learner_id} pushed {why_not}"
         if not why:
             return False
         self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
@@ -266,6 +272,7 @@ class Shard:
         start_s, epochs_before = self.channel.now_s(), update.epochs
         step = update.begin_step() if self.answering.chunked else update.step()
         self.finiteness.after_update()
+        self.answering.follow()
         rules.on_update(update.samples)
         now_s = self.channel.now_s()
         update_s = now_s - start_s
@@ -341,6 +348,7 @@ class Shard:
         self.rules.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
+        self.answering.gone(learner_id)
         self._settle()
         for waiting, min_clock in list(self.rules.waiting.items()):  # asked before this shard knew that any is gone
             self._note_if_passed(waiting, min_clock)

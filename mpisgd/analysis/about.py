@@ -121,6 +121,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         *_left_out(run),
         *_compensation(run),
         *_rounded(run),
+        *_pulled(run),
         *_virtual(run),
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
@@ -180,10 +181,17 @@ def _rounded(run: Run) -> list[tuple[str, str]]:
         return []
     rounded = run.table("pushes")["rounded"]
     rounded = rounded[np.isfinite(rounded)]
-    words = f"as {run.config['push_format']}; what was rounded off one was added to the next"
+    name = run.config["push_format"]
+    words = f"as {name}; what was {'left out of' if name == 'topk' else 'rounded off'} one was added to the next"
     if rounded.any():
         words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"
     return [("gradients pushed", words)]
+
+
+def _pulled(run: Run) -> list[tuple[str, str]]:
+    if run.config.get("pull_format", "float32") == "float32":
+        return []
+    return [("weights pulled", f"as {run.config['pull_format']}; what was rounded off one pull came with the next")]
 
 
 def virtual(run: Run) -> bool:

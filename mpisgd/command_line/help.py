@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
     "Staleness and averages": ("modulate", "compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
@@ -59,6 +59,7 @@ BESIDE: Mapping[str, str] = {
     "straggler.delay_mean_s": "straggler.delay",
     "straggler.delay_spread": "straggler.delay",
     "straggler.delay_probability": "straggler.delay",
+    "topk_share": "push_format",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -108,7 +109,7 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
     component, _, field = BESIDE[name].rpartition(".")
-    return getattr(getattr(config, component) if component else config, field, 0) not in (0, "none", "")
+    return getattr(getattr(config, component) if component else config, field, 0) not in (0, "none", "", "float32")
 
 
 def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:

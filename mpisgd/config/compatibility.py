@@ -70,6 +70,14 @@ FEATURES: Mapping[str, Feature] = {
     "duplex": Feature(lambda config: config.exchange == "duplex", "exchange = 'duplex'", "exchange", "'whole'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
+    "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
+    "no topk": Feature(lambda config: config.push_format != "topk", "a push_format that is not 'topk'"),
+    "topk share": Feature(
+        lambda config: config.topk_share != Config.topk_share, "topk_share", "topk_share", str(Config.topk_share)
+    ),
+    "rounded pulls": Feature(
+        lambda config: config.pull_format == "bfloat16", "pull_format = 'bfloat16'", "pull_format", "'float32'"
+    ),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
     "rates": Feature(lambda config: config.modulate == "rate", "modulate = 'rate'", "modulate", "'gradient'"),
     "no weights": Feature(lambda config: getattr(config.protocol, "modulation", "") == "none", "protocol.modulation = 'none'"),
@@ -147,6 +155,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("own steps", "layerwise"): _OWN_STEPS,
     ("duplex", "waits"): "it asks for weights before it pushes the gradient that they are to have",
     ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
+    ("duplex", "rounded pulls"): "the answers of a clock leave together, and what is rounded is each learner's own",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
@@ -163,6 +172,13 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "compensation"): "an element that is pushed may be of many mini-batches, and its square says nothing of one",
+    ("topk", "cuda shards"): "indices are looked at, and elements put in their places, on the host",
+    ("topk share", "no topk"): "it is of topk alone",
+    ("rounded pulls", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("rounded pulls", "compensation"): "it wants one copy of the weights of a clock, and learners hold different ones",
+    ("rounded pulls", "cuda shards"): "what learners hold is kept, and rounded, on the host",
     ("compensation", "fresh"): "a gradient that is not stale needs none",
     ("rates", "fresh"): "a gradient that is not stale has the weight 1",
     ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
@@ -173,6 +189,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
     ("tolerant", "node"): "a team cannot do without any of its ranks",
+    ("tolerant", "rounded pulls"): "what a learner holds that hangs while it is answered, its shard cannot know",
     ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
@@ -191,7 +208,17 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **dict.fromkeys(
         (
             (each, "batch")
-            for each in ("accumulation", "layerwise", "bfloat16", "compensation", "clipping", "clip average", "nonfinite")
+            for each in (
+                "accumulation",
+                "layerwise",
+                "bfloat16",
+                "topk",
+                "rounded pulls",
+                "compensation",
+                "clipping",
+                "clip average",
+                "nonfinite",
+            )
         ),
         _WHOLE,
     ),

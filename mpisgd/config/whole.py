@@ -89,10 +89,18 @@ class Config:
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
     backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
     whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness."""
-    push_format: Literal["float32", "bfloat16"] = "float32"
-    """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
-    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
-    train --ways hardsync hardsync-bfloat16` tells where it pays. Not for allreduce."""
+    push_format: Literal["float32", "bfloat16", "topk"] = "float32"
+    """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
+    feedback, arXiv:1901.09847), for which it keeps one more vector. For slow networks: `mpisgd bench train --ways hardsync
+    hardsync-bfloat16 hardsync-bfloat16-both` tells where it pays. topk: of each slice only the elements that are largest by
+    magnitude, with their indices; all others it adds to its next gradient (arXiv:1809.07599). Not for allreduce; topk not with
+    compensation, nor shards on a GPU."""
+    topk_share: float = 0.01
+    """Share of a slice's elements that topk pushes. Rounded up to whole elements; each takes 8 bytes."""
+    pull_format: Literal["float32", "bfloat16"] = "float32"
+    """Pull weights in this format. bfloat16 is half of the bytes: a shard sends by how much its weights differ from what the
+    learner holds, and what it rounds off comes with the next pull. A learner keeps one more vector, two with own steps; a shard one
+    more slice, of asynchronous protocols one for each learner. Not for allreduce, compensation, nor fault tolerance."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"
@@ -198,6 +206,7 @@ class Config:
         )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
         require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
+        require(0 < self.topk_share <= 1, "topk_share", self.topk_share, "a number above 0, at most 1")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")

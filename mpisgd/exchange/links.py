@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config, replace
+from mpisgd.config import Config, footprint, replace
 from mpisgd.exchange.roles import Roles, of_job
 
 GIGABIT = 125e6
@@ -23,7 +23,8 @@ _WASTE = 1.5
 
 def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
     """Bytes of one push and of one pull of so many parameters."""
-    return parameters * (2.0 if config.push_format == "bfloat16" else 4.0), parameters * 4.0
+    push, pull = footprint.of_exchange(vars(config))
+    return parameters * push, parameters * pull
 
 
 def busiest(

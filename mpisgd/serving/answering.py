@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
+from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
@@ -23,17 +24,41 @@ class Answering:
         on_given: is told of each learner that was given weights.
     """
 
-    def __init__(self, channel: ShardChannel, rules: Rules, update: Updates, log: ShardLog, finiteness: Finiteness) -> None:
+    def __init__(
+        self,
+        channel: ShardChannel,
+        rules: Rules,
+        update: Updates,
+        log: ShardLog,
+        finiteness: Finiteness,
+        deltas: Deltas | None = None,
+    ) -> None:
         self._channel = channel
         self._rules = rules
         self._update = update
         self._log = log
         self._finiteness = finiteness
-        channel.chunks_count = update.chunks_count
-        self.chunked = update.chunks_count > 1
+        self._deltas = deltas
+        channel.chunks_count = update.chunks_count if deltas is None else 1
+        self.chunked = channel.chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
         self.on_given: Callable[[int], None] | None = None
+
+    def begin(self) -> None:
+        """The first weights are there."""
+        if self._deltas is not None:
+            self._deltas.begin(self._update.weights)
+
+    def follow(self) -> None:
+        """An update was made."""
+        if self._deltas is not None:
+            self._deltas.follow(self._update.weights)
+
+    def gone(self, learner_id: int) -> None:
+        """A learner is given nothing any more."""
+        if self._deltas is not None:
+            self._deltas.gone(learner_id)
 
     def answer(self, pull: Pull) -> Do:
         """What becomes of a pull."""
@@ -67,6 +92,10 @@ class Answering:
             for chunk in update.chunks():
                 channel.add_chunk(chunk)
             channel.close_answers()
+        elif self._deltas is not None:
+            for alike, body in self._deltas.answers(learner_ids, update.weights, rules.clock):
+                channel.start_answers(alike, body, rules.clock, rules.verdicts)
+                channel.finish_answers()
         else:
             channel.start_answers(learner_ids, update.served, rules.clock, rules.verdicts)
         self._finish(learner_ids, now_s)

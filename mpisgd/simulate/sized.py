@@ -11,6 +11,7 @@ from mpisgd.update.slice_update import Step
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels, Updates
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 
 class SizedUpdate(Updates):
@@ -18,7 +19,7 @@ class SizedUpdate(Updates):
 
     Args:
         size: elements of the slice.
-        half: gradients are received as bfloat16.
+        push_format: how gradients are received.
         rank: the shard's, on whose clock nanoseconds pass.
         service_ns: what one gradient, and one update, cost.
         weighting: what weights multiply.
@@ -38,14 +39,14 @@ class SizedUpdate(Updates):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
-        half: bool,
+        push_format: PushFormat,
         rank: VirtualRank,
         service_ns: tuple[int, int],
         weighting: Weighting,
     ) -> None:
         vector = SizedVector(size)
         self.scratch = vector
-        self.inbox = vector.in_half() if half else vector
+        self.inbox = push_format.sized(vector)
         self.weights = self.served = vector
         self.gradients = 0
         self.samples = 0

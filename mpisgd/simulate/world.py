@@ -33,6 +33,7 @@ from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 _NS = 10**9
 
@@ -193,7 +194,7 @@ class SizedWorld(VirtualWorld):
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
             train_samples=self.meta.train_samples,
-            half=config.push_format == "bfloat16",
+            push_format=PushFormat.of(config),
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
             weighting=Weighting(config.modulate),

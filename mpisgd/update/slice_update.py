@@ -29,6 +29,7 @@ from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.chunks import chunks_of, cuts
 from mpisgd.vectors.flat import clip, is_finite, squared_norm
 from mpisgd.vectors.memory import vector_like, view_of
+from mpisgd.vectors.push_format import FLOAT32, PushFormat
 
 
 class Step(NamedTuple):
@@ -59,7 +60,7 @@ class SliceUpdate(Reception):
         average: the averaged weights, or None.
         compensation: what corrects stale gradients, or None; it knows these weights.
         segments: of the slice, where parameters are grouped: from its first element to its last.
-        half: as in `Reception`.
+        push_format: as in `Reception`.
         weighting: what weights multiply; None: gradients.
         clip_average: L2 norm that the averaged gradient of the slice is clipped to; 0 = off.
     """
@@ -75,11 +76,11 @@ class SliceUpdate(Reception):
         average: Average | None = None,
         compensation: Compensation | None = None,
         segments: Sequence[Segment] = (),
-        half: bool = False,
+        push_format: PushFormat = FLOAT32,
         weighting: Weighting | None = None,
         clip_average: float = 0.0,
     ) -> None:
-        super().__init__(weights, half)
+        super().__init__(weights, push_format)
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
         self._average = average

@@ -38,7 +38,8 @@ VARIANTS: list[dict[str, Any]] = [
 BATCH: list[dict[str, Any]] = [{"name": "sandblaster"}, {"name": "sandblaster", "push_every": 2, "order": "portions"}]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
-    "push_format": ("float32", "bfloat16"),
+    "push_format": ("float32", "bfloat16", "topk"),
+    "pull_format": ("float32", "bfloat16"),
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
     "team_size": (0, 2),
@@ -72,7 +73,7 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 1,920 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 5,760 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)
@@ -151,6 +152,9 @@ def test_every_pair_can_come_up() -> None:
         {"accumulation": 2},
         {"exchange": "duplex"},
         {"exchange": "duplex", "faults": {"mode": "tolerant"}},
+        {"exchange": "duplex", "pull_format": "bfloat16"},
+        {"push_format": "topk"},
+        {"topk_share": 0.1},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},

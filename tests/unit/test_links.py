@@ -53,6 +53,7 @@ def test_each_way_is_counted_by_itself() -> None:
             "the link of a carries 16 MB one way in each round; a shard beside the learners of each node (--shards 3"
             " --placement spread) would have 7.111 MB for as many learners",
         ),
+        ("aabb", {"push_format": "bfloat16", "pull_format": "bfloat16"}, "links carry up to 2 MB one way", ""),
         ("ab", {"protocol": AllreduceOptions(), "shards": 1}, "links carry up to 4 MB one way", ""),
     ],
 )

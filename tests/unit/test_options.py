@@ -167,6 +167,8 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     assert "--inner" not in told
     assert "--modulate" not in told, "this protocol's weights are all 1"
     assert "--modulate" in helped("--protocol downpour --protocol.modulation inverse --help", capsys)
+    assert "--topk-share" not in told
+    assert "--topk-share" in helped("--push-format topk --help", capsys)
     told = helped("--local-steps 4 --help", capsys)
     assert "--inner-alpha0" in told
     assert "--inner-optimizer.beta1" in told

@@ -148,6 +148,12 @@ def test_gradients_in_half_precision_leave_the_shards_link_sooner() -> None:
     assert one.bounds.shard_link == pytest.approx(1 / 4.8e-3, rel=0.01)
     assert one.bounds.learners > bounds(ANY).learners
     assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
+    few = replace(half, push_format="topk")
+    assert shards.points(few, 16, 500)[0].bounds.shard_link == pytest.approx(1 / (1.02 * 3.2e-3), rel=0.01)
+    both = replace(half, pull_format="bfloat16")
+    one = shards.points(both, 16, 2000)[0]
+    assert one.bounds.shard_link == pytest.approx(1 / 3.2e-3, rel=0.01)
+    assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
 
 
 @pytest.mark.slow

@@ -42,7 +42,8 @@ EVALUATED = {"every_epochs": 0.03, "train": True}
 RUNS: dict[str, dict[str, Any]] = {
     "all": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.9, "straggler": LATE,
             "evaluation": {**EVALUATED, "best": "error"}, "evaluator": True},
-    "bfloat16": {"protocol": SOFTSYNC, "push_format": "bfloat16"},
+    "bfloat16": {"protocol": SOFTSYNC, "push_format": "bfloat16", "pull_format": "bfloat16"},
+    "topk": {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.2},
     "norms": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}, "evaluation": EVALUATED},
     "nonfinite": {"protocol": SOFTSYNC, "nonfinite": "continue", "alpha0": 1e30},
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},

@@ -22,6 +22,8 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("accumulation", 2, False),
     ("exchange", "layerwise", False),
     ("push_format", "bfloat16", False),
+    ("push_format", "topk", False),
+    ("pull_format", "bfloat16", False),
     ("compensation", 0.1, False),
     ("clip_norm", 1.0, False),
     ("clip_average", 1.0, False),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mpisgd.exchange import deltas
 from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
@@ -97,6 +98,7 @@ class BuiltShard(Built):
             ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
+            deltas=deltas.of_run(config, protocol, update.weights),
         )
         if setup.resumption is not None and before is not None:
             server.restore(before, setup.resumption.checkpoint.next_seq)

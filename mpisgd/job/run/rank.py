@@ -244,7 +244,8 @@ class Rank:
             return ""
         bits = "asynchronously"
         if protocol.consistent and protocol.ordered:
-            same = resumption.same_layout and self.setup.config.push_format == "float32"
+            exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
+            same = resumption.same_layout and exact
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {resumption.attempt} goes on at clock {resumption.checkpoint.clock:,}, {bits}"
 
