@@ -37,6 +37,8 @@ EVENTS = {
 COLUMNS = {
     "shard": "index of the shard",
     "learner_id": "index of the learner",
+    "outcome": "what became of it",
+    "why": "whether it was the last one",
     "samples": "samples of the mini-batch, or of the sum",
     "learning_rate": "of the optimiser at this update",
     "clock_max": "the largest",
@@ -49,6 +51,7 @@ COLUMNS = {
     "final_clock": "the shard's last clock",
     "diverged": "1 = the run has diverged",
 }
+OUTCOMES = {"GOES_ON": "it was not the last one"}
 REASONS = {
     "NONE": "it was applied",
     "STALE": "too old for the protocol",
@@ -204,12 +207,15 @@ def log_format() -> str:
     text = inspect.cleandoc(schema.__doc__ or "").replace("(DESIGN 6)", "([Design, section 6](../explanation/design.md))")
     comments = _comments(PACKAGE / "records" / "log" / "schema.py")
     parts = [text + "\n", f"This is version {schema.SCHEMA_VERSION} of the format.\n"]
-    for name, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
+    for name, dtype in {**schema.TABLES, **schema.COORDINATOR, "summary": schema.SUMMARY}.items():
         said = {column: comments[name.upper(), column] or COLUMNS[column] for column in dtype.names or ()}
         rows = ((f"`{column}`", str(dtype[column]), text) for column, text in said.items())
         parts += [f"## {name}\n", comments.get((name.upper(), ""), "") + "\n", _table(("column", "type", ""), rows)]
     events = ((str(each.value), each.name, comments["Event", each.name] or EVENTS[each.name]) for each in schema.Event)
     parts += ["## Kinds of events\n", _table(("`kind`", "", ""), events)]
+    for cls, column in ((schema.Outcome, "outcome"), (schema.Why, "why")):
+        kinds = ((str(each.value), each.name, comments[cls.__name__, each.name] or OUTCOMES[each.name]) for each in cls)
+        parts += [f"## {column}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", _table((f"`{column}`", "", ""), kinds)]
     for heading, members in (("Verdicts", verdict.Kind), ("Reasons", verdict.Reason)):
         texts = {**REASONS, **help.texts(members)}
         column = heading.lower().removesuffix("s")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import AdamwOptions, Config, TrustRatioOptions, kind_of, replace
+from mpisgd.config import KINDS, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -34,6 +34,13 @@ class Feature:
     words: str
     field: str = ""
     expected: str = ""
+
+
+def _other_than(default: Config, field: str) -> Feature:
+    """A field that was given another value than its default, which is all that it may be beside something."""
+    value = getattr(default, field)
+    said = kind_of(value) if field in KINDS else "none" if field == "groups" else value
+    return Feature(lambda config: getattr(config, field) != value, f"{field}, other than by default", field, f"{said!r}")
 
 
 def _own_steps(field: str) -> Callable[[Config], bool]:
@@ -89,6 +96,18 @@ FEATURES: Mapping[str, Feature] = {
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
+    "batch": Feature(lambda config: config.protocol.batch, "protocol sandblaster"),
+    "several portions": Feature(_own_steps("push_every"), "protocol.push_every", "protocol.push_every", "1"),
+    "in order": Feature(lambda config: getattr(config.protocol, "order", "") == "portions", "protocol.order = 'portions'"),
+    "weights' average": Feature(lambda config: config.averaging > 0, "averaging > 0", "averaging", "0"),
+    "clip average": Feature(lambda config: config.clip_average > 0, "clip_average > 0", "clip_average", "0"),
+    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
+    "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
+    "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
+    "saving": Feature(
+        lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
+    ),
+    **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
     "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
     "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
     "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
@@ -104,8 +123,13 @@ REAL: Mapping[str, Feature] = {
 }
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
+    "sizes": Feature(
+        lambda config: not config.virtual.gradients,
+        "virtual.gradients = false, where nothing is evaluated",
+        "virtual.gradients",
+        "True",
+    ),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
-    "sizes": Feature(lambda config: not config.virtual.gradients, "virtual.gradients = false, where nothing is evaluated"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
         "failures.then = 'leave'",
@@ -119,6 +143,9 @@ _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
 _NORM = "shards decide alone, and none knows the norm of the others' slices"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
+
+_BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
+_WHOLE = "what is summed is the exact gradient of one function, in full"
 
 REFUSED: Mapping[tuple[str, str], str] = {
     ("layerwise", "collective"): "its collectives move whole vectors",
@@ -172,6 +199,36 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
+    **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
+    ("several portions", "in order"): "each portion is summed by itself",
+    ("patience", "batch"): "its tolerances say when it ends",
+    ("epochs", "batch"): "protocol.iterations is its length",
+    ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
+    ("weights' average", "batch"): "its weights are those of the last iteration",
+    **dict.fromkeys(
+        (
+            (each, "batch")
+            for each in (
+                "accumulation",
+                "layerwise",
+                "bfloat16",
+                "topk",
+                "rounded pulls",
+                "compensation",
+                "clipping",
+                "clip average",
+                "nonfinite",
+            )
+        ),
+        _WHOLE,
+    ),
+    ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
+    ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
+    ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
+    ("cuda", "batch"): "portions are summed in the host's memory",
+    ("cuda shards", "batch"): "slots lie in the host's memory",
+    ("sizes", "batch"): "a line search needs losses",
+    ("batched", "batch"): "torch.func.vmap computes mini-batches of one size; the last portion may be shorter",
 }
 
 

@@ -39,7 +39,7 @@ from mpisgd.config.optimizers import (
     SgdOptions,
 )
 from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
-from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
+from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Config:
 
 #: The components that come in kinds, and the kinds of each.
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "protocol": {**PROTOCOLS, "custom": OwnProtocolOptions},
+    "protocol": {**PROTOCOLS, **BATCH_PROTOCOLS, "custom": OwnProtocolOptions},
     "model": MODELS,
     "data": DATA,
     "optimizer": OPTIMIZERS,

@@ -118,6 +118,37 @@ class ReplacementSampling(_Dealing):
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
 
 
+class PortionSampling(_Dealing):
+    """Portions of one batch, whoever computes them: mini-batch `seq` is portion `seq`.
+
+    The batch is this share of the training set, drawn once by the seed; of its order, portion p is [p mu, (p + 1) mu), and the last
+    one may be shorter.
+
+    Attributes:
+        samples: of the batch.
+        portions: how many there are.
+
+    Raises ConfigError where a portion is larger than the batch.
+    """
+
+    def __init__(self, size: int, mu: int, share: float, seed: int) -> None:
+        super().__init__(size, mu, 1, seed)
+        self.samples = max(1, round(share * size))
+        if mu > self.samples:
+            raise ConfigError(
+                f"mu = {mu}: expected at most the {self.samples:,} samples of the batch ({size:,} x protocol.share = {share:g}), of"
+                " which mu make a portion; take far fewer than the batch / learners"
+            )
+        self.portions = -(-self.samples // mu)
+        self._batch: Indices = stream(Domain.EPOCH, seed, seq=0).permutation(size)[: self.samples]
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (at most mu,). Raises ProtocolError where there is no such portion."""
+        if not 0 <= seq < self.portions:
+            raise ProtocolError(f"no portion {seq}: there are {self.portions}")
+        return self._batch[seq * self.mu : (seq + 1) * self.mu]
+
+
 def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     """With which mini-batch each of `lambda_` learners goes on, where before learner l's next one was `next_seq[l]`.
 

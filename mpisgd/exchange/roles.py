@@ -20,6 +20,7 @@ class Role(enum.Enum):
     MEMBER = "member"
     BOTH = "learner and shard"
     EVALUATOR = "evaluator"
+    COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Roles:
     """The dedicated evaluator; without one, the rank of learner 0, which evaluates after its own goodbye."""
     teams: tuple[tuple[int, ...], ...] = ()
     """`teams[l]` are the ranks that compute for learner l, in rank order; by default each learner is alone."""
+
+    coordinator_rank: int = -1
+    """The coordinator of a batch optimisation; -1 = there is none."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -65,6 +69,8 @@ class Roles:
         """What `of` and `index` say: there may be 100,000 ranks to look for."""
         places = {rank: (Role.MEMBER, learner_id) for learner_id, team in enumerate(self.teams) for rank in team}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, rank in enumerate(self.learner_ranks)}
+        if self.coordinator_rank >= 0:
+            places[self.coordinator_rank] = (Role.COORDINATOR, 0)
         return places | {rank: (Role.BOTH if rank in places else Role.SHARD, shard) for shard, rank in enumerate(self.shard_ranks)}
 
     @property
@@ -94,13 +100,13 @@ class Roles:
         role, index = self.of(rank), self.index(rank)
         if role is Role.MEMBER:
             return f"member {self.teams[index].index(rank)} of learner {index}"
-        return role.value if role is Role.EVALUATOR else f"{role.value} {index}"
+        return role.value if role in (Role.EVALUATOR, Role.COORDINATOR) else f"{role.value} {index}"
 
 
 def world_size(config: Config, learners: int) -> int:
     """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
-    return shards + learners + int(config.evaluator)
+    return shards + int(config.protocol.batch) + learners + int(config.evaluator)
 
 
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
@@ -109,7 +115,14 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     Raises ConfigError: too few ranks; shards asked for where learners double as shards; shared memory of several nodes.
     """
     if not config.protocol.collective:
-        roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        roles = assign(
+            len(hosts),
+            shards=config.shards,
+            evaluator=config.evaluator,
+            coordinator=config.protocol.batch,
+            placement=config.placement,
+            hosts=hosts,
+        )
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
     nodes = len({hosts[rank] for rank in roles.learner_ranks})
@@ -133,32 +146,44 @@ def double(world_size: int, *, evaluator: bool) -> Roles:
     return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
 
 
-def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]) -> Roles:
+def assign(
+    world_size: int,
+    *,
+    shards: int,
+    evaluator: bool,
+    placement: Literal["packed", "spread"],
+    hosts: Sequence[str],
+    coordinator: bool = False,
+) -> Roles:
     """Give every rank its role.
 
     packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up
-    [Zhang16 2.3]. The evaluator is the last rank that is no shard; learners are the rest, in rank order.
+    [Zhang16 2.3]. The coordinator is the first rank that is no shard, the evaluator the last; learners are the rest, in rank order.
 
     Args:
         world_size: number of ranks.
         shards: number of shards, >= 1.
-        evaluator: whether a rank is given to evaluation.
+        evaluator, coordinator: whether a rank is given to evaluation, and to a batch optimisation.
         placement: see above.
         hosts: host name of each rank, length `world_size`.
 
     Raises:
-        ConfigError: fewer ranks than shards + 1 learner (+ 1 evaluator).
+        ConfigError: fewer ranks than shards (+ 1 coordinator) + 1 learner (+ 1 evaluator).
     """
-    needed = shards + 1 + int(evaluator)
+    needed = shards + int(coordinator) + 1 + int(evaluator)
     if world_size < needed:
         raise ConfigError(
-            f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s) + 1 learner"
+            f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s)"
+            f"{' + 1 coordinator' if coordinator else ''} + 1 learner"
             f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
         )
     shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]
+    coordinator_rank = rest.pop(0) if coordinator else -1
     evaluator_rank = rest.pop() if evaluator else rest[0]
-    return Roles(shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank)
+    return Roles(
+        shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank, coordinator_rank=coordinator_rank
+    )
 
 
 def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:

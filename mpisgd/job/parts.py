@@ -27,7 +27,7 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
-from mpisgd.protocols import Protocol
+from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
@@ -150,7 +150,9 @@ def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[La
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """Make the dealing of data to all ranks that compute: learners, or in teams."""
+    """Make the dealing of data to all ranks that compute: learners, or in teams. Raises ConfigError."""
+    if isinstance(config.protocol, SandblasterOptions):
+        return sampling.PortionSampling(meta.train_samples, config.mu, config.protocol.share, config.seed)
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 

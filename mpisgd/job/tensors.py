@@ -30,7 +30,7 @@ from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
@@ -75,8 +75,9 @@ class Tensors:
         return parts.segments_of(self.config, self.model)
 
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
-        """As `stages.make_gradient`."""
+        """As `stages.make_gradient`. Of a batch, what is drawn depends on the portion, and not on who computes it."""
         assert self.data is not None
+        number = 0 if self.config.protocol.batch else number
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory)
 
     def check(self) -> float:
@@ -97,7 +98,7 @@ class Tensors:
         fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # they are of own steps
         return make_update(self.config, weights, **fields, **how)
 
-    def snapshots(self, path: Path, update: Updates, resumed: Sequence[Sequence[float]]) -> Snapshots:
+    def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:
         """Where copies of a shard's weights for evaluation go; `path` and `resumed` are as in `Snapshots`."""
         every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2
         return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)

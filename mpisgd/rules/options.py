@@ -27,6 +27,9 @@ class ProtocolOptions(ABC):
     duplex: ClassVar[bool] = False
     """A pull need not wait for its learner's own push, and may be asked for before it."""
 
+    batch: ClassVar[bool] = False
+    """The whole batch makes each step, under a coordinator of its own (`sandblaster/`): shards judge no gradients."""
+
     @property
     def fresh(self) -> bool:
         """Whether only gradients of staleness 0 are ever applied."""

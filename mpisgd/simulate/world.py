@@ -85,6 +85,11 @@ class VirtualWorld(World):
         gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
         return round(gradient_s * _NS), round((service.update_s + service.update_s_per_byte * nbytes) * _NS)
 
+    def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        wire = self.wires[rank]
+        gradient_ns, update_ns = self._service_ns(self.roles.index(rank))
+        return lambda: wire.work(gradient_ns), lambda: wire.work(update_ns)
+
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
         return self._next_ns(rank) if self.config.exchange != "layerwise" else None

@@ -73,6 +73,14 @@ class Travels(Computes):
         """Compute no more, and keep nothing in memory that is shared: it goes."""
 
 
+class Copied(Protocol):
+    """Weights of a slice, as snapshots are taken of them."""
+
+    weights: Any
+    averaged: Any
+    samples: int
+
+
 class Updates(ABC):
     """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
 

@@ -35,6 +35,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "downpour", "n_fetch": 2},
     {"name": "ssp", "get_model_frequency": 2},
 ]
+BATCH: list[dict[str, Any]] = [{"name": "sandblaster"}, {"name": "sandblaster", "push_every": 2, "order": "portions"}]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
     "push_format": ("float32", "bfloat16", "topk"),
@@ -162,10 +163,20 @@ def test_every_pair_can_come_up() -> None:
         {"optimizer": "lars"},
         {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
+        {
+            "averaging": 0.9,
+            "clip_norm": 1.0,
+            "clip_average": 1.0,
+            "linear_scaling": True,
+            "nonfinite": "drop",
+            "sampling": "replacement",
+        },
+        {"checkpoint": {"every_updates": 1}, "optimizer": "adam", "schedule": "linear", "alpha0": 0.1, "epochs": 1.0},
+        {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
     ]
-    for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
+    for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:
             config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))

@@ -106,7 +106,7 @@ def test_a_misspelt_option_exits_with_2_and_names_the_nearest(
         ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
         (
             "--protocol",
-            "--protocol: expected one of hardsync, softsync, .*, allreduce, custom after it",
+            "--protocol: expected one of hardsync, softsync, .*, allreduce, sandblaster, custom after it",
         ),
         ("--mu 0", "mu = 0: expected a finite number >= 1"),
         ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),

@@ -20,8 +20,8 @@ PACKAGE = Path(mpisgd.__file__).parent
 ROOMS = [
     *("base", "rules", "protocols", "config", "vectors", "comm", "comm.mpi", "comm.virtual", "models", "data", "update"),
     "gradient",
-    *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
-    *("liveness", "job", "job.run", "simulate"),
+    *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator", "sandblaster"),
+    *("liveness", "job", "job.roles", "job.run", "simulate"),
     *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "site.scripts"),
     *("launching", "bench.parts", "bench", "api"),
     *(".", "command_line", "cli.reading", "cli"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
@@ -113,7 +114,9 @@ class Rank:
 
     @property
     def _resuming(self) -> str:
-        """The command that goes on with this run, and brings what it was brought."""
+        """The command that goes on with this run, and brings what it was brought; of a batch optimisation, with its weights."""
+        if self.setup.config.protocol.batch:
+            return f"mpisgd export {self.path} WEIGHTS.pt --clock CLOCK, and --init-from WEIGHTS.pt, without its history"
         return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
 
     def run(self) -> Outcome:
@@ -274,9 +277,15 @@ class MpiWorld(World):
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
         gradient = self.tensors.gradient(self._setup.roles.number(rank), memory)
-        gradient.read_ahead()
+        if not self._config.protocol.batch:  # whose portions come in no order of their own
+            gradient.read_ahead()
         self._gradient = gradient
         return gradient
+
+    def weights(self, bounds: tuple[int, int]) -> Tensor:
+        weights = super().weights(bounds)
+        del self.tensors.model
+        return weights
 
     def close(self) -> None:
         """End the processes that fetch mini-batches."""

@@ -176,7 +176,7 @@ def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
 
 
 def _committed(file: h5py.File, name: str) -> int:
-    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
+    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[schema.place(name)]))
 
 
 def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
