@@ -312,6 +312,8 @@ class Shard:
         learner_id = pull.learner_id
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
+            if self.faults is not None:
+                self.faults.note_if_alone(learner_id)
             self._let_go()
             if self.rules.stuck:
                 self._note_who_passes()

@@ -179,6 +179,12 @@ class Faults:
         if learner_id in self._rules.present:
             self._note(Event.RETURNED, learner_id, "is back")
 
+    def note_if_alone(self, learner_id: int) -> None:
+        """A learner waits; where it was missed, and nobody else is present, it is back: nobody would ever answer it."""
+        if learner_id in self._rules.absent and not self._rules.present:
+            self._rules.on_return(learner_id)
+            self._note(Event.RETURNED, learner_id, "is back")
+
     def _given(self, learner_id: int) -> None:
         """A learner was given weights; where it was missed, it is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)

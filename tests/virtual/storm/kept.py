@@ -399,4 +399,26 @@ KEPT: dict[str, Draw] = {
         ),
         again=(0, 0),
     ),
+    "the only learner left was missed by one shard, and waits there for a later clock: nobody answered it": Draw(
+        way="timeout",
+        shards=4,
+        learners=2,
+        evaluator=False,
+        tolerant=True,
+        seed=1442216875,
+        every_updates=3,
+        latency_ns=5000,
+        eager_nbytes=0,
+        reorders=False,
+        flush_rows=256,
+        attempts=(
+            (
+                Fault(what="slow", rank=0, at_s=0.029209460563550137, at_call=0, lasts_s=0.14092584831628133, other=0, both=True),
+                Fault(what="slow", rank=1, at_s=0.23818722540860807, at_call=0, lasts_s=0.34161785093303787, other=0, both=False),
+                Fault(what="stop", rank=4, at_s=0.0, at_call=46, lasts_s=0.8373859056826134, other=0, both=False),
+                Fault(what="kill", rank=5, at_s=0.22074733123428633, at_call=0, lasts_s=0.0, other=0, both=False),
+            ),
+        ),
+        again=(3, 3),
+    ),
 }
