@@ -88,7 +88,7 @@ TASKS = (
     Task(
         "transformer",
         "transformer, pages of docs/ as bytes",
-        12.0,
+        8.0,
         0.058,
         "perplexity",
         "",
@@ -99,11 +99,11 @@ TASKS = (
     Task(
         "finetune",
         "ResNet-20, 1,000 digits of MNIST",
-        10.0,
+        5.0,
         0.015,
         "error",
         "%",
-        {"evaluation": {"every_epochs": 2.0}},
+        {"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
         kwargs={"test_samples": 2000},
         after="resnet20",
     ),
