@@ -113,7 +113,8 @@ TASKS = (
 def job(task: Task, way: str) -> Job:
     """The configuration of the script, on the virtual cluster."""
     script = importlib.import_module(task.name)
-    chosen = {"init_from": "", "groups": {}} if way == "scratch" else script.WAYS[way]
+    groups = {"weight_decay": script.CONFIG["groups"]["weight_decay"]}
+    chosen = {"init_from": "", "groups": groups} if way == "scratch" else script.WAYS[way]
     return {
         **script.CONFIG,
         **chosen,
