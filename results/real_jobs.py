@@ -6,7 +6,7 @@ them on the virtual cluster with real gradients: four learners, one shard, and 1
 takes what one core of the machine of README.md takes for it, give or take 20 % (lognormal). Bytes are those of pushes and pulls of
 all learners.
 
-`MPISGD_DATA=... python results/real_jobs.py`; needs CIFAR-10 and MNIST; twenty minutes of one core. Every run is kept as a JSON
+`MPISGD_DATA=... python results/real_jobs.py`; needs CIFAR-10 and MNIST; ten minutes of one core. Every run is kept as a JSON
 file in `real-jobs/` when it is done, and is not made again as long as its settings are the same: start the script again after an
 interruption. `--draw` makes none, and draws those that are there.
 """
@@ -78,32 +78,33 @@ class Task:
 TASKS = (
     Task(
         "resnet20",
-        "ResNet-20, CIFAR-10, crops and flips",
-        2.0,
-        0.042,
-        "error",
-        "%",
-        {"evaluation": {"every_epochs": 0.5, "recalibrate_batches": 4}},
+        "ResNet-20, 12,500 pictures of CIFAR-10",
+        epochs=3.0,
+        compute_s=0.042,
+        measure="error",
+        unit="%",
+        more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
+        kwargs={"samples": 12_500, "test_samples": 2000},
     ),
     Task(
         "transformer",
-        "transformer, pages of docs/ as bytes",
-        8.0,
-        0.058,
-        "perplexity",
-        "",
-        {"evaluation": {"every_epochs": 2.0}},
+        "transformer, 152 kB of docs/ as bytes",
+        epochs=8.0,
+        compute_s=0.033,
+        measure="perplexity",
+        unit="",
+        more={"evaluation": {"every_epochs": 1.0}},
         model="Transformer",
         step="step",
     ),
     Task(
         "finetune",
         "ResNet-20, 1,000 digits of MNIST",
-        5.0,
-        0.015,
-        "error",
-        "%",
-        {"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
+        epochs=5.0,
+        compute_s=0.015,
+        measure="error",
+        unit="%",
+        more={"evaluation": {"every_epochs": 2.5, "recalibrate_batches": 2}},
         kwargs={"test_samples": 2000},
         after="resnet20",
     ),

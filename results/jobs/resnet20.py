@@ -46,11 +46,11 @@ class Crops(torch.utils.data.TensorDataset):
         return crop.flip(2) if torch.rand(()) < 0.5 else crop, label
 
 
-def make_data(data_dir="", samples=50_000):
+def make_data(data_dir="", samples=50_000, test_samples=10_000):
     data = cifar10.load(data_dir, subtract=True)
-    train = Crops(data.train.inputs[:samples], data.train.targets[:samples])
+    train, test = Crops(data.train.inputs[:samples], data.train.targets[:samples]), data.test
     train.mean, train.classes = data.train.mean, 10
-    return train, data.test
+    return train, (test.inputs[:test_samples] / 255 - test.mean, test.targets[:test_samples])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ CONFIG = {
 
 
 class Transformer(nn.Module):
-    def __init__(self, width=128, depth=3):
+    def __init__(self, width=96, depth=2):
         super().__init__()
         self.letters, self.position = nn.Embedding(256, width), nn.Parameter(0.02 * torch.randn(CONTEXT, width))
         layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, norm_first=True) for _ in range(depth)]
