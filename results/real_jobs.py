@@ -89,7 +89,7 @@ TASKS = (
     Task(
         "transformer",
         "transformer, 152 kB of docs/ as bytes",
-        epochs=8.0,
+        epochs=6.0,
         compute_s=0.033,
         measure="perplexity",
         unit="",
@@ -104,8 +104,8 @@ TASKS = (
         compute_s=0.015,
         measure="error",
         unit="%",
-        more={"evaluation": {"every_epochs": 2.5, "recalibrate_batches": 2}},
-        kwargs={"test_samples": 2000},
+        more={"evaluation": {"every_epochs": 2.5, "recalibrate_batches": 1}},
+        kwargs={"test_samples": 1000},
         after="resnet20",
     ),
 )
