@@ -16,7 +16,7 @@ OUTER = {"alpha0": 0.7, "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov"
 DILOCO = {"local_steps": 8, "inner_alpha0": 0.002, "inner_optimizer": ADAMW, **OUTER}
 WAYS = {"hardsync": {}, "softsync": {"protocol": {"name": "softsync", "n": 4}}, "diloco": DILOCO}
 CONFIG = {
-    "mu": 8, "alpha0": 0.002, "optimizer": ADAMW, "schedule": {"name": "CosineAnnealingLR", "warmup_epochs": 1.0},
+    "mu": 4, "alpha0": 0.002, "optimizer": ADAMW, "schedule": {"name": "CosineAnnealingLR", "warmup_epochs": 1.0},
     "groups": {"weight_decay": {"*norm*": 0.0, "*bias": 0.0, "position": 0.0}}, "clip_norm": 1.0, "autocast": "bfloat16",
 }  # fmt: skip
 
