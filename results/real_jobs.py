@@ -115,7 +115,8 @@ def job(task: Task, way: str) -> Job:
     """The configuration of the script, on the virtual cluster."""
     script = importlib.import_module(task.name)
     groups = {"weight_decay": script.CONFIG["groups"]["weight_decay"]}
-    chosen = {"init_from": "", "groups": groups} if way == "scratch" else script.WAYS[way]
+    anew = {"init_from": "", "groups": groups, "alpha0": 0.05}
+    chosen = anew if way == "scratch" else script.WAYS[way]
     return {
         **script.CONFIG,
         **chosen,
@@ -141,6 +142,7 @@ def trained(task: Task, way: str, runs: Path) -> dict[str, Any]:
 
             torch.save(weights.of_run(Run(runs / f"{task.after}-hardsync")), f"{folder}/trained.pt")
             here["init_from"] = str(runs / f"{task.name}-start.pt")
+            torch.manual_seed(1)  # all ways begin with the same new head
             importlib.import_module(task.name).prepare(f"{folder}/trained.pt", here["init_from"])
     run = Run(simulate(from_mapping({**whole, **here})).path)
     found = training.on_test_data(run)
@@ -182,12 +184,14 @@ def shown(task: Task, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[
         one = found[way]
         _, seconds, nbytes, _, value = np.array(one["rows"]).T
         steps = f", H = {one['job']['local_steps']}" if "local_steps" in one["job"] else ""
-        for axes, x in ((over_s, seconds), (over_bytes, nbytes / 1e9)):
-            axes.plot(x, scale * value, label=label + steps, marker=".", markersize=4, color=style.COLOURS[number])
+        for axes, x, first in ((over_s, seconds, 0), (over_bytes, nbytes / 1e9, 1)):
+            look = {"marker": ".", "markersize": 4, "color": style.COLOURS[number]}
+            axes.plot(x[first:], scale * value[first:], label=label + steps, **look)
         last = (float(seconds[-1]), float(nbytes[-1]) / 1e9, one["mean_staleness"], one["updates"], scale * float(value[-1]))
         rows.append((label + steps, *last))
-    for axes, label in ((over_s, "virtual seconds"), (over_bytes, "GB pushed and pulled by all")):
-        axes.set(xlabel=label, xscale="log", yscale="log")
+    scaled = "linear" if task.unit else "log"
+    over_s.set(xlabel="virtual seconds", yscale=scaled)
+    over_bytes.set(xlabel="GB pushed and pulled by all", xscale="log", yscale=scaled)
     over_s.legend(fontsize=7)
     columns = (
         Column("way"),
