@@ -15,10 +15,10 @@ import mpisgd
 from mpisgd.data import mnist
 
 START = "results/finetune-start.pt"
-DILOCO = {"local_steps": 4, "inner_alpha0": 0.2, "inner_optimizer": SGD, **OUTER}
+DILOCO = {"local_steps": 4, "inner_alpha0": 0.05, "inner_optimizer": SGD, **OUTER}
 WAYS = {"hardsync": {}, "softsync": {"protocol": {"name": "softsync", "n": 4}}, "diloco": DILOCO}
 CONFIG = {
-    "mu": 8, "alpha0": 0.2, "optimizer": SGD, "schedule": {"name": "CosineAnnealingLR"}, "init_from": START,
+    "mu": 8, "alpha0": 0.1, "optimizer": SGD, "schedule": {"name": "CosineAnnealingLR"}, "init_from": START,
     "groups": {"rate": {"body.*": 0.1}, "weight_decay": {"*norm*": 0.0, "*.bias": 0.0}}, "autocast": "bfloat16",
 }  # fmt: skip
 
