@@ -61,6 +61,7 @@ VARIABLES = {
     "MPISGD_CACHE": "Directory of decoded data sets. Default: `$XDG_CACHE_HOME/mpisgd`, else `~/.cache/mpisgd`.",
     "MPISGD_DATA": "Directory below which data files lie, where `data_dir` says nothing.",
     "MPISGD_GPU_MEMORY": "`direct`: give MPI a GPU's memory; the default where MPI is CUDA-aware. `staged`: pinned host memory.",
+    "MPISGD_RANKS": "How many ranks were started, for a launcher that does not say: batch scripts with `aprun` set it.",
     "MPISGD_START_S": "Leave, with a traceback, if MPI has not started after so many seconds; 0 = never. Default: 600.",
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",
@@ -77,9 +78,9 @@ _STATUSES = """A second signal, or whatever kills a rank, ends a job with 128 + 
 of it. A launcher may return 0 although a node was lost: believe `DONE`. `replay` and `doctor` return 1 where they find a fault,
 `report` where the books of a run that has ended do not balance.
 """
-_OTHER_VARIABLES = """The launcher's variables (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`, `SLURM_NTASKS` and their like) tell a process
-its rank before MPI is initialised. `HDF5_USE_FILE_LOCKING`, `OMP_NUM_THREADS`, `OMPI_MCA_*` and `PRTE_MCA_*` mean what their own
-documentation says.
+_OTHER_VARIABLES = """The launcher's variables (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`, `SLURM_STEP_NUM_TASKS` and their like) tell
+a process its rank before MPI is initialised. `HDF5_USE_FILE_LOCKING`, `OMP_NUM_THREADS`, `OMPI_MCA_*` and `PRTE_MCA_*` mean what
+their own documentation says.
 """
 _COMBINATIONS = """`mpisgd train`, `simulate`, `submit`, `--print-config` and `mpisgd.train()` refuse these pairs alike, before
 anything starts. A configuration that has several of them is told of all at once. What depends on the number of ranks (n, N, b,

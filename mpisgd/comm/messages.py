@@ -43,11 +43,13 @@ class Ending(enum.IntEnum):
     """Go on; in a goodbye: the learner leaves by itself, while others go on."""
     FINISHED = 1
     """The run is over."""
-    INTERRUPTED = 2
+    ENOUGH = 2
+    """Evaluations are no better any more: the run comes to its end."""
+    INTERRUPTED = 3
     """A signal ends this attempt, and another may go on."""
 
 
-MAGIC = 0x6D70697367640006  # "mpisgd", version 6 of the messages
+MAGIC = 0x6D70697367640007  # "mpisgd", version 7 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -97,9 +99,9 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
-    Tag.DUTY: Layout("evaluate"),
+    Tag.DUTY: Layout("appointed"),
     Tag.GIVEN_UP: Layout("learner_id"),
-    Tag.SNAPSHOT_PULL: Layout("number"),
+    Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
 
@@ -198,9 +200,13 @@ class Interrupt(NamedTuple):
 
 
 class SnapshotPull(NamedTuple):
-    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
+    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
+
+    `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
+    """
 
     number: int
+    enough: int = 0
 
 
 class Refused(NamedTuple):

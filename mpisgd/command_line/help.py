@@ -18,11 +18,21 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
     "Protocol": ("protocol",),
-    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
+    "Rate and optimiser": (
+        "alpha0",
+        "linear_scaling",
+        "optimizer",
+        "groups",
+        "schedule",
+        "clip_norm",
+        "clip_average",
+        "clip_average_of",
+        "nonfinite",
+    ),
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
-    "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
+    "Staleness and averages": ("modulate", "compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
@@ -41,6 +51,15 @@ BESIDE: Mapping[str, str] = {
     "averaging_bias_correction": "averaging",
     "compensation_memory": "compensation",
     "team_size": "aggregation",
+    "clip_average_of": "clip_average",
+    "modulate": "protocol.modulation",
+    "evaluation.higher": "evaluation.best",
+    "evaluation.patience": "evaluation.best",
+    "evaluation.min_delta": "evaluation.patience",
+    "straggler.delay_mean_s": "straggler.delay",
+    "straggler.delay_spread": "straggler.delay",
+    "straggler.delay_probability": "straggler.delay",
+    "topk_share": "push_format",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -80,7 +99,8 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
         *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
     ]
     for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
-        lines += [f"{heading}:", *(line for name in names if _says(config, name, words) for line in _lines(config, name))]
+        shown = (name for name in names if _says(config, name, words))
+        lines += [f"{heading}:", *(line for name in shown for line in _lines(config, name, words))]
     return "\n".join(lines)
 
 
@@ -88,10 +108,11 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     """Whether an option means something beside the others."""
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
-    return getattr(config, BESIDE[name]) not in (0, "none")
+    component, _, field = BESIDE[name].rpartition(".")
+    return getattr(getattr(config, component) if component else config, field, 0) not in (0, "none", "", "float32")
 
 
-def _lines(config: Config, name: str) -> Iterator[str]:
+def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:
     value = getattr(config, name)
     if name in KINDS:
         names = [_NAMED.get(kind, kind) for kind in KINDS[name]]
@@ -99,7 +120,8 @@ def _lines(config: Config, name: str) -> Iterator[str]:
         yield from _line(f"--{name} NAME", f"{', '.join(names)} ({chosen})")
     if is_dataclass(value):
         for field in fields(value):
-            yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")
+            if _says(config, f"{name}.{field.name}", words):
+                yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")
     elif name not in KINDS:
         yield from _option(Config, name, value)
 

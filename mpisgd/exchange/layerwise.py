@@ -24,7 +24,10 @@ from mpisgd.comm.messages import Ending, Tag
 from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Exchanges
@@ -148,8 +151,12 @@ def learner_channel(
     bounds: list[tuple[int, int]],
 ) -> LearnerChannel:
     """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
-    vectors = {"weights": memory.weights, "gradients": memory.gradients}
+    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
+    if config.pull_format == "bfloat16":
+        vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
     consistent = protocol.consistent
+    if config.exchange == "duplex":
+        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
     if config.exchange == "whole":
         return LearnerChannel(
             wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts

@@ -4,7 +4,8 @@ compute    forward and backward pass, clipped (`gradient.py`); slice by slice as
 accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
-rounding   to bfloat16 (`rounding.py`), each slice by itself where they are exchanged one by one
+rounding   to bfloat16 (`rounding.py`), or to the largest elements (`largest.py`), each slice by itself where they are exchanged one
+           by one
 delay      a straggler's, before the first slice is pushed (`straggler.py`)
 """
 
@@ -27,6 +28,7 @@ from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.push_format import PushFormat
 
 
 def place(config: Config, model: FlatModel, shared: Memory | None = None, *, direct: bool = False) -> Memory:
@@ -35,7 +37,8 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
     `direct`: MPI takes a GPU's memory; it is given what is pushed as it was computed.
     """
     if model.weights.device.type != "cpu":
-        return shared or (model.memory if direct and pushes_what_it_computes(config) else model.memory.pinned())
+        direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
+        return shared or (model.memory if direct else model.memory.pinned())
     if shared is not None:
         model.move_to(shared)
     return model.memory
@@ -87,9 +90,9 @@ def chain(
         inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
         count, drops = config.local_steps, config.nonfinite == "drop"
         computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=segments, tell_nonfinite=drops)
-    if config.push_format == "bfloat16":
-        slices = bounds if config.exchange == "layerwise" else ()
-        computed = Rounded(computed, slices, tell_nonfinite=config.nonfinite == "drop")
+    if config.push_format != "float32":
+        by_itself, how = bounds if config.exchange == "layerwise" else (), PushFormat.of(config)
+        computed = Rounded(computed, by_itself, tell_nonfinite=config.nonfinite == "drop", push_format=how, slices=bounds)
     return computed
 
 
@@ -117,5 +120,5 @@ def held(config: Config) -> bool:
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
     layer by layer the channel does, before the first push."""
-    by_itself = config.exchange == "whole" and (config.aggregation == "none" or config.protocol.collective)
+    by_itself = config.exchange != "layerwise" and (config.aggregation == "none" or config.protocol.collective)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

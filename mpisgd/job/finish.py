@@ -146,6 +146,9 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     weights = outcome.path / schema.WEIGHTS
     if weights.is_file():
         contents["weights"] = sums.of_file(weights)
+    best = outcome.path / schema.BEST
+    if best.is_file():
+        contents["best"] = sums.of_file(best)
     directory.mark_done(outcome.path, contents)
     return outcome
 
@@ -228,6 +231,8 @@ def farewell(outcome: Outcome, *, logged: bool) -> str:
     if not logged:
         return text
     log = Run(outcome.path)
+    if (log.events["kind"] == schema.Event.ENOUGH).any():
+        text += ", stopped early"
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
     if len(last) and not math.isnan(last["loss"][-1]):
         text += f", test {in_words(last[-1], loss_of(log.config), schema.metrics_of(last.dtype))}"

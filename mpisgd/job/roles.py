@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd.exchange import deltas
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
@@ -23,11 +24,13 @@ from mpisgd.job.finish import account, blown_up
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.bounded import open_tables
-from mpisgd.records.log.continuing import counted, evaluated
+from mpisgd.records.log.continuing import counted, evaluated, rows_evaluated
 from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, ShardLog, TableFile
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
@@ -91,7 +94,8 @@ class Built:
         delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
         return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
 
-    def _evaluate(self, serve_here: Callable[[], None] | None = None) -> None:
+    def _evaluate(self, serve_here: Callable[[], None] | None = None, appointed: int = 0) -> None:
+        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change."""
         setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
         fields: dict[str, Any] = {"bounds": setup.bounds, "serve_here": serve_here, "to_first": setup.tolerant}
         channel = functools.partial(EvaluatorChannel, self.wire, setup.roles, **fields)
@@ -101,14 +105,21 @@ class Built:
             rows_each = (2 if config.averaging > 0 else 1) * (2 if config.evaluation.train else 1)
             warn = functools.partial(self.world.warn, self.rank)
             first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
-        # One who died has left a file; who follows evaluates all again.
         name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
-        log = EvaluatorLog(lambda: self._open(name, -1, before, instead=setup.tolerant, metrics=metrics))
+
+        def begin() -> TableFile:
+            """Who follows one that died or hangs replaces its file, and evaluates all again; who was followed writes none."""
+            followed = setup.tolerant and appointed_of(setup.path / name) > appointed
+            return self._open("" if followed else name, -1, before, appointed=appointed, metrics=metrics)
+
+        log = EvaluatorLog(begin)
         if self.world.tensors is None:
             log.begin()
             EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
         else:
-            self.world.tensors.evaluate(channel, log, first, self.world.progress)
+            rows = rows_evaluated(setup.path, before)
+            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
         log.close()
 
     def _open(
@@ -118,20 +129,21 @@ class Built:
         before: list[list[int]],
         counts: Sequence[int] = (),
         *,
-        instead: bool = False,
+        appointed: int = 0,
         metrics: Sequence[str] = (),
     ) -> TableFile:
-        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's."""
+        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's. "": none."""
         log, resumption = self.setup.config.log, self.setup.resumption
+        attributes = {} if resumption is None else resumption.attributes(before)
         return open_tables(
-            self.setup.path / name if log.enabled else None,
+            self.setup.path / name if log.enabled and name else None,
             max_bytes=log.max_bytes if shard >= 0 else 0,
             counts=counts,
             shard=shard,
             flush_rows=log.flush_rows,
             flush_s=log.flush_s,
-            attributes={} if resumption is None else resumption.attributes(before),
-            instead=instead,
+            attributes=attributes | ({"appointed": appointed} if appointed else {}),
+            instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
         )
 
@@ -143,7 +155,8 @@ class BuiltShard(Built):
         super().__init__(setup, world, rank)
         update = world.update(rank, setup.gradients_per_update)
         if not setup.tolerant:
-            self.server = self._make_server(ShardChannel(self.wire, setup.roles, self.index), update)
+            duplex = setup.config.exchange == "duplex"
+            self.server = self._make_server(ShardChannel(self.wire, setup.roles, self.index, duplex=duplex), update)
             return
         channel = TolerantShardChannel(self.wire, setup.roles, self.index)
         self.server = self._make_server(channel, update)
@@ -187,14 +200,18 @@ class BuiltShard(Built):
             counts = counted(setup.path, shard, rows)
         self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
         progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
+        log = ShardLog(self._file, shard, duplex=channel.duplex)
         server = Shard(
             channel,
             Rules(protocol, lambda_, parts.budget_samples(config, protocol, setup.meta.train_samples)),
             update,
-            ShardRecords(ShardLog(self._file, shard), progress, snapshots, world.checkpoints(self.rank, update, rows)),
+            ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
             timeout_s=config.protocol.deadline_s,
+            deltas=deltas.of_run(config, protocol, update.weights),
         )
         if setup.resumption is not None and before is not None:
             server.restore(before, setup.resumption.checkpoint.next_seq)
@@ -257,7 +274,10 @@ class BuiltLearner(Built):
     def end(self) -> np.ndarray:
         if self._leader is not None:
             self._leader.stop()
-        if self._channel.duty() if self.setup.tolerant else self.rank == self.setup.roles.evaluator_rank:
+        if self.setup.tolerant:
+            if appointed := self._channel.duty():
+                self._evaluate(appointed=appointed)
+        elif self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.evaluator import Evaluator
+from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.gradient import Gradient
@@ -20,6 +22,7 @@ from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
 from mpisgd.gradient.objective import Objective
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
+from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
@@ -68,7 +71,7 @@ class Tensors:
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """Those of the whole flat vector; none where there are no groups. Raises ConfigError where one matches nothing."""
+        """Those of the whole flat vector, as `parts.segments_of`."""
         return parts.segments_of(self.config, self.model)
 
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
@@ -99,8 +102,18 @@ class Tensors:
         every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2
         return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)
 
-    def evaluate(self, channel: Callable[..., EvaluatorChannel], log: EvaluatorLog, first: int, progress: Any) -> None:
-        """Evaluate all snapshots from this one on; `channel` wants the memory to pull into: `weights`, `averaged`."""
+    def evaluate(
+        self,
+        channel: Callable[..., EvaluatorChannel],
+        log: EvaluatorLog,
+        begins: tuple[int, np.ndarray],
+        progress: Any,
+        told: Sequence[Hearer] = (),
+    ) -> None:
+        """Evaluate all snapshots; `channel` wants the memory to pull into: `weights`, `averaged`.
+
+        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each.
+        """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
         measure = parts.make_measure(config, self.model, self.loss, data) if self.evaluated else Unmeasured()
@@ -109,14 +122,22 @@ class Tensors:
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
         splits = (len(data.test), len(data.train) if options.train else 0)
         batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
+        asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
+        shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
         evaluator = Evaluator(
-            channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None),
+            asks,
             self.model,
             pulled,
             measure,
             log,
             train=options.train,
             train_samples=self.meta.train_samples,
-            told=Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss),
+            told=shown,
         )
-        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first)
+        first, before = begins
+        hearers: list[Hearer] = []
+        if options.best and self.evaluated:
+            hearers.append(Best(options, Path(config.out) / schema.BEST).offer)
+        if options.patience and self.evaluated:
+            hearers.append(EarlyStopping(options, before, asks, shown))
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])

@@ -18,6 +18,7 @@ from mpisgd.job.parts import Meta
 from mpisgd.job.resume import Resumption
 from mpisgd.job.tensors import Tensors
 from mpisgd.protocols import Protocol
+from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
@@ -85,10 +86,12 @@ class World(ABC):
     Attributes:
         tensors: the parts that compute; None where only sizes travel.
         progress: how shards and the evaluator tell of theirs, as `log.progress`.
+        callbacks: the user's functions that are told of it, too.
     """
 
     tensors: Tensors | None
     progress: Any = "off"
+    callbacks: Callbacks = NO_CALLBACKS
 
     @abstractmethod
     def wire(self, rank: int) -> Communicator: ...

@@ -24,6 +24,8 @@ class ProtocolOptions(ABC):
 
     collective: ClassVar[bool] = False
     """Learners double as shards: gradients and weights move by collective calls."""
+    duplex: ClassVar[bool] = False
+    """A pull need not wait for its learner's own push, and may be asked for before it."""
 
     @property
     def fresh(self) -> bool:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.communicator import Node
 from mpisgd.comm.messages import Ending
@@ -28,9 +29,11 @@ from mpisgd.simulate.sized import SizedGradient, SizedUpdate
 from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 _NS = 10**9
 
@@ -84,7 +87,7 @@ class VirtualWorld(World):
 
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
-        return self._next_ns(rank) if self.config.exchange == "whole" else None
+        return self._next_ns(rank) if self.config.exchange != "layerwise" else None
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
@@ -122,6 +125,8 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, brought)
+        if data.train.advice:
+            speech.warn(data.train.advice)
         self.tensors = tensors = Tensors.load(config, brought, data, len(roles.computing_ranks))
         tensors.evaluated = evaluated
         self.meta = tensors.meta
@@ -184,9 +189,10 @@ class SizedWorld(VirtualWorld):
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
             train_samples=self.meta.train_samples,
-            half=config.push_format == "bfloat16",
+            push_format=PushFormat.of(config),
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
+            weighting=Weighting(config.modulate),
         )
 
 

@@ -98,6 +98,10 @@ class Updates(ABC):
     def inbox(self) -> Any:
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
 
+    def why_not(self) -> str:
+        """Say why what is in `inbox` can be no gradient; "" = it can."""
+        return ""
+
     def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
         """The gradient that is in `inbox` is to be in `scratch`."""
 

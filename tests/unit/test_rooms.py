@@ -22,7 +22,8 @@ ROOMS = [
     "gradient",
     *("records.log", "records.checkpoint", "records", "exchange", "serving", "learner", "shard", "evaluator"),
     *("liveness", "job", "job.run", "simulate"),
-    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "launching", "bench.parts", "bench", "api"),
+    *("analysis", "report", "replay.checks", "replay", "plan.costs", "plan", "site", "site.scripts"),
+    *("launching", "bench.parts", "bench", "api"),
     *(".", "command_line", "cli.reading", "cli"),
     "__main__",
 ]

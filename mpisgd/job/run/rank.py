@@ -19,6 +19,7 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
+from mpisgd.exchange import links
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -36,6 +37,7 @@ from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -85,6 +87,7 @@ class Rank:
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
+        self.callbacks = brought.callbacks
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
@@ -126,10 +129,14 @@ class Rank:
         quiet_s = self.setup.config.log.quiet_s
         self.signals.every_second = Watchdog(wire, quiet_s, self._name(self.rank), waits_for).look
         if self.rank == 0:
-            self._say(f"mpisgd {__version__}: {self._headline()}")
+            carried, wasted = links.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
+            self._say(f"mpisgd {__version__}: {self._headline(carried)}")
+            if wasted:
+                self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
+        world.callbacks = self.callbacks
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
@@ -172,6 +179,8 @@ class Rank:
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
             self._say(farewell(outcome, logged=logged))
+            end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
+            call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
@@ -215,12 +224,13 @@ class Rank:
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()
 
-    def _headline(self) -> str:
+    def _headline(self, carried: str) -> str:
         setup, learners, ranks = self.setup, self.roles.lambda_, len(self.roles.computing_ranks)
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
             f" {len(set(setup.hosts))} host(s)"
+            f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
             f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )
@@ -231,7 +241,8 @@ class Rank:
             return ""
         bits = "asynchronously"
         if protocol.consistent and protocol.ordered:
-            same = resumption.same_layout and self.setup.config.push_format == "float32"
+            exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
+            same = resumption.same_layout and exact
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {resumption.attempt} goes on at clock {resumption.checkpoint.clock:,}, {bits}"
 

@@ -97,6 +97,14 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
+def appointed_of(path: Path) -> int:
+    """As the how-manieth the writer of an evaluator's file was appointed; 0: it was the first to evaluate, or there is no file."""
+    if not path.is_file():
+        return 0
+    found = read_file(path, "who wrote it", lambda file, _: contained.attribute(file, "appointed"))
+    return 0 if found is None else int(found)
+
+
 def attempt_of(path: Path) -> int:
     match = FILE.match(path.name)
     assert match

@@ -6,6 +6,9 @@ has the tables of all of them. A file holds the tables below as one-dimensional 
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
 
+In a fault-tolerant run another may follow an evaluator that hangs, and its file replaces that one's. Its attribute `appointed` says
+as the how-manieth it was appointed, from 1: so one that wakes late replaces nothing.
+
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
 
@@ -72,6 +75,7 @@ class Event(enum.IntEnum):
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
     GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
+    ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -87,7 +91,7 @@ PUSHES = np.dtype(
         ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
         ("verdict", np.uint8),  # Verdict
         ("reason", np.uint8),  # Reason
-        ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
+        ("weight", np.float64),  # factor of the gradient in the sum, or, of `modulate = "rate"`, for the rate: 1/tau or 1
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
@@ -109,7 +113,7 @@ UPDATES = np.dtype(
         ("clock", np.int64),  # after the update: 1, 2, 3 ...
         ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
         ("samples", np.int64),  # applied up to and with this update
-        ("learning_rate", np.float64),
+        ("learning_rate", np.float64),  # of this update; of `modulate = "rate"`, times the mean of its gradients' weights
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
         ("mean_loss", np.float64),  # of the mini-batches in this update
@@ -200,6 +204,7 @@ CONFIG = "config.toml"
 DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
+BEST = "best.pt"
 LOCK = "LOCK"
 RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""

@@ -262,14 +262,24 @@ class TableFile:
 
 
 class ShardLog:
-    def __init__(self, file: TableFile, shard: int) -> None:
+    """Log of a shard.
+
+    `duplex`: a learner's pull may be answered before the push that the learner asked after has come (`exchange/duplex.py`).
+    """
+
+    def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
         self._unanswered: dict[int, int] = {}
+        self._answered: dict[int, float] | None = {} if duplex else None
+        """Per learner, when the pull after the push that is to come was answered."""
+        self._begun = set[int]()
+        """Learners whose first pull was answered, which comes after no push."""
 
     def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
         if not self._file.kept:
             return
+        answer_s = math.nan if self._answered is None else self._answered.pop(push.learner_id, math.nan)
         number = self._file.append(
             "pushes",
             (
@@ -286,7 +296,7 @@ class ShardLog:
                 verdict.weight,
                 learning_rate,
                 push.arrival_ns * 1e-9,
-                math.nan,
+                answer_s,
                 push.compute_ns * 1e-9,
                 push.delay_ns * 1e-9,
                 push.push_ns * 1e-9,
@@ -296,7 +306,8 @@ class ShardLog:
                 push.loss,
             ),
         )
-        self._unanswered[push.learner_id] = number
+        if math.isnan(answer_s):
+            self._unanswered[push.learner_id] = number
 
     def answered(self, learner_id: int, now_s: float) -> None:
         """The pull after the learner's last push was answered."""
@@ -305,6 +316,9 @@ class ShardLog:
         number = self._unanswered.pop(learner_id, None)
         if number is not None:
             self._file.amend("pushes", number, "answer_s", now_s)
+        elif self._answered is not None:
+            self._answered[learner_id] = now_s if learner_id in self._begun else math.nan
+            self._begun.add(learner_id)
 
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         self._file.append(

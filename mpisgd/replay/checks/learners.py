@@ -30,7 +30,7 @@ def compare_shards(record: Record) -> None:
 
 
 def _check_told(record: Record, learner_id: int) -> None:
-    first, own = record.shards[0], () if record.config.exchange == "whole" else OWN
+    first, own = record.shards[0], OWN if record.config.exchange == "layerwise" else ()
     told = [name for name in TOLD if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))
