@@ -63,7 +63,7 @@ def _split(value: Any, where: str, nested: bool) -> Split:
         raise ConfigError(
             f"{where}: found a stream, {_describe(value)}, expected a map-style Dataset, with __len__ and __getitem__"
         )
-    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+    if type(value) is TensorDataset and len(value.tensors) == 2:  # a class of the user's own may draw within its samples
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:
         return make_split(value[0], value[1], where, ConfigError)

@@ -60,6 +60,19 @@ def test_a_batch_is_a_pair_of_new_tensors() -> None:
     assert data.train.batch(PICK)[0].tolist() == INPUTS[PICK].tolist()
 
 
+class Mirrored(TensorDataset):
+    """A torch class of tensors, whose samples are not the tensors."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        picture, label = super().__getitem__(index)
+        return picture.flip(0), label
+
+
+def test_samples_of_a_tensor_dataset_that_changes_them_are_its_own() -> None:
+    data = as_dataset((Mirrored(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS)), None), "mine")
+    assert data.train.batch(PICK)[0].tolist() == INPUTS[PICK, ::-1].tolist()
+
+
 @pytest.mark.parametrize("test", [None, (INPUTS[:0], TARGETS[:0]), (np.zeros(0), np.zeros(0))])
 def test_the_test_split_may_be_missing(test: Any) -> None:
     data = as_dataset(((INPUTS, TARGETS), test))
