@@ -56,7 +56,7 @@ types: $(READY)  ## mypy, strict
 	$(IN_VENV) mypy
 
 # Batch scripts with real ranks; the rest of tests/jobs has fakes.
-REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py
+REAL_JOBS := tests/jobs/test_slurm.py tests/jobs/test_lsf.py tests/jobs/test_pbs.py
 
 WITHOUT_RANKS = --ignore=tests/mpi --ignore=tests/nodes $(REAL_JOBS:%=--ignore=%)
 test-unit: $(READY)  ## the tests that need no MPI, on all cores
@@ -84,6 +84,7 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) python -m tests.bench settings $(ARGS)
 	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) python -m tests.bench start $(ARGS)
+	$(IN_VENV) python -m tests.bench memory $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it

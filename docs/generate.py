@@ -37,6 +37,8 @@ EVENTS = {
 COLUMNS = {
     "shard": "index of the shard",
     "learner_id": "index of the learner",
+    "outcome": "what became of it",
+    "why": "whether it was the last one",
     "samples": "samples of the mini-batch, or of the sum",
     "learning_rate": "of the optimiser at this update",
     "clock_max": "the largest",
@@ -49,6 +51,7 @@ COLUMNS = {
     "final_clock": "the shard's last clock",
     "diverged": "1 = the run has diverged",
 }
+OUTCOMES = {"GOES_ON": "it was not the last one"}
 REASONS = {
     "NONE": "it was applied",
     "STALE": "too old for the protocol",
@@ -61,6 +64,7 @@ VARIABLES = {
     "MPISGD_CACHE": "Directory of decoded data sets. Default: `$XDG_CACHE_HOME/mpisgd`, else `~/.cache/mpisgd`.",
     "MPISGD_DATA": "Directory below which data files lie, where `data_dir` says nothing.",
     "MPISGD_GPU_MEMORY": "`direct`: give MPI a GPU's memory; the default where MPI is CUDA-aware. `staged`: pinned host memory.",
+    "MPISGD_RANKS": "How many ranks were started, for a launcher that does not say: batch scripts with `aprun` set it.",
     "MPISGD_START_S": "Leave, with a traceback, if MPI has not started after so many seconds; 0 = never. Default: 600.",
     "MPISGD_HANG_S": "Dump the Python stack of every rank after each so many seconds. Default: never.",
     "MPISGD_MESSAGES": "`1`: print every message: `r3 -> 0 PUSH 12.4 MB`.",
@@ -77,9 +81,9 @@ _STATUSES = """A second signal, or whatever kills a rank, ends a job with 128 + 
 of it. A launcher may return 0 although a node was lost: believe `DONE`. `replay` and `doctor` return 1 where they find a fault,
 `report` where the books of a run that has ended do not balance.
 """
-_OTHER_VARIABLES = """The launcher's variables (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`, `SLURM_NTASKS` and their like) tell a process
-its rank before MPI is initialised. `HDF5_USE_FILE_LOCKING`, `OMP_NUM_THREADS`, `OMPI_MCA_*` and `PRTE_MCA_*` mean what their own
-documentation says.
+_OTHER_VARIABLES = """The launcher's variables (`OMPI_COMM_WORLD_RANK`, `PMI_RANK`, `SLURM_STEP_NUM_TASKS` and their like) tell
+a process its rank before MPI is initialised. `HDF5_USE_FILE_LOCKING`, `OMP_NUM_THREADS`, `OMPI_MCA_*` and `PRTE_MCA_*` mean what
+their own documentation says.
 """
 _COMBINATIONS = """`mpisgd train`, `simulate`, `submit`, `--print-config` and `mpisgd.train()` refuse these pairs alike, before
 anything starts. A configuration that has several of them is told of all at once. What depends on the number of ranks (n, N, b,
@@ -203,12 +207,15 @@ def log_format() -> str:
     text = inspect.cleandoc(schema.__doc__ or "").replace("(DESIGN 6)", "([Design, section 6](../explanation/design.md))")
     comments = _comments(PACKAGE / "records" / "log" / "schema.py")
     parts = [text + "\n", f"This is version {schema.SCHEMA_VERSION} of the format.\n"]
-    for name, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
+    for name, dtype in {**schema.TABLES, **schema.COORDINATOR, "summary": schema.SUMMARY}.items():
         said = {column: comments[name.upper(), column] or COLUMNS[column] for column in dtype.names or ()}
         rows = ((f"`{column}`", str(dtype[column]), text) for column, text in said.items())
         parts += [f"## {name}\n", comments.get((name.upper(), ""), "") + "\n", _table(("column", "type", ""), rows)]
     events = ((str(each.value), each.name, comments["Event", each.name] or EVENTS[each.name]) for each in schema.Event)
     parts += ["## Kinds of events\n", _table(("`kind`", "", ""), events)]
+    for cls, column in ((schema.Outcome, "outcome"), (schema.Why, "why")):
+        kinds = ((str(each.value), each.name, comments[cls.__name__, each.name] or OUTCOMES[each.name]) for each in cls)
+        parts += [f"## {column}\n", inspect.cleandoc(cls.__doc__ or "") + "\n", _table((f"`{column}`", "", ""), kinds)]
     for heading, members in (("Verdicts", verdict.Kind), ("Reasons", verdict.Reason)):
         texts = {**REASONS, **help.texts(members)}
         column = heading.lower().removesuffix("s")

@@ -31,7 +31,7 @@ COMMANDS = {
     "replay": "recompute a run serially from its log, and compare bit for bit",
     "plan": "predict from runs: which protocol, N, b or n, and how many shards",
     "export": "write the weights of a run, or of one of its checkpoints, to a file",
-    "submit": "print or submit a batch script for SLURM or LSF",
+    "submit": "print or submit a batch script for SLURM, LSF, PBS or Flux",
     "bench": "measure this machine: ratios to the raw floor",
     "doctor": "check MPI, cores, threads and the file system",
     "demo": "train three small runs that show what staleness does",

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
     from mpisgd.comm.mpi.library import MPI
     from mpisgd.job.finish import Outcome
+    from mpisgd.records.callbacks import End, Evaluation, Update
 
 
-def train(
+def train(  # noqa: PLR0913 - what a user brings, each by its name
     model: Callable[..., nn.Module] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     data: Any = None,
@@ -26,6 +27,9 @@ def train(
     resume: str | Path | None = None,
     trust: bool = False,
     step: Callable[[nn.Module, Any], Any] | None = None,
+    on_update: Callable[[Update], Any] | None = None,
+    on_evaluation: Callable[[Evaluation], Any] | None = None,
+    on_end: Callable[[End], Any] | None = None,
 ) -> Outcome:
     """Train; every rank of the job calls this with the same arguments.
 
@@ -45,6 +49,11 @@ def train(
             is then that of the run, which is the default; only `resume.CHANGEABLE` may differ. Where the run had finished, how it
             ended is returned. The code that the run names is imported only where it is brought here, or named in `config`.
         trust: import what the run names all the same (`mpisgd.config.trust`).
+        on_update: called with an `Update` by a thread of shard 0's rank, rank 0 as a rule: what has been done since its last call.
+            Training waits for no call; but the thread takes turns with the shard, so that its seconds are not quite free.
+        on_evaluation: called with an `Evaluation`, for each row of `evaluations`, by the evaluator, or without one by learner 0
+            after training. It delays the next evaluation.
+        on_end: called with an `End` by rank 0, once the run is DONE; not where it was interrupted, or had been done before.
         comm: an mpi4py communicator; default: all ranks.
 
     Returns:
@@ -54,11 +63,15 @@ def train(
         AgreedError (an MpisgdError): on every rank alike, where the job cannot start.
         RunInterrupted (a SystemExit with code 85): on every rank alike, where a signal has interrupted the run, which `resume`
             continues.
-    Any later failure on one rank ends the whole job, loudly (law 9); in a process by itself it is raised.
+    A callback that raises ends the job, with its name. Any later failure on one rank ends the whole job, loudly (law 9); in a
+    process by itself it is raised.
 
     What factories, samples, model and loss draw from the global generators of torch, numpy and `random` is seeded by names (law 5).
     """
     refuse_in_import("mpisgd.train()")
+    from mpisgd.records.callbacks import Callbacks
+
+    callbacks = Callbacks(on_update, on_evaluation, on_end)
     objects = {"model": model, "data": data, "loss": loss, "step": step}
     path = None if resume is None else Path(resume)
     of_the_run = config is None and not trust
@@ -89,4 +102,6 @@ def train(
     from mpisgd.job.parts import Brought
     from mpisgd.job.run import run
 
-    return run(config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step), resumed=path is not None)
+    return run(
+        config, MPI.COMM_WORLD if comm is None else comm, Brought(model, loss, data, step, callbacks), resumed=path is not None
+    )

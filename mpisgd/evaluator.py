@@ -5,20 +5,51 @@ It runs on a rank of its own, or, where there is none, on learner 0 after its go
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mpisgd.base import durable
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
+from mpisgd.config import EvaluationOptions
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
 from mpisgd.gradient.measure import Measure, Unmeasured
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
+from mpisgd.records.patience import Patience
 from mpisgd.vectors.flat import FlatModel
+
+Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
+"""Is told of an evaluation: its rows in the log, the weights by their names (`theta`, and perhaps `thetabar`), and whether these
+are the last ones of the run."""
+
+
+class EarlyStopping:
+    """Hears evaluations, and lets the shards know when they have been no better for too long (`Patience`).
+
+    Args:
+        before: rows of `evaluations` before the first that is heard of, where the run goes on after an interruption.
+    """
+
+    def __init__(self, options: EvaluationOptions, before: np.ndarray, channel: EvaluatorChannel, told: Evaluations) -> None:
+        self._options = options
+        self._channel = channel
+        self._told = told
+        self._patience = Patience(options).note_all(before)
+        if self._patience.over_at >= 0:
+            channel.end_training(self._patience.over_at)
+
+    def __call__(self, rows: list[dict[str, Any]], states: object, last: bool) -> None:
+        if not last and self._patience.note(rows):
+            number, options = self._patience.over_at, self._options
+            self._channel.end_training(number)
+            self._told.say(f"snapshot {number}: {options.best} no better for {options.patience} evaluations: training ends")
 
 
 class Evaluator:
@@ -52,15 +83,17 @@ class Evaluator:
         self._splits = (False, True) if train else (False,)
         self._train_samples = train_samples
         self._told = told
+        self._hearers: Sequence[Hearer] = ()
 
-    def evaluate_all(self, weights_file: Path, first: int = 0) -> None:
+    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
         """Every snapshot from number `first` until the run is over, then the last weights, which are also saved.
 
         Of a run that a signal has interrupted, no more: what was not evaluated is when it goes on.
 
         `weights_file` becomes a torch file of {"theta": state_dict[, "thetabar": state_dict]} that
-        `torch.load(..., weights_only=True)` reads.
+        `torch.load(..., weights_only=True)` reads. `hearers` are told of each evaluation, once it is in the log.
         """
+        self._hearers = hearers
         number = first
         checked = True
         snapshot = self._channel.pull(number)
@@ -78,7 +111,7 @@ class Evaluator:
         self._measure.interrupt_by(self._told.batch)
         final = self._channel.pull(FINAL)
         if final is not None:
-            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s))
+            states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s), last=True)
             _save(states, weights_file)
         self._channel.goodbye()
 
@@ -86,8 +119,8 @@ class Evaluator:
         self._told.batch()
         self._channel.check()
 
-    def _evaluate(self, snapshot: Snapshot) -> dict[str, dict[str, Tensor]]:
-        states, rows = {}, []
+    def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
+        states, rows = {}, list[dict[str, Any]]()
         self._told.begin(snapshot.number)
         for averaged, (name, vector) in enumerate(zip(("theta", "thetabar"), self._pulled, strict=False)):
             self._model.weights.copy_(vector)
@@ -115,6 +148,8 @@ class Evaluator:
         self._told.found(rows[0])
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)
+        for hear in self._hearers:
+            hear(rows, states, last)
         return states
 
 

@@ -21,7 +21,7 @@ def learn(
     channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float = math.inf, first_seq: int = 0
 ) -> None:
     """Train from mini-batch `first_seq` until a shard stops it, or `share` are done; then say goodbye to all (law 8)."""
-    consistent, pushes_per_pull = protocol.consistent, protocol.pushes_per_pull
+    takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:
         channel.interrupt_by_notices()
         gradient.interrupt_by(channel.check)
@@ -50,7 +50,7 @@ def learn(
             gradient.prepare(seq)
             continue
         min_clock = protocol.next_clock(clock)
-        if consistent:  # the answer takes its time: prepare meanwhile
+        if takes_time:  # the answer does: prepare meanwhile
             answers = channel.pull(min_clock, meanwhile=functools.partial(gradient.prepare, seq + 1))
         else:  # the answer is immediate, and a learner that does not take it holds up the shard
             gradient.prepare(seq + 1)

@@ -7,6 +7,9 @@ Where a signal interrupts the run, a shard answers every pull with that, and goe
 protocol, until all learners have left: so all shards have had the same pushes, and no shard need ask another at which clock to
 write the last checkpoint. (They come to different clocks where the rules let them, by time-outs or where staleness is bounded but
 not zero: then no complete checkpoint arises there, and the newest one before counts.)
+
+Where the evaluator has seen enough, shards come to their end in the same way, and the run is finished when all have left. What was
+pushed to a sum that will not be finished is then in flight, or dropped as late.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Literal
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Ending, GaveUp, Goodbye, Interrupt, Message, Pull, Push, Refused, SnapshotPull
+from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
@@ -30,7 +34,9 @@ from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.vectors.computing import Updates
 
 _APPLY = Kind.APPLY  # found without a look into the enumeration, once for each gradient
-_GONE = {Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.INTERRUPTED: Gone.INTERRUPTED}
+_GONE = {
+    Ending.NONE: Gone.LEFT, Ending.FINISHED: Gone.STOPPED, Ending.ENOUGH: Gone.INTERRUPTED, Ending.INTERRUPTED: Gone.INTERRUPTED,
+}  # fmt: skip
 
 
 class Shard:
@@ -40,6 +46,7 @@ class Shard:
         records: are told; never asked.
         nonfinite: what to do with a gradient that is not finite.
         timeout_s: the rules are told when an update has been in the making for so long.
+        deltas: what learners hold, where they pull rounded weights.
 
     Attributes:
         faults: in a fault-tolerant run, what hears who dies, hangs and is back.
@@ -56,6 +63,7 @@ class Shard:
         *,
         nonfinite: Literal["stop", "drop", "continue"],
         timeout_s: float = math.inf,
+        deltas: Deltas | None = None,
     ) -> None:
         lambda_ = len(rules.present)
         self.channel = channel
@@ -67,12 +75,14 @@ class Shard:
         self.refusals = Refusals(lambda_)
         self.finiteness = Finiteness(rules, update, nonfinite)
         self.desk = SnapshotDesk(channel, rules, update, records.snapshots)
-        self.answering = Answering(channel, rules, update, self.log, self.finiteness)
+        self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)
         self.received = [0] * lambda_
         self.pushed = [0] * lambda_
         self.updated_s = 0.0
         self._resumed = False
         self._parked: dict[int, Push] = {}
+        self._left: list[Push] = []
+        """Those of which nothing more was wanted when they came; their gradients are gone."""
         self._losses = 0.0
         self._timeout_s = timeout_s
         self._over_s = math.inf
@@ -100,6 +110,7 @@ class Shard:
 
     def begin(self) -> None:
         """The first words of the log, and the first snapshot, unless the run is continued."""
+        self.answering.begin()
         now_s = self.channel.now_s()
         self.log.event(Event.RESUMED if self._resumed else Event.STARTED, self.rules.clock, now_s)
         if self._resumed:
@@ -116,6 +127,7 @@ class Shard:
         rules, records = self.rules, self.records
         while rules.present or self.desk.is_open or (rules.absent and not (rules.finished or rules.interrupted)):
             self.serve_one()
+        self.answering.leave()
         if self.faults is not None:
             self.faults.end()
         cut_short = rules.interrupted and not rules.finished
@@ -164,6 +176,7 @@ class Shard:
         elif isinstance(message, Interrupt):
             self._interrupt(message.signal)
         elif isinstance(message, SnapshotPull):
+            self.see_enough(message)
             self.desk.ask(message.number)
         else:
             raise ProtocolError(f"{message}: only a fault-tolerant shard is told")
@@ -176,7 +189,7 @@ class Shard:
         while True:
             if self.rules.update_due():
                 self._update()
-            elif self._parked and (turn := self.rules.turn()) in self._parked:
+            elif self._parked and (turn := self.rules.turn(self._parked)) in self._parked:
                 assert turn is not None
                 self._sum_parked(turn)
             else:
@@ -190,7 +203,7 @@ class Shard:
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
-        if self._cannot_be(push):
+        if self._cannot_be(push, self.update.why_not()):
             return
         self.received[learner_id] += 1
         self.update.take_in()
@@ -201,6 +214,8 @@ class Shard:
         elif place is PARK:
             self.update.park(learner_id)
             self._parked[learner_id] = push
+        else:
+            self._left.append(push)
 
     def tear(self, push: Push) -> None:
         """A gradient has come in part: it counts as pushed, and is dropped; into its buffer MPI may yet write."""
@@ -212,10 +227,12 @@ class Shard:
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self._settle()
 
-    def _cannot_be(self, push: Push) -> bool:
-        """Whether a push is refused, whatever the protocol says of it."""
+    def _cannot_be(self, push: Push, why_not: str = "") -> bool:
+        """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
+        if not why and why_not:
+            why = f"learner {push.learner_id} pushed {why_not}"
         if not why:
             return False
         self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
@@ -250,9 +267,12 @@ class Shard:
 
     def _update(self) -> None:
         rules, update, records = self.rules, self.update, self.records
+        if self.channel.duplex:
+            self.answering.leave()
         start_s, epochs_before = self.channel.now_s(), update.epochs
         step = update.begin_step() if self.answering.chunked else update.step()
         self.finiteness.after_update()
+        self.answering.follow()
         rules.on_update(update.samples)
         now_s = self.channel.now_s()
         update_s = now_s - start_s
@@ -292,12 +312,22 @@ class Shard:
         learner_id = pull.learner_id
         if self.answering.answer(pull) is WAIT:
             self.refusals.check_waiting(learner_id)
+            if self.faults is not None:
+                self.faults.note_if_alone(learner_id)
             self._let_go()
+            if self.rules.stuck:
+                self._note_who_passes()
         self._note_if_passed(learner_id, pull.min_clock)
+
+    def _note_who_passes(self) -> None:
+        """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
+        for learner_id, min_clock in list(self.rules.waiting.items()):
+            self._note_if_passed(learner_id, min_clock)
 
     def _note_if_passed(self, learner_id: int, min_clock: int) -> None:
         """A learner that owes a push asks for a clock that another shard has come to, and this one has not."""
-        if self.faults is not None and self.faults.owes_push(learner_id) and self.rules.passes(learner_id, min_clock):
+        rules = self.rules
+        if self.faults is not None and self.faults.owes_push(learner_id) and rules.passes(learner_id, min_clock, rules.stuck):
             self._tell(Event.PASSED, learner_id)
             self._settle()
 
@@ -312,6 +342,8 @@ class Shard:
         self._tell(Event.GOODBYE, learner_id, goodbye.pushed)
         if goodbye.ending == Ending.INTERRUPTED:
             self._interrupt(0)
+        elif goodbye.ending == Ending.ENOUGH:
+            self._end_training(math.nan)
         if goodbye.ending == Ending.NONE and learner_id in self.rules.present:
             self._tell(Event.DEPARTED, learner_id)
         self.go_on_without(learner_id, _GONE[Ending(goodbye.ending)])
@@ -326,9 +358,9 @@ class Shard:
         self.rules.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
+        self.answering.gone(learner_id)
         self._settle()
-        for waiting, min_clock in list(self.rules.waiting.items()):  # asked before this shard knew that any is gone
-            self._note_if_passed(waiting, min_clock)
+        self._note_who_passes()
         self.answering.answer_waiting()
         self._let_go()
 
@@ -344,6 +376,8 @@ class Shard:
         """Where nobody is present any more, the run is finished, or a signal has cut it short."""
         if self.rules.end_if_deserted():
             self._over_s = math.inf
+            if self.rules.enough:
+                self._drop_what_is_left()
             self.desk.answer()
 
     def _interrupt(self, signal: int) -> None:
@@ -351,3 +385,24 @@ class Shard:
         if self.rules.on_interrupt():
             self._tell(Event.INTERRUPTED, value=signal)
             self.answering.answer_waiting()
+
+    def see_enough(self, asked: SnapshotPull) -> None:
+        """The evaluator may say, with what it asks for, that it has seen enough."""
+        if asked.enough:
+            self._end_training(asked.enough - 1)
+
+    def _end_training(self, snapshot: float) -> None:
+        if self.rules.on_enough():
+            self._tell(Event.ENOUGH, value=snapshot)
+            self.answering.answer_waiting()
+            if not self.rules.present:
+                self.end_if_deserted()
+
+    def _drop_what_is_left(self) -> None:
+        """What waits for its turn, or was not wanted, is late: the sum it was for will not be finished."""
+        self.finiteness.check()
+        left, self._left = [*self._left, *self._parked.values()], []
+        self._parked.clear()
+        for push in sorted(left, key=lambda each: each.arrival_ns):
+            verdict = self.rules.judge(push.learner_id, push.timestamp, push.seq)
+            self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)

@@ -21,6 +21,7 @@ def at_a_terminal(
     """
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # where the tests run in the background, it may be ignored
         os.chdir(cwd)
         os.execvpe(command[0], list(command), dict(env))
     screen, pressed, until_s = "", False, time.monotonic() + timeout_s

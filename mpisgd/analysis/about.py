@@ -48,7 +48,9 @@ def protocol_options(run: Run) -> dict[str, object]:
 
 def protocol_label(run: Run) -> str:
     """E.g. `softsync n=2 modulation=inverse`."""
-    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in protocol_options(run).items())])
+    of_rate = {"modulate": "rate"} if run.config.get("modulate") == "rate" else {}
+    options = protocol_options(run) | of_rate
+    return " ".join([protocol_name(run), *(f"{name}={value}" for name, value in options.items())])
 
 
 def doubled(run: Run) -> bool:
@@ -89,7 +91,7 @@ def status(run: Run) -> Status:
     ended = done is not None or (len(summaries) >= run.shards and bool(np.all(summaries["final_clock"] >= 0)))
     diverged = bool(done and done.get("diverged")) or bool(np.any(summaries["diverged"]))
     if done is not None:
-        text = "finished"
+        text = "stopped early" if np.any(run.events["kind"] == schema.Event.ENOUGH) else "finished"
     elif ended:
         text = "UNFINISHED: all shards left in order, but there is no DONE"
     else:
@@ -120,6 +122,7 @@ def header(run: Run, state: Status, final_error: str) -> Table:
         *_left_out(run),
         *_compensation(run),
         *_rounded(run),
+        *_pulled(run),
         *_virtual(run),
         ("hosts", hosts(run)),
         ("started", str(environment.get("started", "?"))),
@@ -179,10 +182,17 @@ def _rounded(run: Run) -> list[tuple[str, str]]:
         return []
     rounded = run.table("pushes")["rounded"]
     rounded = rounded[np.isfinite(rounded)]
-    words = f"as {run.config['push_format']}; what was rounded off one was added to the next"
+    name = run.config["push_format"]
+    words = f"as {name}; what was {'left out of' if name == 'topk' else 'rounded off'} one was added to the next"
     if rounded.any():
         words += f": {np.median(rounded):.2%} of its norm (median; {rounded.max():.2%} at most)"
     return [("gradients pushed", words)]
+
+
+def _pulled(run: Run) -> list[tuple[str, str]]:
+    if run.config.get("pull_format", "float32") == "float32":
+        return []
+    return [("weights pulled", f"as {run.config['pull_format']}; what was rounded off one pull came with the next")]
 
 
 def virtual(run: Run) -> bool:

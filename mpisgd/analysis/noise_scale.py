@@ -16,7 +16,7 @@ g_i with weights w_i, each the mean over mu_i samples. The log has c `gradient_s
 What a team of k ranks pushes is the sum of its gradients: k times their mean over all their samples, so k counts as a weight.
 
 With all weights 1 that is A.1 for batches of mu and c mu samples. So every protocol's updates give an estimate; w_i and mu_i
-are those of `pushes`.
+are those of `pushes`. Where they are weights of the rate (`modulate`), gradients are summed as they are: w_i is 1.
 
 As A.1 says, |G|^2 and tr(Sigma) are averaged over many updates and only then divided: their ratio in one update would be
 biased, and mostly noise. They are estimated shard by shard and added up, whichever gradients each shard summed.
@@ -28,7 +28,7 @@ What the numbers do not say:
   signal: the estimate is approximate, the better, the less the weights move in n updates.
 - Dropout and augmentation are noise like any other. Batch normalisation, clipped gradients (`clip_norm`), and a loss that is no
   mean over samples are outside the theory.
-- With `sampling = "epoch"` mini-batches do not overlap; |G|^2 is then that of the population that the training data came
+- With `sampling = "epoch"` or `"own"` mini-batches do not overlap; |G|^2 is then that of the population that the training data came
   from, with `"replacement"` that of the training data, which is larger by tr(Sigma) / training samples.
 """
 
@@ -111,7 +111,8 @@ def measured(run: Run) -> Measured:
 
     last = np.zeros(run.shards, np.int64)
     np.maximum.at(last, updates["shard"], updates["samples"])
-    factors = pushes["weight"] * pushes["gradients"]
+    weighted = run.config.get("modulate") != "rate"
+    factors = (pushes["weight"] if weighted else 1.0) * pushes["gradients"]
     weights, weights_sq = sums(factors), sums(factors**2)
     squares = updates["gradients"] * updates["gradient_sq"]
     with np.errstate(divide="ignore", invalid="ignore"):

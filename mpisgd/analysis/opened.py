@@ -82,13 +82,15 @@ class OpenRun:
         """Whether every shard's books balance: pushed = applied + dropped + rejected + in flight. So far, of a run under way."""
         return all(books.balanced for books in self._run.books())
 
-    def weights(self, averaged: bool = False) -> State:
-        """The last weights as a state dict, or their average; imports torch.
+    def weights(self, averaged: bool = False, best: bool = False) -> State:
+        """The last weights as a state dict, their average, or the best ones (`evaluation.best`); imports torch.
 
-        Raises CheckpointError where the run has left none: it has not ended, or did not average.
+        Raises CheckpointError where the run has left none: it has not ended, did not average, or kept no best.
         """
         from mpisgd.records import weights
 
+        if best:
+            return weights.best_of_run(self._run)
         return weights.of_run(self._run, averaged=averaged)
 
     def _table(self, name: str) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import numpy as np
 from mpisgd.analysis import books
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Outcome
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
@@ -120,3 +121,29 @@ def time_table(run: Run) -> Table:
     )
     note = "Up to the arrival of each learner's last push on shard 0. Mean: over learners that pushed at all."
     return Table("learner_time", "Where the learners' time went", columns, tuple(rows), note)
+
+
+def portion_table(run: Run) -> Table:
+    """What became of the portions that were dealt, and who waited: dealt = counted + duplicates + late + lost."""
+    portions, iterations = run.of_coordinator("portions"), run.of_coordinator("iterations")
+    evaluating_s, commanding_s = (float(iterations[name].sum()) for name in ("evaluating_s", "commanding_s"))
+    rows = [_portions_of(str(each), portions[portions["learner_id"] == each], evaluating_s) for each in range(run.lambda_)]
+    rows.append(_portions_of("all", portions, evaluating_s * run.lambda_))
+    whole_s = evaluating_s + commanding_s
+    for_learners = f"{100 * evaluating_s / whole_s:.1f} %" if whole_s else "–"
+    headings = "learner | dealt | counted | duplicates | late | lost | computing [%] :.1f | pulling, asking [%] :.1f"
+    headings += " | pushing, waiting [%] :.1f"
+    note = (
+        f"Shares: of the seconds of evaluations. The coordinator waited {for_learners} of its time for learners, and else commanded"
+        " shards. Duplicate: another result had come before, or the evaluation was over; late: it was over before the learner had"
+        " weights; lost: the learner left."
+    )
+    return Table("portions", "Portions of the batch [Dean12 4.2]", columns_of(headings), tuple(rows), note)
+
+
+def _portions_of(name: str, rows: np.ndarray, seconds: float) -> tuple[Cell, ...]:
+    counts = [int((rows["outcome"] == each).sum()) for each in Outcome]
+    busy_s = float((rows["compute_s"] + rows["delay_s"]).sum())
+    held_s = float(np.nansum(rows["done_s"] - rows["dealt_s"]))
+    shares = [100 * each / seconds if seconds else None for each in (busy_s, held_s - busy_s, seconds - held_s)]
+    return (name, len(rows), *counts, *shares)

@@ -10,7 +10,7 @@ import numpy as np
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.progress import in_words, loss_of
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import metrics_of
+from mpisgd.records.log.schema import Why, metrics_of
 
 
 @dataclass(frozen=True)
@@ -134,3 +134,25 @@ def evaluation_table(run: Run) -> Table:
         + "".join(f" | {name}" for name in names)
     )
     return Table("evaluations", "Evaluations", columns, tuple(rows))
+
+
+_ENDS = {
+    Why.GOES_ON: "the run has not ended, or the log is not whole",
+    Why.ITERATIONS: "it made all its iterations",
+    Why.GRADIENT: "no element of the gradient is above tolerance_grad",
+    Why.CHANGE: "neither the loss nor the weights changed any more",
+    Why.DIRECTION: "along its direction the loss does not fall",
+    Why.LINE_SEARCH: "its line search found no lower loss",
+    Why.INTERRUPTED: "a signal interrupted it",
+}
+
+
+def iteration_table(run: Run) -> Table:
+    """Loss against iterations, evaluations and seconds, of a batch optimisation."""
+    rows = run.of_coordinator("iterations")
+    names = ("iteration", "clock", "time_s", "loss", "gradient_max", "step", "evaluations", "history")
+    cells = tuple(tuple(row[name].item() for name in names) for row in rows)
+    headings = "iteration | evaluations | time [s] | loss :.6g | greatest gradient | step | evaluations made | history"
+    ending = _ENDS[Why(int(rows["why"][-1]))] if len(rows) else _ENDS[Why.GOES_ON]
+    note = f"Loss: of the whole batch, with weight decay. The last iteration: {ending}."
+    return Table("iterations", "Iterations of L-BFGS [Dean12 4.2]", columns_of(headings), cells, note)

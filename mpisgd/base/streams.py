@@ -37,6 +37,7 @@ class Domain(IntEnum):
     ALIKE = 13
     RECALIBRATION = 14
     REST = 15
+    OWN = 16
 
 
 class _Key(ISeedSequence):

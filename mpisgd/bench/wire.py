@@ -28,7 +28,16 @@ from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    AdamwOptions,
+    LambOptions,
+    LarsOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+)
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
@@ -51,8 +60,11 @@ OPTIMIZERS: dict[str, tuple[OptimizerOptions, int]] = {
     "rmsprop": (RmspropOptions(momentum=0.9), 7),
     "adam": (AdamOptions(), 7),
     "adamw": (AdamwOptions(), 7),
+    "lars": (LarsOptions(), 7),
+    "lamb": (LambOptions(), 9),
 }
-"""And the least passes over the bytes that an update makes: weights and state read and written, the gradient read."""
+"""And the least passes over the bytes that an update makes: weights and state read and written, the gradient read. LARS reads
+weights and gradient once more, for their norms; LAMB writes and reads the step."""
 _WARM_UP = 3
 
 

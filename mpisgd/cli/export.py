@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK, CheckpointError
+from mpisgd.base.errors import EXIT_OK, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from mpisgd.records.weights import State
@@ -31,6 +31,8 @@ class Options:
     """File to write, which must not exist: .pt, as torch.save writes it, or .safetensors."""
     clock: int | None = None
     """The checkpoint of this clock, in place of the last weights."""
+    best: bool = False
+    """The best weights, as the run keeps them with --evaluation.best; of a run under way those so far."""
     averaged: bool = False
     """The averaged weights (thetabar)."""
     data_dir: str | None = None
@@ -55,7 +57,15 @@ def main(argv: list[str]) -> int:
 
     run = Directory(options.run)
     weights.check_new(options.out)
-    state = weights.of_run(run, averaged=options.averaged) if options.clock is None else _of_checkpoint(options, options.clock)
+    if options.best and (options.averaged or options.clock is not None):
+        other = "--averaged" if options.averaged else f"--clock {options.clock}"
+        raise ConfigError(f"--best beside {other}: expected one of them; the best may be weights of any clock, or their average")
+    if options.best:
+        state = weights.best_of_run(run)
+    elif options.clock is None:
+        state = weights.of_run(run, averaged=options.averaged)
+    else:
+        state = _of_checkpoint(options, options.clock)
     weights.write(options.out, state)
     print(f"{options.out}: {len(state):,} tensors, {sum(each.numel() for each in state.values()):,} numbers")
     return EXIT_OK

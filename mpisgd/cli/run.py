@@ -12,11 +12,16 @@ from mpisgd.command_line.options import parse
 from mpisgd.config import config_file
 from mpisgd.launching.job import Attempts, Job
 from mpisgd.launching.under_way import refuse_among_ranks
+from mpisgd.site import launchers
 
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
     "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
+    "--launcher": (
+        "NAME",
+        "what starts them: mpirun, srun-pmix, srun-pmi2, srun-cray, aprun, mpiexec.hydra; default: this MPI's",
+    ),
     "--launcher-args": ('"WORDS"', 'more words for the launcher, e.g. "--hostfile hosts"'),
 }
 
@@ -39,7 +44,8 @@ def main(argv: list[str]) -> int:
         options = shlex.split(own.get("--launcher-args", ""))
     except ValueError as error:
         raise ConfigError(f"--launcher-args {own['--launcher-args']!r}: {error}") from error
-    return Attempts(Job(ranks, words, path, run is not None, options), restarts).run()
+    launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
+    return Attempts(Job(ranks, words, path, run is not None, options, launcher), restarts).run()
 
 
 def usage() -> str:

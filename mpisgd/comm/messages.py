@@ -34,6 +34,10 @@ class Tag(enum.IntEnum):
     MET = 17
     DUTY = 18
     GIVEN_UP = 19
+    COMMAND = 20
+    RESULT = 21
+    NEXT = 22
+    DEAL = 23
     ACTIVATION = 30
     ACTIVATION_BODY = 31
     DELTA = 32
@@ -48,15 +52,51 @@ class Ending(enum.IntEnum):
     """Go on; in a goodbye: the learner leaves by itself, while others go on."""
     FINISHED = 1
     """The run is over."""
-    INTERRUPTED = 2
+    ENOUGH = 2
+    """Evaluations are no better any more: the run comes to its end."""
+    INTERRUPTED = 3
     """A signal ends this attempt, and another may go on."""
 
 
-MAGIC = 0x6D70697367640006  # "mpisgd", version 6 of the messages
+class Op(enum.IntEnum):
+    """What the coordinator of a batch optimisation commands its shards (`sandblaster/`): a, b and out are numbers of slots.
+
+    `ANSWERED` are answered by RESULT, in the order of commands.
+    """
+
+    ADD = 1
+    """out = a + alpha b"""
+    SUB = 2
+    """out = a - b"""
+    SCALE = 3
+    """out = alpha a"""
+    FREE = 4
+    """a is wanted no more."""
+    DOT = 5
+    """The sum of a b, of this slice."""
+    ABSMAX = 6
+    ABSSUM = 7
+    BEGIN = 8
+    """An evaluation begins: learners that pull are given a."""
+    COMMIT = 9
+    """Add push b of learner a to the sum; it is of `out` portions."""
+    DISCARD = 10
+    """Forget all pushes of learner a that were not committed."""
+    END = 11
+    """The evaluation is over: out = the sum / its samples. alpha: the loss; beta: the step length. Answered by |out|^2."""
+    ACCEPT = 12
+    """The weights are a now: an iteration is over."""
+    FINISH = 13
+    """There are no more commands; a: an `Ending`."""
+
+
+ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
+
+MAGIC = 0x6D70697367640008  # "mpisgd", version 8 of the messages
 
 Fields = tuple[Any, ...]
 
-_FLOATS = frozenset({"rounded", "loss"})
+_FLOATS = frozenset({"rounded", "loss", "alpha", "beta", "value"})
 
 NOBODY = -2
 """In the place of a learner_id, where a communicator says that a rank is lost, or stuck: no rank has sent that."""
@@ -107,12 +147,16 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.GAVE_UP: Layout("learner_id", "seq"),
     Tag.INTERRUPT: Layout("signal"),
     Tag.ROUND: Layout("signal", *_PUSH),
-    Tag.DUTY: Layout("evaluate"),
+    Tag.DUTY: Layout("appointed"),
     Tag.ACTIVATION: Layout(*_PASSED, body=Tag.ACTIVATION_BODY),
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.GIVEN_UP: Layout("learner_id"),
-    Tag.SNAPSHOT_PULL: Layout("number"),
+    Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
+    Tag.RESULT: Layout("shard", "signal", "value"),
+    Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
+    Tag.DEAL: Layout("clock", "portion", "counts"),
+    Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
 
@@ -211,9 +255,46 @@ class Interrupt(NamedTuple):
 
 
 class SnapshotPull(NamedTuple):
-    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE)."""
+    """The evaluator wants snapshot `number` (or FINAL), or leaves (NOTHING_MORE).
+
+    `enough`: 1 + the snapshot at which it has seen enough, and training is to end; 0 = it has not.
+    """
 
     number: int
+    enough: int = 0
+
+
+class Command(NamedTuple):
+    """The coordinator commands it (`Op`)."""
+
+    op: int
+    out: int
+    a: int
+    b: int
+    alpha: float
+    beta: float
+
+
+class Next(NamedTuple):
+    """A learner asks the coordinator what to do next.
+
+    Of the evaluation at `clock` it has computed `portion` (-1 = none), of so many samples, with this mean loss; all shards have its
+    push `pushed` (-1 = there is nothing new to say of that). `signal` has told it to come to an end.
+    """
+
+    learner_id: int
+    clock: int
+    portion: int
+    samples: int
+    pushed: int
+    compute_ns: int
+    delay_ns: int
+    signal: int
+    loss: float
+
+
+PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED = -1, -2, -3
+"""In the place of a portion that is dealt: what the learner is to do instead."""
 
 
 class Refused(NamedTuple):
@@ -225,4 +306,4 @@ class Refused(NamedTuple):
 
 
 FromLearner = Push | Pull | Goodbye | GaveUp
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused | Command

@@ -18,9 +18,19 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
     "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
     "Protocol": ("protocol",),
-    "Rate and optimiser": ("alpha0", "linear_scaling", "optimizer", "groups", "schedule", "clip_norm", "nonfinite"),
+    "Rate and optimiser": (
+        "alpha0",
+        "linear_scaling",
+        "optimizer",
+        "groups",
+        "schedule",
+        "clip_norm",
+        "clip_average",
+        "clip_average_of",
+        "nonfinite",
+    ),
     "Own steps of learners": ("local_steps", "inner_alpha0", "inner_optimizer"),
-    "Staleness and averages": ("compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
+    "Staleness and averages": ("modulate", "compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": (
         "shards",
         "group_size",
@@ -33,7 +43,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "memory_format",
         "autocast",
     ),
-    "Exchange": ("aggregation", "team_size", "exchange", "push_format"),
+    "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
     "Evaluation and log": ("evaluation", "log"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
@@ -53,6 +63,15 @@ BESIDE: Mapping[str, str] = {
     "compensation_memory": "compensation",
     "team_size": "aggregation",
     "micro_batches": "group_size",
+    "clip_average_of": "clip_average",
+    "modulate": "protocol.modulation",
+    "evaluation.higher": "evaluation.best",
+    "evaluation.patience": "evaluation.best",
+    "evaluation.min_delta": "evaluation.patience",
+    "straggler.delay_mean_s": "straggler.delay",
+    "straggler.delay_spread": "straggler.delay",
+    "straggler.delay_probability": "straggler.delay",
+    "topk_share": "push_format",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -92,7 +111,8 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
         *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
     ]
     for heading, names in {**(VIRTUAL if virtual else {}), **GROUPS}.items():
-        lines += [f"{heading}:", *(line for name in names if _says(config, name, words) for line in _lines(config, name))]
+        shown = (name for name in names if _says(config, name, words))
+        lines += [f"{heading}:", *(line for name in shown for line in _lines(config, name, words))]
     return "\n".join(lines)
 
 
@@ -100,10 +120,12 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     """Whether an option means something beside the others."""
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
-    return getattr(config, BESIDE[name]) not in (0, 1, "none")
+    component, _, field = BESIDE[name].rpartition(".")
+    value = getattr(getattr(config, component) if component else config, field, 0)
+    return value not in (0, "none", "") if component else value != getattr(Config, field)
 
 
-def _lines(config: Config, name: str) -> Iterator[str]:
+def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:
     value = getattr(config, name)
     if name in KINDS:
         names = [_NAMED.get(kind, kind) for kind in KINDS[name]]
@@ -111,7 +133,8 @@ def _lines(config: Config, name: str) -> Iterator[str]:
         yield from _line(f"--{name} NAME", f"{', '.join(names)} ({chosen})")
     if is_dataclass(value):
         for field in fields(value):
-            yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")
+            if _says(config, f"{name}.{field.name}", words):
+                yield from _option(type(value), field.name, getattr(value, field.name), f"{name}.")
     elif name not in KINDS:
         yield from _option(Config, name, value)
 

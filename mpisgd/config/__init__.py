@@ -30,6 +30,8 @@ from mpisgd.config.optimizers import (
     CustomScheduleOptions,
     ExponentialOptions,
     GroupOptions,
+    LambOptions,
+    LarsOptions,
     LinearOptions,
     OptimizerOptions,
     RmspropOptions,
@@ -37,6 +39,7 @@ from mpisgd.config.optimizers import (
     SgdOptions,
     StepOptions,
     TorchScheduleOptions,
+    TrustRatioOptions,
 )
 from mpisgd.config.run import LEAST_LOG_BYTES, CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
 from mpisgd.config.whole import KINDS, Config, kind_of, make_options, replace
@@ -66,6 +69,8 @@ __all__ = [
     "FaultOptions",
     "GroupOptions",
     "Hdf5Options",
+    "LambOptions",
+    "LarsOptions",
     "LinearOptions",
     "LogOptions",
     "MlpOptions",
@@ -82,6 +87,7 @@ __all__ = [
     "StragglerOptions",
     "SyntheticOptions",
     "TorchScheduleOptions",
+    "TrustRatioOptions",
     "VirtualOptions",
     "kind_of",
     "make_options",

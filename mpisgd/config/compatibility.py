@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import AdamwOptions, Config, kind_of, replace
+from mpisgd.config import KINDS, AdamwOptions, Config, TrustRatioOptions, kind_of, replace
 from mpisgd.protocols import PROTOCOLS, ProtocolOptions
 
 
@@ -34,6 +34,13 @@ class Feature:
     words: str
     field: str = ""
     expected: str = ""
+
+
+def _other_than(default: Config, field: str) -> Feature:
+    """A field that was given another value than its default, which is all that it may be beside something."""
+    value = getattr(default, field)
+    said = kind_of(value) if field in KINDS else "none" if field == "groups" else value
+    return Feature(lambda config: getattr(config, field) != value, f"{field}, other than by default", field, f"{said!r}")
 
 
 def _own_steps(field: str) -> Callable[[Config], bool]:
@@ -59,18 +66,54 @@ FEATURES: Mapping[str, Feature] = {
     "inner rate": Feature(
         lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
     ),
+    "waits": Feature(lambda config: not config.protocol.duplex, "{}, whose pulls wait for the learner's own push"),
+    "duplex": Feature(lambda config: config.exchange == "duplex", "exchange = 'duplex'", "exchange", "'whole'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
+    "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
+    "no topk": Feature(lambda config: config.push_format != "topk", "a push_format that is not 'topk'"),
+    "topk share": Feature(
+        lambda config: config.topk_share != Config.topk_share, "topk_share", "topk_share", str(Config.topk_share)
+    ),
+    "rounded pulls": Feature(
+        lambda config: config.pull_format == "bfloat16", "pull_format = 'bfloat16'", "pull_format", "'float32'"
+    ),
     "compensation": Feature(lambda config: config.compensation > 0, "compensation > 0", "compensation", "0"),
+    "rates": Feature(lambda config: config.modulate == "rate", "modulate = 'rate'", "modulate", "'gradient'"),
+    "no weights": Feature(lambda config: getattr(config.protocol, "modulation", "") == "none", "protocol.modulation = 'none'"),
+    "trust ratios": Feature(
+        lambda config: isinstance(config.optimizer, TrustRatioOptions), "optimizer = 'lars' or 'lamb'", "optimizer", "another"
+    ),
+    "whole clip": Feature(
+        lambda config: config.clip_average > 0 and config.clip_average_of == "model",
+        "clip_average_of = 'model'",
+        "clip_average_of",
+        "'slice'",
+    ),
+    "shards": Feature(lambda config: config.shards > 1, "shards > 1"),
     "node": Feature(lambda config: config.aggregation == "node", "aggregation = 'node'", "aggregation", "'none'"),
     "team size": Feature(lambda config: config.team_size > 0, "team_size > 0", "team_size", "0"),
     "no teams": Feature(lambda config: not config.in_teams, "learners that are in no teams (aggregation = 'node')"),
-    "groups": Feature(lambda config: config.in_groups, "group_size > 1", "group_size", "1"),
+    "stages": Feature(lambda config: config.in_groups, "group_size > 1", "group_size", "1"),
     "micro-batches": Feature(lambda config: config.micro_batches > 1, "micro_batches > 1", "micro_batches", "1"),
-    "clip": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
     "drops": Feature(lambda config: config.nonfinite == "drop", "nonfinite = 'drop'", "nonfinite", "'stop' or 'continue'"),
     "step": Feature(lambda config: bool(config.step), "step", "step", "''"),
     "loss": Feature(lambda config: config.loss != Config.loss, "a loss", "loss", repr(Config.loss)),
+    "batch": Feature(lambda config: config.protocol.batch, "protocol sandblaster"),
+    "several portions": Feature(_own_steps("push_every"), "protocol.push_every", "protocol.push_every", "1"),
+    "in order": Feature(lambda config: getattr(config.protocol, "order", "") == "portions", "protocol.order = 'portions'"),
+    "weights' average": Feature(lambda config: config.averaging > 0, "averaging > 0", "averaging", "0"),
+    "clip average": Feature(lambda config: config.clip_average > 0, "clip_average > 0", "clip_average", "0"),
+    "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
+    "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
+    "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
+    "saving": Feature(
+        lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
+    ),
+    **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
+    "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
+    "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
+    "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
     "cuda": Feature(lambda config: config.device == "cuda", "device = 'cuda'", "device", "'cpu'"),
     "cuda shards": Feature(lambda config: config.shard_device == "cuda", "shard_device = 'cuda'", "shard_device", "'cpu'"),
 }
@@ -89,6 +132,12 @@ VIRTUAL: Mapping[str, Feature] = {
         "virtual.parameters",
         "0",
     ),
+    "sizes": Feature(
+        lambda config: not config.virtual.gradients,
+        "virtual.gradients = false, where nothing is evaluated",
+        "virtual.gradients",
+        "True",
+    ),
     "batched": Feature(lambda config: config.virtual.batched, "virtual.batched", "virtual.batched", "False"),
     "leaving": Feature(
         lambda config: config.failures.then == "leave" and bool(config.failures.at_s or config.failures.mean_s > 0),
@@ -101,8 +150,12 @@ VIRTUAL: Mapping[str, Feature] = {
 _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
-_WHOLE = "each rank of a group knows its own stage's part of a gradient"
+_STAGE = "each rank of a group knows its own stage's part of a gradient"
+_NORM = "shards decide alone, and none knows the norm of the others' slices"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
+
+_BATCH_STEP = "torch.optim.LBFGS makes each step, and chooses its length"
+_WHOLE = "what is summed is the exact gradient of one function, in full"
 
 REFUSED: Mapping[tuple[str, str], str] = {
     ("layerwise", "collective"): "its collectives move whole vectors",
@@ -110,6 +163,10 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("n_push", "layerwise"): _OWN_STEPS,
     ("n_fetch", "layerwise"): _OWN_STEPS,
     ("own steps", "layerwise"): _OWN_STEPS,
+    ("duplex", "waits"): "it asks for weights before it pushes the gradient that they are to have",
+    ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
+    ("duplex", "rounded pulls"): "the answers of a clock leave together, and what is rounded is each learner's own",
+    ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
@@ -125,35 +182,86 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("cuda", "layerwise"): "a GPU computes behind the host, which would have to wait for it at each layer",
     ("node", "layerwise"): "teams pull all weights at once, and their sum is of whole gradients: no layer would travel by itself",
     ("bfloat16", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("topk", "compensation"): "an element that is pushed may be of many mini-batches, and its square says nothing of one",
+    ("topk", "cuda shards"): "indices are looked at, and elements put in their places, on the host",
+    ("topk share", "no topk"): "it is of topk alone",
+    ("rounded pulls", "collective"): "its collectives exchange float32; on one node they exchange nothing",
+    ("rounded pulls", "compensation"): "it wants one copy of the weights of a clock, and learners hold different ones",
+    ("rounded pulls", "cuda shards"): "what learners hold is kept, and rounded, on the host",
     ("compensation", "fresh"): "a gradient that is not stale needs none",
+    ("rates", "fresh"): "a gradient that is not stale has the weight 1",
+    ("rates", "no weights"): "it makes all weights 1; say which they are, e.g. 'inverse'",
+    ("trust ratios", "local steps"): "what is pushed is a way that weights went, not a gradient; they may be the inner_optimizer",
+    ("whole clip", "shards"): _NORM,
+    ("whole clip", "collective"): _NORM,
     ("node", "no sums"): _SUM,
     ("team size", "no teams"): "it is the most ranks of one team; say aggregation = 'node', with a protocol that has teams",
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
     ("tolerant", "node"): "a team cannot do without any of its ranks",
-    ("groups", "collective"): "its learners are shards, each of all layers",
-    ("groups", "aborts"): "a notice to one rank would have to stop all of its group",
-    ("groups", "layerwise"): "stages pull and push by themselves already, each with its own shards",
-    ("groups", "node"): "a team's ranks have whole models",
-    ("groups", "local steps"): "own steps of stages have not been tried",
-    ("clip", "groups"): _WHOLE,
-    ("drops", "groups"): _WHOLE,
-    ("bfloat16", "groups"): _WHOLE,
-    ("accumulation", "groups"): "micro_batches are parts of a batch that does not fit into memory",
-    ("cuda", "groups"): "stages have not been tried on GPUs",
-    ("tolerant", "groups"): "a group cannot do without any of its ranks",
-    ("leaving", "groups"): "a group cannot do without any of its ranks",
-    ("batched", "groups"): "torch.func.vmap computes whole models",
+    ("tolerant", "rounded pulls"): "what a learner holds that hangs while it is answered, its shard cannot know",
+    ("stages", "collective"): "its learners are shards, each of all layers",
+    ("stages", "aborts"): "a notice to one rank would have to stop all of its group",
+    ("stages", "layerwise"): "stages pull and push by themselves already, each with its own shards",
+    ("stages", "node"): "a team's ranks have whole models",
+    ("stages", "local steps"): "own steps of stages have not been tried",
+    ("clipping", "stages"): _STAGE,
+    ("drops", "stages"): _STAGE,
+    ("bfloat16", "stages"): _STAGE,
+    ("accumulation", "stages"): "micro_batches are parts of a batch that does not fit into memory",
+    ("topk", "stages"): _STAGE,
+    ("duplex", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with duplex",
+    ("rounded pulls", "stages"): "what each rank of a group holds is its own stage, and that has not been tried",
+    ("cuda", "stages"): "stages have not been tried on GPUs",
+    ("tolerant", "stages"): "a group cannot do without any of its ranks",
+    ("leaving", "stages"): "a group cannot do without any of its ranks",
+    ("batched", "stages"): "torch.func.vmap computes whole models",
     ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as one",
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
-    ("step", "groups"): "a step runs the whole model",
+    ("step", "stages"): "a step runs the whole model",
     ("step", "micro-batches"): "a step is given whole mini-batches",
-    ("parameters", "groups"): "stages are those of a model",
+    ("parameters", "stages"): "stages are those of a model",
     ("step", "loss"): "a step computes the loss itself",
     ("batched", "step"): "torch.func.vmap takes a model and a loss, not a step",
     ("cuda", "virtual"): "it computes on the CPU of this process",
     ("cuda shards", "virtual"): "it computes on the CPU of this process",
+    ("patience", "no evaluator"): "who evaluates when training is over can end nothing",
+    ("patience", "collective"): "its learners agree on their end by themselves; protocol hardsync computes the same",
+    ("best", "sizes"): "only sizes travel, and there are no weights to keep",
     ("leaving", "collective"): "nobody can leave an allreduce alone, for its slice would be missing",
     ("leaving", "node"): "nobody can leave a team alone, for its part of the sum would be missing",
+    **dict.fromkeys(((each, "batch") for each in ("optimizer", "schedule", "groups", "alpha0", "scaling")), _BATCH_STEP),
+    ("several portions", "in order"): "each portion is summed by itself",
+    ("patience", "batch"): "its tolerances say when it ends",
+    ("epochs", "batch"): "protocol.iterations is its length",
+    ("local steps", "batch"): "learners evaluate where the coordinator says, and nowhere else",
+    ("weights' average", "batch"): "its weights are those of the last iteration",
+    **dict.fromkeys(
+        (
+            (each, "batch")
+            for each in (
+                "accumulation",
+                "layerwise",
+                "bfloat16",
+                "topk",
+                "rounded pulls",
+                "compensation",
+                "clipping",
+                "clip average",
+                "nonfinite",
+            )
+        ),
+        _WHOLE,
+    ),
+    ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
+    ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
+    ("stages", "batch"): "its learners compute portions of the whole model",
+    ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
+    ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
+    ("cuda", "batch"): "portions are summed in the host's memory",
+    ("cuda shards", "batch"): "slots lie in the host's memory",
+    ("sizes", "batch"): "a line search needs losses",
+    ("batched", "batch"): "torch.func.vmap computes mini-batches of one size; the last portion may be shorter",
 }
 
 

@@ -43,7 +43,7 @@ class Cifar10Options:
 
 @dataclass(frozen=True)
 class Hdf5Options:
-    """Any HDF5 file with inputs and targets."""
+    """Any HDF5 file with inputs and targets; samples are read when they are drawn."""
 
     path: str = ""
     """Path of the file. Relative paths are looked for below <data-dir>, too."""
@@ -56,7 +56,16 @@ class Hdf5Options:
     test_targets: str = "test/targets"
     """Data set of the test targets."""
     subtract_mean: bool = False
-    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]."""
+    """Subtract the per-pixel mean of the training inputs [Zhang16 4.1]. Each rank reads all of them for it, once, at the start."""
+    classes: int = 0
+    """Number of classes; 0 = largest target + 1. To find that, targets of up to 256 MiB are read at the start; of more, nobody
+    knows it unless it is told."""
+    cache_nbytes: int = 2**26
+    """Uncompressed chunks that a rank keeps, of each data set of the file, in bytes. One chunk at least. Matters where data sets
+    are chunked: a chunk that is not kept is read, and decompressed, again for a sample of it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "data.", classes=0, cache_nbytes=0)
 
 
 @dataclass(frozen=True)

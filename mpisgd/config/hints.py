@@ -21,7 +21,7 @@ _LENGTH = "the length of a run is `epochs`, which may be a fraction"
 _OUT = "the run's directory is `out`"
 _DEVICE = "learners compute on `device`, cpu or cuda; those of one node take its GPUs in turn"
 _MPI = "nothing is needed here: ranks find each other by MPI; start them by mpisgd run -n RANKS, or mpirun -n RANKS"
-_FLOAT = "weights and sums are float32; `push_format` bfloat16 halves what is pushed"
+_FLOAT = "weights and sums are float32; `push_format` and `pull_format` bfloat16 halve what is sent"
 _MOMENTUM = "optimisers have options of their own: `optimizer.momentum`"
 _DECAY = "optimisers have options of their own: `optimizer.weight_decay`"
 _BETA = "optimisers have options of their own: `optimizer.beta1` and `optimizer.beta2` of adam and adamw"
@@ -104,7 +104,7 @@ _SUBMIT: Mapping[str, str] = {
     ),
     "ranks on each node are `tasks_per_node`": "ntasks_per_node nproc_per_node ptile ppn ranks_per_node",
     "GPUs of each node are `gpus_per_node`": "gpus gres num_gpus gpu",
-    "the time limit is `time`, hours:minutes": "walltime time_limit w t wall_time",
+    "the time limit is `time`, hours:minutes or 90m": "walltime time_limit w t wall_time",
     "the queue or partition is `queue`": "p q",
     "the job's name is `name`": "job_name j",
     "cores of each rank are `threads`": "cpus_per_task cores c",
@@ -120,7 +120,7 @@ _COMMANDS: Mapping[str, str] = {
     "mpisgd run -n RANKS job.toml": "fit start launch learn exec mpirun mpiexec",
     "mpisgd run -n RANKS --resume RUN": "resume continue restart",
     "mpisgd report RUN": "eval evaluate plot show visualize tensorboard log logs status figures",
-    "mpisgd submit job.toml": "sbatch bsub srun slurm lsf queue",
+    "mpisgd submit job.toml": "sbatch bsub qsub srun slurm lsf pbs flux queue",
     "mpisgd doctor": "check env info test diagnose",
     "mpisgd simulate job.toml": "sim virtual",
     "mpisgd bench": "benchmark speed time",
@@ -132,7 +132,7 @@ _BRING_DATA = "bring your own: package.module:factory, or any HDF5 file by the d
 #: Component -> pattern of names that are none of ours, however near, and what to say of them.
 _OTHERS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {
-        "(lamb|lion|lars|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
+        "(lion|nadam|radam|adamax|adadelta|adafactor|lbfgs|l_bfgs|rprop|shampoo|muon|sgdw|ftrl)": "it is not here",
     },
     "protocol": {
         "(bsp|sync|synchronous|sync_sgd|ssgd)": "that is hardsync",

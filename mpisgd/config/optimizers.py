@@ -97,13 +97,59 @@ class AdamwOptions:
         require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
 
 
-OptimizerOptions = SgdOptions | AdagradOptions | RmspropOptions | AdamOptions | AdamwOptions
+@dataclass(frozen=True)
+class LarsOptions:
+    """LARS for large batches (arXiv:1708.03888): SGD with momentum and rates by the norms of each parameter and its gradient.
+
+    A parameter that is cut between shards has a rate for each part. One to which `groups` gives weight decay 0 has the plain rate.
+    """
+
+    momentum: float = 0.9
+    """Momentum factor m of v <- m v + rate * (g + weight_decay w) [LARS Alg. 1]. The rate is part of v."""
+    weight_decay: float = 0.0005
+    """L2 penalty added to the gradient."""
+    trust: float = 0.001
+    """Trust coefficient eta: a parameter's rate is multiplied by eta |w| / (|g| + weight_decay |w|) [LARS 4]."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", momentum=0, weight_decay=0, trust=0)
+        require(self.momentum < 1, "optimizer.momentum", self.momentum, "a number below 1")
+        require(self.trust > 0, "optimizer.trust", self.trust, "a number above 0")
+
+
+@dataclass(frozen=True)
+class LambOptions:
+    """LAMB for large batches (arXiv:1904.00962): AdamW, each parameter's step as long as the parameter, times the learning rate.
+
+    A parameter that is cut between shards has a step for each part. One to which `groups` gives weight decay 0 has AdamW's.
+    """
+
+    beta1: float = 0.9
+    """Decay of the running mean of gradients."""
+    beta2: float = 0.999
+    """Decay of the running mean of squared gradients."""
+    eps: float = 1e-6
+    """Term added to the denominator."""
+    weight_decay: float = 0.01
+    """Share of the weights that is added to a step before its length is set."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer.", beta1=0, beta2=0, eps=0, weight_decay=0)
+        require(self.beta1 < 1, "optimizer.beta1", self.beta1, "a number below 1")
+        require(self.beta2 < 1, "optimizer.beta2", self.beta2, "a number below 1")
+
+
+TrustRatioOptions = LarsOptions | LambOptions
+"""Those that look at whole parameters, by their norms (`update/trust_ratio.py`)."""
+OptimizerOptions = SgdOptions | AdagradOptions | RmspropOptions | AdamOptions | AdamwOptions | TrustRatioOptions
 OPTIMIZERS: Mapping[str, type] = {
     "sgd": SgdOptions,
     "adagrad": AdagradOptions,
     "rmsprop": RmspropOptions,
     "adam": AdamOptions,
     "adamw": AdamwOptions,
+    "lars": LarsOptions,
+    "lamb": LambOptions,
 }
 
 

@@ -71,9 +71,23 @@ class EvaluationOptions:
     recalibrate_batches: int = 20
     """Mini-batches to recalibrate with, of `batch` samples. They are distinct: 10,000 samples by default, or all if there
     are fewer."""
+    best: str = ""
+    """Keep the best weights by error, loss or a metric. They are in best.pt of the run's directory: those of the best evaluation
+    on test data, of the weights or of their average."""
+    higher: bool = False
+    """Higher values of `best` are better."""
+    patience: int = 0
+    """End training after so many evaluations that were no better; 0 = never. By `best`. It needs evaluator = true: who evaluates
+    after training can end nothing. The weights that there are then are evaluated, too."""
+    min_delta: float = 0.0
+    """Better, for `patience`, is better by more than this."""
 
     def __post_init__(self) -> None:
-        at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1)
+        at_least(self, "evaluation.", every_epochs=0, batch=1, recalibrate_batches=1, patience=0, min_delta=0)
+        if self.patience > 0:
+            expected = "error, loss or a metric beside evaluation.patience > 0"
+            require(bool(self.best), "evaluation.best", self.best, expected)
+            require(self.every_epochs > 0, "evaluation.every_epochs", self.every_epochs, "above 0 beside evaluation.patience > 0")
 
 
 LEAST_LOG_BYTES = 1 << 20

@@ -39,7 +39,7 @@ from mpisgd.config.optimizers import (
     SgdOptions,
 )
 from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
-from mpisgd.protocols import PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
+from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,23 @@ class Config:
     shards: int = 1
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
-    exchange: Literal["whole", "layerwise"] = "whole"
-    """Exchange whole vectors, or layer by layer. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
+    exchange: Literal["whole", "layerwise", "duplex"] = "whole"
+    """Exchange whole vectors, or layers. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient."""
-    push_format: Literal["float32", "bfloat16"] = "float32"
-    """Push gradients as float32, or in half of the bytes. bfloat16: a learner adds what it rounds off to its next gradient (error
-    feedback, arXiv:1901.09847), for which it keeps one more vector. Weights are pulled in float32. For slow networks: `mpisgd bench
-    train --ways hardsync hardsync-bfloat16` tells where it pays. Not for allreduce."""
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
+    whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness."""
+    push_format: Literal["float32", "bfloat16", "topk"] = "float32"
+    """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
+    feedback, arXiv:1901.09847), for which it keeps one more vector. For slow networks: `mpisgd bench train --ways hardsync
+    hardsync-bfloat16 hardsync-bfloat16-both` tells where it pays. topk: of each slice only the elements that are largest by
+    magnitude, with their indices; all others it adds to its next gradient (arXiv:1809.07599). Not for allreduce; topk not with
+    compensation, nor shards on a GPU."""
+    topk_share: float = 0.01
+    """Share of a slice's elements that topk pushes. Rounded up to whole elements; each takes 8 bytes."""
+    pull_format: Literal["float32", "bfloat16"] = "float32"
+    """Pull weights in this format. bfloat16 is half of the bytes: a shard sends by how much its weights differ from what the
+    learner holds, and what it rounds off comes with the next pull. A learner keeps one more vector, two with own steps; a shard one
+    more slice, of asynchronous protocols one for each learner. Not for allreduce, compensation, nor fault tolerance."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     aggregation: Literal["none", "node"] = "none"
@@ -107,8 +116,8 @@ class Config:
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""
-    placement: Literal["packed", "spread"] = "packed"
-    """Put shards first, or spread them over nodes."""
+    placement: Literal["packed", "spread"] = "spread"
+    """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     overwrite: bool = False
@@ -145,10 +154,21 @@ class Config:
     (arXiv:1609.08326). A shard keeps the weights that learners were given: up to lambda_ more copies of its slice in memory."""
     compensation_memory: float = 0.0
     """Use DC-ASGD-a with this m; 0 = DC-ASGD-c, constant. lambda_t is lambda_0 / sqrt(mean square of g) [0.95 in the paper]."""
+    modulate: Literal["gradient", "rate"] = "gradient"
+    """Multiply each stale gradient by its weight, or the update's rate. gradient: in the sum, before the optimiser; all but sgd
+    divide by the gradients' size, where it cancels. rate: an update has the learning rate times the mean of its gradients' weights
+    [ElasticDL]. `protocol.modulation` says what weights are."""
     clip_norm: float = 0.0
     """Clip each gradient to this global L2 norm; 0 = off [Chen16 A.3]."""
-    sampling: Literal["epoch", "replacement"] = "epoch"
-    """Split the training set over learners, or draw each batch anew [Zhang16 2.1]. epoch: one permutation for each epoch."""
+    clip_average: float = 0.0
+    """Clip an update's averaged gradient to this L2 norm; 0 = off. As torch.nn.utils.clip_grad_norm_ does where one shard has
+    the whole; of several, `clip_average_of` must say slice."""
+    clip_average_of: Literal["model", "slice"] = "model"
+    """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
+    then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
+    sampling: Literal["epoch", "own", "replacement"] = "epoch"
+    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
@@ -190,11 +210,13 @@ class Config:
             compensation=0,
             compensation_memory=0,
             clip_norm=0,
+            clip_average=0,
             threads=0,
         )
         require(self.averaging < 1, "averaging", self.averaging, "a number below 1")
         require(self.compensation_memory < 1, "compensation_memory", self.compensation_memory, "a number below 1")
         require(self.mu % self.micro_batches == 0, "micro_batches", self.micro_batches, f"a divisor of mu = {self.mu}")
+        require(0 < self.topk_share <= 1, "topk_share", self.topk_share, "a number above 0, at most 1")
         require(self.epochs > 0, "epochs", self.epochs, "a number above 0")
         require(bool(self.out), "out", self.out, "the path of a directory")
         require(self.seed < 2**64, "seed", self.seed, "a number below 2^64")
@@ -217,7 +239,7 @@ class Config:
 
 #: The components that come in kinds, and the kinds of each.
 KINDS: Mapping[str, Mapping[str, type]] = {
-    "protocol": {**PROTOCOLS, "custom": OwnProtocolOptions},
+    "protocol": {**PROTOCOLS, **BATCH_PROTOCOLS, "custom": OwnProtocolOptions},
     "model": MODELS,
     "data": DATA,
     "optimizer": OPTIMIZERS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute
@@ -59,7 +59,11 @@ def _split(value: Any, where: str, nested: bool) -> Split:
         return value
     if isinstance(value, DataLoader):
         return _of_loader(value, where, nested)
-    if isinstance(value, TensorDataset) and len(value.tensors) == 2:
+    if isinstance(value, IterableDataset):
+        raise ConfigError(
+            f"{where}: found a stream, {_describe(value)}, expected a map-style Dataset, with __len__ and __getitem__"
+        )
+    if type(value) is TensorDataset and len(value.tensors) == 2:  # a class of the user's own may draw within its samples
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:
         return make_split(value[0], value[1], where, ConfigError)

@@ -43,7 +43,7 @@ class Split:
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Inputs (len(indices), *shape) and their targets, new tensors."""
         chosen = torch.from_numpy(indices)
-        inputs = _as_inputs(self.inputs.index_select(0, chosen))
+        inputs = as_inputs(self.inputs.index_select(0, chosen))
         if self.scale != 1.0:
             inputs = inputs.div_(self.scale)
         if self.mean is not None:
@@ -54,6 +54,11 @@ class Split:
     def padded(self) -> bool:
         """Whether inputs may be of several shapes, which batches make one."""
         return False
+
+    @property
+    def advice(self) -> str:
+        """What the user should know before a slow run; "" = nothing."""
+        return ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -91,7 +96,7 @@ class LazySplit(Split):
         """Inputs (len(indices), *shape) and their targets; what samples draw, `fetch` seeds. Raises DataError where they differ."""
         pairs = [self.dataset[index] for index in indices.tolist()]
         inputs, targets = (self._stacked([torch.as_tensor(pair[part]) for pair in pairs], part, indices) for part in (0, 1))
-        return _as_inputs(inputs), _as_targets(targets)
+        return as_inputs(inputs), as_targets(targets)
 
     def _stacked(self, values: list[Tensor], part: int, indices: npt.NDArray[np.int64]) -> Tensor:
         for index, value in zip(indices.tolist(), values, strict=True):
@@ -116,7 +121,7 @@ class LazySplit(Split):
         if self.first is not None and self.first[1].is_floating_point():
             return _outputs(self.first[1].unsqueeze(0))
         try:
-            return _outputs(_as_targets(torch.as_tensor(self.dataset.targets)))
+            return _outputs(as_targets(torch.as_tensor(self.dataset.targets)))
         except (AttributeError, TypeError, ValueError, RuntimeError):  # none, or they are no numbers
             return None
 
@@ -169,14 +174,14 @@ def make_split(inputs: Any, targets: Any, where: str, error: type[MpisgdError]) 
     for part, value in (("inputs", inputs), ("targets", targets)):
         if not isinstance(value, Tensor | np.ndarray):
             raise error(f"{where}: {part} are a {type(value).__name__}, expected a tensor or a numpy array")
-        tensor = torch.from_numpy(_ordinary(value, f"{where}: {part}", error)) if isinstance(value, np.ndarray) else value
+        tensor = torch.from_numpy(ordinary(value, f"{where}: {part}", error)) if isinstance(value, np.ndarray) else value
         if tensor.ndim < 1 or tensor.is_complex():
             raise error(f"{where}: {part} are {tensor.dtype} {tuple(tensor.shape)}, expected real numbers (samples, ...)")
         tensors.append(tensor.detach().cpu())
     if len(tensors[0]) != len(tensors[1]):
         raise error(f"{where}: {len(tensors[0])} inputs but {len(tensors[1])} targets, expected one target per input")
-    kept = tensors[0] if tensors[0].dtype == torch.uint8 else _as_inputs(tensors[0])
-    split = Split(kept, _as_targets(tensors[1]))
+    kept = tensors[0] if tensors[0].dtype == torch.uint8 else as_inputs(tensors[0])
+    split = Split(kept, as_targets(tensors[1]))
     if split.targets.dtype == torch.int64 and split.targets.ndim == 1 and len(split) and int(split.targets.min()) < 0:
         raise error(f"{where}: a target is {int(split.targets.min())}, expected classes from 0")
     return split
@@ -206,17 +211,23 @@ def subtract_mean(train: Split, test: Split) -> tuple[Split, Split]:
 
     Summed in integers, or in float64 for float inputs, so that every rank subtracts the same bits.
     """
-    flat = train.inputs.numpy().reshape(len(train), -1)
-    exact = np.int64 if flat.dtype.kind in "iu" else np.float64
-    total = np.zeros(flat.shape[1], dtype=exact)
-    for start in range(0, len(flat), _MEAN_CHUNK):
-        total += flat[start : start + _MEAN_CHUNK].sum(axis=0, dtype=exact)
-    mean = torch.from_numpy((total / len(flat) / train.scale).astype(np.float32)).reshape(train.input_shape)
+    mean = mean_of(train.inputs.numpy(), train.scale)
     return replace(train, mean=mean), replace(test, mean=mean)
 
 
-def _ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> npt.NDArray[Any]:
-    """The array in a type and byte order that torch takes."""
+def mean_of(inputs: Any, scale: float = 1.0) -> Tensor:
+    """The mean over samples of inputs / scale; `inputs`, (n, *shape) numbers, is asked for some samples at a time."""
+    total: npt.NDArray[Any] | None = None
+    for start in range(0, len(inputs), _MEAN_CHUNK):
+        some = inputs[start : start + _MEAN_CHUNK]
+        part = some.reshape(len(some), -1).sum(axis=0, dtype=np.int64 if some.dtype.kind in "iu" else np.float64)
+        total = part if total is None else total + part
+    assert total is not None
+    return torch.from_numpy((total / len(inputs) / scale).astype(np.float32)).reshape(inputs.shape[1:])
+
+
+def ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> npt.NDArray[Any]:
+    """The array in a type and byte order that torch takes. Raises `error` where it is not of numbers."""
     if array.dtype.kind not in "biuf":
         raise error(f"{what} are of type {array.dtype}, expected numbers")
     array = np.ascontiguousarray(array) if array.ndim else array
@@ -225,12 +236,12 @@ def _ordinary(array: npt.NDArray[Any], what: str, error: type[MpisgdError]) -> n
     return array if array.dtype == np.uint8 else array.astype(np.int64, copy=False)
 
 
-def _as_inputs(inputs: Tensor) -> Tensor:
+def as_inputs(inputs: Tensor) -> Tensor:
     is_real = inputs.is_floating_point() or inputs.dtype == torch.uint8
     return inputs.to(torch.float32 if is_real else torch.int64)
 
 
-def _as_targets(targets: Tensor) -> Tensor:
+def as_targets(targets: Tensor) -> Tensor:
     return targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
 
 

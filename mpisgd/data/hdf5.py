@@ -1,16 +1,33 @@
-"""Any HDF5 file with inputs and targets, one sample per entry of the first axis."""
+"""Any HDF5 file with inputs and targets, one sample per entry of the first axis; a mini-batch is read when it is drawn.
+
+No rank ever holds a data set whole. What it holds is HDF5's cache of uncompressed chunks, of `data.cache_nbytes` for each data set,
+so that of one that fits, each chunk is read and decompressed once. Of all targets the largest is found at the start, in blocks.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mpisgd.base.errors import ConfigError, DataError, nearest
 from mpisgd.config import Hdf5Options
-from mpisgd.data.dataset import DataSet, Split, make_dataset, make_split, subtract_mean
+from mpisgd.data.dataset import Batch, DataSet, Split, as_inputs, as_targets, make_dataset, mean_of, ordinary
 from mpisgd.data.files import data_roots, first_existing
+
+_SEARCHED_NBYTES = 2**28
+"""Targets up to this size are searched for the largest."""
+_BLOCK_NBYTES = 2**22
+_CACHE_SLOTS = 100_003
+"""Places of HDF5's cache of chunks: a prime, many times the chunks that it holds; 0.8 MB."""
+_GOOD_CHUNK_NBYTES = 2**16
+_DEAR = 64
+"""So many samples' bytes read, and decompressed, for one sample are worth a warning, if they are more than a good chunk's."""
 
 
 def load(options: Hdf5Options, data_dir: str) -> DataSet:
@@ -18,27 +35,26 @@ def load(options: Hdf5Options, data_dir: str) -> DataSet:
 
     Raises ConfigError where no file is named, DataError where it is missing, foreign, truncated or lacks a data set.
     """
-    import h5py
-
     if not options.path:
         raise ConfigError("data.path = '': expected the path of an HDF5 file")
     path = _find(options.path, data_dir)
-    try:
-        file = h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
-        nbytes = path.stat().st_size
-        raise DataError(f"{path}: {nbytes} bytes found, expected a whole HDF5 file: {error}") from error
-    with file:
-        train = _split(file, path, options.train_inputs, options.train_targets)
-        test = _split(file, path, options.test_inputs, options.test_targets) if options.test_inputs else None
-    if options.subtract_mean and train.inputs.dtype == torch.int64:
+    pairs = [(options.train_inputs, options.train_targets)]
+    if options.test_inputs:
+        pairs.append((options.test_inputs, options.test_targets))
+    file = _open(path)
+    arrays = [[_Rows(file, path, name, options.cache_nbytes) for name in pair] for pair in pairs]
+    splits = [Hdf5Split(inputs, targets, options.classes) for inputs, targets in arrays]
+    train = splits[0]
+    if options.subtract_mean and not train.has_mean:
         raise ConfigError(
             f"data.subtract_mean = True: expected floats or uint8 in {options.train_inputs} of {path}, found integers"
         )
-    if options.subtract_mean and len(train):
-        train, subtracted = subtract_mean(train, train if test is None else test)
-        test = None if test is None else subtracted
-    return make_dataset(str(path), train, test, DataError)
+    data = make_dataset(str(path), train, splits[1] if len(splits) > 1 else None, DataError)
+    if options.subtract_mean:
+        mean = train.mean_input()
+        for split in splits:
+            split.subtracted = mean
+    return data
 
 
 def _find(named: str, data_dir: str) -> Path:
@@ -51,22 +67,153 @@ def _find(named: str, data_dir: str) -> Path:
     return found
 
 
-def _split(file: Any, path: Path, inputs: str, targets: str) -> Split:
-    return make_split(_array(file, path, inputs), _array(file, path, targets), f"{path}: {inputs}, {targets}", DataError)
-
-
-def _array(file: Any, path: Path, name: str) -> Any:
-    """The whole data set `name` as a numpy array."""
+def _open(path: Path) -> Any:
     import h5py
 
-    data_set = file.get(name)
-    if not isinstance(data_set, h5py.Dataset):
-        known: list[str] = []
-        file.visititems(lambda key, item: known.append(key) if isinstance(item, h5py.Dataset) else None)
-        raise DataError(f"{path}: there is no data set {name!r}{nearest(name, known)}")
-    if data_set.ndim < 1:
-        raise DataError(f"{path}: {name} is a single value, expected the first axis to number the samples")
     try:
-        return data_set[...]
+        return h5py.File(path, "r", locking="best-effort")
     except OSError as error:
-        raise DataError(f"{path}: {name} cannot be read: {error}") from error
+        nbytes = path.stat().st_size
+        raise DataError(f"{path}: {nbytes} bytes found, expected a whole HDF5 file: {error}") from error
+
+
+class _Rows:
+    """The data set `name` of a file, of which some samples are read at a time, as a type that torch takes.
+
+    Args:
+        cache_nbytes: of uncompressed chunks that are kept; one at least.
+
+    Raises DataError where there is none.
+    """
+
+    def __init__(self, file: Any, path: Path, name: str, cache_nbytes: int) -> None:
+        import h5py
+
+        found = file.get(name)
+        if not isinstance(found, h5py.Dataset):
+            known: list[str] = []
+            file.visititems(lambda key, item: known.append(key) if isinstance(item, h5py.Dataset) else None)
+            raise DataError(f"{path}: there is no data set {name!r}{nearest(name, known)}")
+        if found.ndim < 1:
+            raise DataError(f"{path}: {name} is a single value, expected the first axis to number the samples")
+        self.name = name
+        self.path = path
+        self.shape: tuple[int, ...] = found.shape
+        self.dtype: np.dtype[Any] = found.dtype
+        self.nbytes: int = found.nbytes
+        self.chunks: tuple[int, ...] | None = found.chunks
+        self.chunk_nbytes: int = math.prod(self.chunks) * found.dtype.itemsize if self.chunks else 0
+        self.cache_nbytes = max(cache_nbytes, self.chunk_nbytes)
+        del found  # or the cache would be that of the first who opened it
+        cache = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+        cache.set_chunk_cache(_CACHE_SLOTS, self.cache_nbytes, 0.0)  # the least recently used chunk goes first
+        self._file = file  # which is open as long as somebody has it
+        self._found = h5py.Dataset(h5py.h5d.open(file.id, name.encode(), cache))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        return ordinary(self._read(rows.start, rows.stop), f"{self.path}: {self.name}", DataError)
+
+    def at(self, indices: npt.NDArray[np.int64]) -> Tensor:
+        """These samples. They are read in the order of the file, each chunk's one after the other."""
+        ordered, places = np.unique(indices, return_inverse=True)
+        begins = np.flatnonzero(np.diff(ordered, prepend=-2) != 1)  # of runs of neighbours
+        runs = [self._read(int(run[0]), int(run[-1]) + 1) for run in np.split(ordered, begins[1:]) if len(run)]
+        read = np.concatenate(runs) if runs else self._read(0, 0)
+        return torch.from_numpy(ordinary(read[places], f"{self.path}: {self.name}", DataError))
+
+    def _read(self, first: int, after: int) -> npt.NDArray[Any]:
+        try:
+            read: npt.NDArray[Any] = self._found[first:after]
+        except OSError as error:
+            raise DataError(f"{self.path}: {self.name} cannot be read: {error}") from error
+        return read
+
+    def largest(self) -> int:
+        """The largest number, -1 of none. Raises DataError where one of classes is negative."""
+        largest, rows = -1, max(1, _BLOCK_NBYTES * len(self) // max(1, self.nbytes))
+        for first in range(0, len(self) if self.nbytes else 0, rows):
+            block = self[first : first + rows]
+            if len(self.shape) == 1 and block.min() < 0:
+                raise DataError(f"{self.path}: {self.name}: a target is {block.min()}, expected classes from 0")
+            largest = max(largest, int(block.max()))
+        return largest
+
+
+class Hdf5Split(Split):
+    """Samples of two data sets of an open file.
+
+    Args:
+        told: the number of classes, where the user says it; 0 = not told.
+
+    Attributes:
+        subtracted: (*shape) float32, subtracted from inputs; None = nothing.
+
+    Raises DataError where they cannot be samples and their targets.
+    """
+
+    def __init__(self, inputs: _Rows, targets: _Rows, told: int) -> None:
+        self._inputs = inputs
+        self._targets = targets
+        self.subtracted: Tensor | None = None
+        where = f"{inputs.path}: {inputs.name}, {targets.name}"
+        for part, rows in (("inputs", inputs), ("targets", targets)):
+            ordinary(np.empty(0, rows.dtype), f"{where}: {part}", DataError)
+        if len(inputs) != len(targets):
+            raise DataError(f"{where}: {len(inputs)} inputs but {len(targets)} targets, expected one target per input")
+        self._classes = self._count(told)
+
+    def _count(self, told: int) -> int | None:
+        targets = self._targets
+        if targets.dtype.kind == "f":
+            return targets.shape[1] if len(targets.shape) > 1 else 1
+        if told:
+            return told
+        return targets.largest() + 1 if targets.nbytes <= _SEARCHED_NBYTES else None
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """Inputs (len(indices), *shape) and their targets. Raises DataError where they cannot be read."""
+        inputs = as_inputs(self._inputs.at(indices))
+        if self.subtracted is not None:
+            inputs = inputs.sub_(self.subtracted)
+        return inputs, as_targets(self._targets.at(indices))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self._inputs.shape[1:]
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether inputs are numbers of which a mean can be subtracted, not token numbers."""
+        return self._inputs.dtype.kind == "f" or self._inputs.dtype == np.uint8
+
+    def mean_input(self) -> Tensor:
+        """The mean of all inputs, which are read."""
+        return mean_of(self._inputs)
+
+    @property
+    def classes(self) -> int | None:
+        """As it was told; or the largest target + 1; for float targets the number of outputs; None where targets are too many."""
+        return self._classes
+
+    @property
+    def advice(self) -> str:
+        """What to do where a sample costs reading, and decompressing, far more than itself."""
+        inputs = self._inputs
+        if not inputs.chunks or not len(self) or inputs.nbytes <= inputs.cache_nbytes:
+            return ""
+        touched = math.prod(-(-size // chunk) for size, chunk in zip(inputs.shape[1:], inputs.chunks[1:], strict=True))
+        sample_nbytes, read_nbytes = inputs.nbytes // len(self), touched * inputs.chunk_nbytes
+        if read_nbytes < max(_DEAR * sample_nbytes, 4 * _GOOD_CHUNK_NBYTES):
+            return ""
+        better = (max(1, _GOOD_CHUNK_NBYTES // sample_nbytes), *inputs.shape[1:])
+        return (
+            f"{inputs.path}: {inputs.name} has chunks of {inputs.chunks}, so that {read_nbytes:,} bytes are read for a sample of"
+            f" {sample_nbytes:,} unless they are in the cache: store chunks of whole samples, such as {better}, or say"
+            f" data.cache_nbytes = {inputs.nbytes}"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,18 @@ class Sampling(Protocol):
     """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch."""
 
     def indices(self, learner_id: int, seq: int) -> Indices: ...
+
+
+def _taken(position: int, count: int, size: int, permutation: Callable[[int], Indices]) -> Indices:
+    """`count` indices from this position of an endless sequence of permutations, each of `size`."""
+    taken = np.empty(count, dtype=np.int64)
+    filled = 0
+    while filled < count:
+        epoch, place = divmod(position + filled, size)
+        piece = permutation(epoch)[place : place + count - filled]
+        taken[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return taken
 
 
 class _Dealing:
@@ -53,15 +65,7 @@ class EpochSampling(_Dealing):
     def indices(self, learner_id: int, seq: int) -> Indices:
         """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
         self._check(learner_id, seq)
-        position = (seq * self.lambda_ + learner_id) * self.mu
-        taken = np.empty(self.mu, dtype=np.int64)
-        filled = 0
-        while filled < self.mu:
-            epoch, place = divmod(position + filled, self.size)
-            piece = self._permutation(epoch)[place : place + self.mu - filled]
-            taken[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return taken
+        return _taken((seq * self.lambda_ + learner_id) * self.mu, self.mu, self.size, self._permutation)
 
     def _permutation(self, epoch: int) -> Indices:
         """The last few are kept, the longest unused goes."""
@@ -74,6 +78,37 @@ class EpochSampling(_Dealing):
         return permutation
 
 
+class OwnSampling(_Dealing):
+    """Each learner draws from a subset of its own [Dean12 4.1], without replacement: all of it, in a new order, again and again.
+
+    Learner l owns the samples [l * size // lambda_, (l + 1) * size // lambda_): neighbours in a file, of which other learners read
+    nothing. Its seq-th mini-batch takes places [seq * mu, +mu) of its own endless sequence of permutations, so mini-batches are
+    always full, and an epoch of its own ends where it has drawn each of its samples once.
+
+    Raises ConfigError where there are fewer samples than learners.
+    """
+
+    def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
+        super().__init__(size, mu, lambda_, seed)
+        if size < lambda_:
+            raise ConfigError(f"sampling = 'own': {size} training samples for {lambda_} learners, expected one for each at least")
+        self._permutations: dict[int, tuple[int, Indices]] = {}
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
+        self._check(learner_id, seq)
+        first, after = (each * self.size // self.lambda_ for each in (learner_id, learner_id + 1))
+        return _taken(seq * self.mu, self.mu, after - first, lambda epoch: self._permutation(learner_id, epoch, first, after))
+
+    def _permutation(self, learner_id: int, epoch: int, first: int, after: int) -> Indices:
+        """That of its present epoch is kept for each learner; a virtual cluster has many."""
+        kept = self._permutations.get(learner_id)
+        if kept is None or kept[0] != epoch:
+            permutation = first + stream(Domain.OWN, self.seed, learner_id, epoch).permutation(after - first)
+            kept = self._permutations[learner_id] = (epoch, permutation)
+        return kept[1]
+
+
 class ReplacementSampling(_Dealing):
     """Every mini-batch is drawn anew and uniformly, with replacement: getMinibatch of [Zhang16 2.1]."""
 
@@ -83,12 +118,46 @@ class ReplacementSampling(_Dealing):
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
 
 
+class PortionSampling(_Dealing):
+    """Portions of one batch, whoever computes them: mini-batch `seq` is portion `seq`.
+
+    The batch is this share of the training set, drawn once by the seed; of its order, portion p is [p mu, (p + 1) mu), and the last
+    one may be shorter.
+
+    Attributes:
+        samples: of the batch.
+        portions: how many there are.
+
+    Raises ConfigError where a portion is larger than the batch.
+    """
+
+    def __init__(self, size: int, mu: int, share: float, seed: int) -> None:
+        super().__init__(size, mu, 1, seed)
+        self.samples = max(1, round(share * size))
+        if mu > self.samples:
+            raise ConfigError(
+                f"mu = {mu}: expected at most the {self.samples:,} samples of the batch ({size:,} x protocol.share = {share:g}), of"
+                " which mu make a portion; take far fewer than the batch / learners"
+            )
+        self.portions = -(-self.samples // mu)
+        self._batch: Indices = stream(Domain.EPOCH, seed, seq=0).permutation(size)[: self.samples]
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (at most mu,). Raises ProtocolError where there is no such portion."""
+        if not 0 <= seq < self.portions:
+            raise ProtocolError(f"no portion {seq}: there are {self.portions}")
+        return self._batch[seq * self.mu : (seq + 1) * self.mu]
+
+
 def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     """With which mini-batch each of `lambda_` learners goes on, where before learner l's next one was `next_seq[l]`.
 
     In epochs, mini-batches are dealt from one sequence: as many of it are taken as used as had been begun, and the rest is dealt to
     the learners there are now. Where the ones before kept step, every sample is still used exactly once per epoch; otherwise
     a few are used twice or not at all, as many as the learners were apart.
+
+    So are learners' own subsets, cut anew for those there are now: all learners are as far in an epoch as those before were on the
+    whole, but what these had drawn in it is not what those would have.
 
     With replacement, nobody may draw the same again: all go on after the last mini-batch of any.
     """
@@ -111,8 +180,9 @@ def recalibration_batches(size: int, batch: int, batches: int, seed: int) -> lis
     return np.array_split(chosen, -(-count // batch)) if count else []
 
 
-_KINDS: Mapping[str, type[EpochSampling] | type[ReplacementSampling]] = {
+_KINDS: Mapping[str, type[EpochSampling] | type[OwnSampling] | type[ReplacementSampling]] = {
     "epoch": EpochSampling,
+    "own": OwnSampling,
     "replacement": ReplacementSampling,
 }
 

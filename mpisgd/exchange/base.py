@@ -37,7 +37,12 @@ class Interrupted(Exception):
 
 
 class Exchange(Protocol):
-    """Whole vectors (`channel.py`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
+    """Whole vectors (`channel.py`, `duplex.py`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
+
+    @property
+    def duplex(self) -> bool:
+        """Whether the gradient leaves with the next pull, which calls `meanwhile` when it has."""
+        return False
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""

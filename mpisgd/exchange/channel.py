@@ -6,6 +6,7 @@ Here is the learner's end; the shard's is in `shard_channel.py`.
     push         PUSH header, GRADIENT slice          ->    takes it when its turn comes
     pull         posts ANSWER, WEIGHTS; PULL header   ->    keeps the request until the protocol allows an answer
                  <- ANSWER header, WEIGHTS in chunks        or ANSWER with an ending: no weights follow
+                                                            (in one, where they are rounded: `deltas.py`)
     interrupt    INTERRUPT header                      ->    comes to an end, whoever heard the signal
     notice       may post NOTICE                      <-   tells a learner that still computes: an update was made
     goodbye      GOODBYE header                       ->    forgets the learner; drained when all have said it
@@ -19,7 +20,7 @@ snapshots in the same way (`evaluator_channel.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
+from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
@@ -37,7 +39,7 @@ _PUSH: int = Tag.PUSH
 _PULL: int = Tag.PULL
 _ANSWER: int = Tag.ANSWER
 _GOES_ON: int = Ending.NONE
-_LAST_ENDING: int = Ending.INTERRUPTED
+_LAST_ENDING: int = max(Ending)
 _REJECT: int = Kind.REJECT
 
 
@@ -46,11 +48,15 @@ class LearnerChannel:
 
     Args:
         weights: (parameters,) float32 host memory that pulled slices are received into.
-        gradients: (parameters,) float32 host memory that pushed slices are sent from; or int16 (`rounding.py`).
+        gradients: (parameters,) float32 host memory that pushed slices are sent from; or words of `push_format.py`.
         bounds: the slice of each shard, `flat.slice_bounds`.
         consistent: pull until all slices have one clock.
         interruptible: the shards may tell this learner that its gradient comes too late.
+        held: of `weights`, where what is pulled is rounded (`deltas.py`).
+        cuts: each shard's slice in `gradients`, where that is not `bounds`.
     """
+
+    duplex = False
 
     def __init__(
         self,
@@ -63,6 +69,8 @@ class LearnerChannel:
         bounds: list[tuple[int, int]],
         consistent: bool,
         interruptible: bool = False,
+        held: Held | None = None,
+        cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._wire = wire
         self.now_ns = wire.now_ns
@@ -73,8 +81,10 @@ class LearnerChannel:
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
-        self._weights = [tuple(chunks_of(weights[start:end])) for start, end in bounds]
-        self._gradients = [gradients[start:end] for start, end in bounds]
+        self._held = held
+        rooms = [chunks_of(weights[start:end]) for start, end in bounds] if held is None else [[room] for room in held.rooms]
+        self._weights = [tuple(each) for each in rooms]
+        self._gradients = [gradients[start:end] for start, end in cuts or bounds]
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
@@ -110,16 +120,22 @@ class LearnerChannel:
         """
         wire = self._wire
         start_ns = wire.now_ns()
-        transfers = []
-        for shard, gradient in enumerate(self._gradients):
-            transfers.append(wire.start(self._ranks[shard], _PUSH, self._told(shard, report, gradient.nbytes), gradient))
-        self._pushes += 1
+        transfers = self._begin_push(report)
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
+
+    def _begin_push(self, report: Report) -> list[Any]:
+        """Begin to send the slices; returns what `finish` waits for."""
+        transfers = []
+        for shard, gradient in enumerate(self._gradients):
+            told = self._told(shard, report, gradient.nbytes)
+            transfers.append(self._wire.start(self._ranks[shard], _PUSH, told, gradient))
+        self._pushes += 1
+        return transfers
 
     def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
         """The header of a push to one shard."""
@@ -169,7 +185,7 @@ class LearnerChannel:
 
     def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[int, int]:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
-        wire, ranks, weights = self._wire, self._ranks, self._weights
+        wire, ranks, weights, held = self._wire, self._ranks, self._weights, self._held
         question = (self._learner_id, min_clock)
         if self._interruptible:
             self._post_notices(shards)
@@ -182,7 +198,7 @@ class LearnerChannel:
         for shard, answer in zip(shards, asked, strict=True):
             sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)
             began_ns = began_ns or wire.now_ns()
-            expected = 0 if stopped else self._weights_nbytes[shard]
+            expected = self._expected(shard, nbytes, stopped)
             if (
                 sender != self._numbers[shard]
                 or nbytes != expected
@@ -200,9 +216,17 @@ class LearnerChannel:
                 stop = min(stop, stopped) if stop else stopped
             else:
                 self._clocks[shard] = clock
+                if held is not None:
+                    held.take(shard, nbytes)
                 if verdict == _REJECT:
                     self._rejected = True
         return stop, began_ns
+
+    def _expected(self, shard: int, nbytes: int, stopped: int) -> int:
+        """Bytes of an answer: of the slice, or of a delta once there is something that it goes on from."""
+        if self._held is not None and self._clocks[shard] >= 0 and not stopped and self._held.takes(shard, nbytes):
+            return nbytes
+        return 0 if stopped else self._weights_nbytes[shard]
 
     def _post_notices(self, shards: list[int]) -> None:
         """Two receives for each shard: it sends at most one notice for each answer, and that of the last may be under way."""
@@ -264,8 +288,8 @@ class LearnerChannel:
         """Before the loop: where who evaluates may change (`succession.py`), shard 0 answers the goodbye."""
         self._asks = True
 
-    def duty(self) -> bool:
-        """After the goodbye: wait until shard 0 says whether this learner is to evaluate."""
+    def duty(self) -> int:
+        """After the goodbye: wait until shard 0 says as the how-manieth this learner is to evaluate; 0: it is not."""
         fields: tuple[int] = self._wire.header(self._duty)
         self._wire.finish(self._duty)
-        return bool(fields[0])
+        return fields[0]

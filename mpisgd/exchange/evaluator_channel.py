@@ -52,6 +52,7 @@ class EvaluatorChannel:
         self._vectors = [weights] if averaged is None else [weights, averaged]
         self._bounds = bounds
         self._signal_told = False
+        self._enough = 0
 
     def now_s(self) -> float:
         return self._wire.now_ns() * 1e-9
@@ -85,17 +86,21 @@ class EvaluatorChannel:
             self._signal_told = True
             self._tell(self._ranks, Tag.INTERRUPT, self._wire.signal)
 
-    def _tell(self, ranks: Sequence[int], tag: int, word: int) -> None:
+    def end_training(self, snapshot: int) -> None:
+        """With the next pull, tell all shards that enough has been seen at this snapshot: training is to end."""
+        self._enough = 1 + snapshot
+
+    def _tell(self, ranks: Sequence[int], tag: int, *words: int) -> None:
         wire = self._wire
         for rank in ranks:
-            sent = wire.start(rank, tag, (word,))
+            sent = wire.start(rank, tag, words)
             self._let_serve(rank)
             wire.finish(sent)
 
     def _ask(self, number: int, shard: int) -> Any:
         rank, (start, end) = self._ranks[shard], self._bounds[shard]
         slices = (vector[start:end] for vector in self._vectors)
-        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number,), Tag.SNAPSHOT_ANSWER, tuple(slices))
+        asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number, self._enough), Tag.SNAPSHOT_ANSWER, tuple(slices))
         self._let_serve(rank)
         return asked
 
@@ -112,7 +117,7 @@ class EvaluatorChannel:
         return bool(there), clock, samples, taken_ns * 1e-9
 
     def goodbye(self) -> None:
-        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE)
+        self._tell(self._parting, Tag.SNAPSHOT_PULL, NOTHING_MORE, 0)
 
     def _let_serve(self, rank: int) -> None:
         if rank == self._wire.rank and self._serve_here is not None:

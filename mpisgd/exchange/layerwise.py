@@ -16,7 +16,7 @@ pushed nothing of that mini-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mpisgd.comm.communicator import Communicator
@@ -24,8 +24,10 @@ from mpisgd.comm.messages import Ending, Tag
 from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.group_channel import GroupChannel
+from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
+from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Exchanges
@@ -147,14 +149,14 @@ def learner_channel(
     learner_id: int,
     memory: Memory,
     bounds: list[tuple[int, int]],
-    group: Sequence[int] = (),
 ) -> LearnerChannel:
-    """A learner's end, for whole vectors, for one stage of a group of ranks, or for layers; these are pulled whole where shards
-    promise one clock, or reject."""
-    vectors = {"weights": memory.weights, "gradients": memory.gradients}
+    """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
+    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
+    if config.pull_format == "bfloat16":
+        vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
     consistent = protocol.consistent
-    if group:
-        return GroupChannel(wire, roles, learner_id, group, **vectors, bounds=bounds, consistent=consistent)
+    if config.exchange == "duplex":
+        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
     if config.exchange == "whole":
         return LearnerChannel(
             wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts

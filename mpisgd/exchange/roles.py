@@ -20,6 +20,7 @@ class Role(enum.Enum):
     MEMBER = "member"
     BOTH = "learner and shard"
     EVALUATOR = "evaluator"
+    COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Roles:
     """`groups[l][k]` is the rank that has stage k of the model for learner l; none where ranks have whole models."""
     first_shard: int = 0
     """The number of the first of these shards: in what a stage sees, it need not be 0."""
+
+    coordinator_rank: int = -1
+    """The coordinator of a batch optimisation; -1 = there is none."""
 
     def __post_init__(self) -> None:
         if not self.teams:
@@ -89,6 +93,8 @@ class Roles:
         places = {rank: (Role.MEMBER, learner_id) for learner_id, team in enumerate(self.teams) for rank in team}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, rank in enumerate(self.learner_ranks)}
         places |= {rank: (Role.LEARNER, learner_id) for learner_id, group in enumerate(self.groups) for rank in group}
+        if self.coordinator_rank >= 0:
+            places[self.coordinator_rank] = (Role.COORDINATOR, 0)
         return places | {rank: (Role.BOTH if rank in places else Role.SHARD, shard) for shard, rank in enumerate(self.shard_ranks)}
 
     @property
@@ -120,13 +126,13 @@ class Roles:
             return f"member {self.teams[index].index(rank)} of learner {index}"
         if role is Role.LEARNER and self.groups:
             return f"stage {self.stage(rank)} of learner {index}"
-        return role.value if role is Role.EVALUATOR else f"{role.value} {index}"
+        return role.value if role in (Role.EVALUATOR, Role.COORDINATOR) else f"{role.value} {index}"
 
 
 def world_size(config: Config, learners: int) -> int:
     """Number of ranks of a job of so many learners."""
     shards = 0 if config.protocol.collective else config.shards
-    return shards + learners * config.group_size + int(config.evaluator)
+    return shards + int(config.protocol.batch) + learners * config.group_size + int(config.evaluator)
 
 
 def of_job(config: Config, hosts: Sequence[str]) -> Roles:
@@ -136,7 +142,14 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
     learners double as shards; shared memory of several nodes.
     """
     if not config.protocol.collective:
-        roles = assign(len(hosts), shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+        roles = assign(
+            len(hosts),
+            shards=config.shards,
+            evaluator=config.evaluator,
+            coordinator=config.protocol.batch,
+            placement=config.placement,
+            hosts=hosts,
+        )
         if config.in_groups:
             return in_groups(roles, config.group_size)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
@@ -162,32 +175,44 @@ def double(world_size: int, *, evaluator: bool) -> Roles:
     return Roles(shard_ranks=ranks, learner_ranks=ranks, evaluator_rank=world_size - 1 if evaluator else 0)
 
 
-def assign(world_size: int, *, shards: int, evaluator: bool, placement: Literal["packed", "spread"], hosts: Sequence[str]) -> Roles:
+def assign(
+    world_size: int,
+    *,
+    shards: int,
+    evaluator: bool,
+    placement: Literal["packed", "spread"],
+    hosts: Sequence[str],
+    coordinator: bool = False,
+) -> Roles:
     """Give every rank its role.
 
     packed: shards are the first ranks. spread: one shard on each node in turn, so that their network links add up
-    [Zhang16 2.3]. The evaluator is the last rank that is no shard; learners are the rest, in rank order.
+    [Zhang16 2.3]. The coordinator is the first rank that is no shard, the evaluator the last; learners are the rest, in rank order.
 
     Args:
         world_size: number of ranks.
         shards: number of shards, >= 1.
-        evaluator: whether a rank is given to evaluation.
+        evaluator, coordinator: whether a rank is given to evaluation, and to a batch optimisation.
         placement: see above.
         hosts: host name of each rank, length `world_size`.
 
     Raises:
-        ConfigError: fewer ranks than shards + 1 learner (+ 1 evaluator).
+        ConfigError: fewer ranks than shards (+ 1 coordinator) + 1 learner (+ 1 evaluator).
     """
-    needed = shards + 1 + int(evaluator)
+    needed = shards + int(coordinator) + 1 + int(evaluator)
     if world_size < needed:
         raise ConfigError(
-            f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s) + 1 learner"
+            f"too few ranks: found {world_size}, needed at least {needed} = {shards} shard(s)"
+            f"{' + 1 coordinator' if coordinator else ''} + 1 learner"
             f"{' + 1 evaluator' if evaluator else ''}; start with: {words(needed)} ..."
         )
     shard_ranks = tuple(range(shards)) if placement == "packed" else _spread(shards, hosts)
     rest = [rank for rank in range(world_size) if rank not in shard_ranks]
+    coordinator_rank = rest.pop(0) if coordinator else -1
     evaluator_rank = rest.pop() if evaluator else rest[0]
-    return Roles(shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank)
+    return Roles(
+        shard_ranks=shard_ranks, learner_ranks=tuple(rest), evaluator_rank=evaluator_rank, coordinator_rank=coordinator_rank
+    )
 
 
 def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:

@@ -42,10 +42,14 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 
 
 class ShardChannel:
-    """A shard's end: receives whatever comes, answers the pulls that the protocol allows."""
+    """A shard's end: receives whatever comes, answers the pulls that the protocol allows.
 
-    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
+    `duplex`: answers may leave while the next gradient comes in, until the weights change (`duplex.py`).
+    """
+
+    def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
         self._wire = wire
+        self.duplex = duplex
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
         self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
@@ -143,8 +147,8 @@ class ShardChannel:
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
-            if not 0 <= ending <= Ending.INTERRUPTED:
-                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {Ending.INTERRUPTED:d}", source)
+            if not 0 <= ending <= max(Ending):
+                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {max(Ending):d}", source)
             return Goodbye(sender, pushed, ending)
         if tag == Tag.GAVE_UP:
             _, seq = fields
@@ -152,6 +156,8 @@ class ShardChannel:
         if tag == Tag.SNAPSHOT_PULL:
             if fields[0] < NOTHING_MORE:
                 raise PeerError(f"rank {source} pulled snapshot {fields[0]}: expected {NOTHING_MORE} or more", source)
+            if fields[1] < 0:
+                raise PeerError(f"rank {source} has seen enough at snapshot {fields[1] - 1}: expected 0 or more", source)
             if source != self._evaluator_rank:
                 self._succeeds(source)
             return SnapshotPull(*fields)

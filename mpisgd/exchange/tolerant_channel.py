@@ -1,6 +1,7 @@
 """A shard's channel in a fault-tolerant run: who evaluates may change, and shard 0 says who does (`succession.py`).
 
-A learner's goodbye to shard 0 is answered: DUTY says whether it is to evaluate (`LearnerChannel.duty`). The evaluator says its own
+A learner's goodbye to shard 0 is answered: DUTY says whether it is to evaluate, and how many were appointed
+before (`LearnerChannel.duty`). The evaluator says its own
 goodbye to shard 0 alone, which passes it on: so no shard leaves before somebody has come to the end of the evaluation.
 
 A shard that ends without a learner which hangs takes nothing of it any more. When that learner goes on it waits for this shard, and
@@ -51,8 +52,8 @@ class TolerantShardChannel(ShardChannel):
         return super()._seldom(source, tag, fields)
 
     def _may_pull(self, source: int, number: int) -> bool:
-        if self._shard == 0:
-            return source == self._evaluator_rank
+        if self._shard == 0:  # which has another evaluate in the place of one that it has given up
+            return source == self._evaluator_rank and source not in self._given_up
         if number == NOTHING_MORE:
             return source == self._shard_ranks[0]
         return source == self._dedicated or source in self._parted
@@ -72,16 +73,16 @@ class TolerantShardChannel(ShardChannel):
             return GivenUp(fields[0])
         return super()._news(source, tag, fields)
 
-    def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
-        """Tell a learner that has said goodbye whether it is to evaluate."""
-        if evaluate:
+    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
+        """Tell a learner that has said goodbye as the how-manieth it is to evaluate; 0: it is not."""
+        if appointed:
             self._evaluator_rank = self._learner_ranks[learner_id]
-        self._wire.finish(self._wire.start(self._learner_ranks[learner_id], Tag.DUTY, (evaluate,)))
+        self._wire.finish(self._wire.start(self._learner_ranks[learner_id], Tag.DUTY, (appointed,)))
 
     def pass_on_nothing_more(self) -> None:
         """Tell all other shards that evaluation is over; they take whatever comes."""
         for rank in self._shard_ranks[1:]:
-            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE,)))
+            self._wire.finish(self._wire.start(rank, Tag.SNAPSHOT_PULL, (NOTHING_MORE, 0)))
 
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""

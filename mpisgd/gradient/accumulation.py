@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from mpisgd.gradient.gradient import clip
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import is_finite
+from mpisgd.vectors.flat import clip, is_finite
 from mpisgd.vectors.memory import vector_like
 
 

@@ -18,7 +18,7 @@ from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.objective import Objective, OwnStep, described
 from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, is_finite
+from mpisgd.vectors.flat import FlatModel, clip, is_finite
 from mpisgd.vectors.memory import Memory, staging, wait_for
 
 
@@ -193,9 +193,3 @@ def pair(batch: Any) -> tuple[Any, Any]:
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch on this device."""
     return nest.mapped(batch, lambda _, value: value.to(device, non_blocking=True))
-
-
-def clip(gradient: Tensor, norm: float) -> None:
-    """Clip a gradient, (parameters,), in place to this L2 norm; 0 = leave it as it is."""
-    if norm > 0:
-        gradient.mul_(torch.clamp(norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0))

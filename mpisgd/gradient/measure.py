@@ -170,8 +170,8 @@ class Measure:
         metrics = dict(others)
         return Measured(loss[1], metrics.pop(ERROR, math.nan), metrics)
 
-    def metrics(self, samples: int, calling: Callable[[], AbstractContextManager[None]]) -> tuple[str, ...]:
-        """Names of the metrics of an own step but for `error`, by a first batch of at most so many samples.
+    def names(self, samples: int, calling: Callable[[], AbstractContextManager[None]]) -> tuple[str, ...]:
+        """Names of what an evaluation finds: `loss`, `error` perhaps, and metrics; by a first batch of at most so many samples.
 
         The samples are of the test data, or where there are none of the training data; the step runs inside `calling()`.
         """
@@ -183,7 +183,7 @@ class Measure:
             with calling():
                 found = self._of_batch(batch, len(indices))
         self._model.module.train()
-        return tuple(name for name in found if name not in ("loss", ERROR))
+        return tuple(found)
 
     def _of_batch(self, batch: Any, samples: int) -> dict[str, float]:
         """The loss, and then what else there is, times the number of samples."""

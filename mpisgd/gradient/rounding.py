@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mpisgd.gradient.largest import Largest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import is_finite, squared_norm
-from mpisgd.vectors.memory import Memory, host_vector, host_view
+from mpisgd.vectors.memory import Memory, SizedVector, host_vector, host_view
+from mpisgd.vectors.push_format import BFLOAT16, PushFormat
 
 _CHUNK = 2**18
 """Elements that are gone over at once, so that gradient, remainder and what is sent of them stay in the cache: 2.5 MiB. 11 M
@@ -74,26 +77,40 @@ class Rounding:
 
 
 class Rounded(Travels):
-    """A learner's gradient, rounded; `memory.gradients`, (parameters,) int16, are the bits of `Rounding.sent`.
+    """A learner's gradient, rounded; `memory.gradients` are the bits of `Rounding.sent`, (parameters,) int16, or of `Largest`.
 
     Args:
         gradient: computes; or, where only sizes travel, stands for that.
         bounds: the slices that are exchanged one by one, and rounded so; by default, all is one.
         tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
+        push_format, slices: how it travels, where that is not as bfloat16, and the slices of the shards.
     """
 
-    def __init__(self, gradient: Travels, bounds: Sequence[tuple[int, int]] = (), *, tell_nonfinite: bool) -> None:
+    def __init__(
+        self,
+        gradient: Travels,
+        bounds: Sequence[tuple[int, int]] = (),
+        *,
+        tell_nonfinite: bool,
+        push_format: PushFormat = BFLOAT16,
+        slices: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self._gradient = gradient
         self._tell_nonfinite = tell_nonfinite
         self.samples = gradient.samples
         self._vector: Tensor | None = None
         below = gradient.memory
+        largest = push_format.name == "topk"
+        cuts = push_format.cuts(slices) if largest else []
         if below.has_numbers:
             self._vector = below.tensors[1]
-            self._rounding = Rounding(len(self._vector))
+            self._rounding = Largest(push_format, slices) if largest else Rounding(len(self._vector))
+            pushed: Any = self._rounding.bits
+        else:
+            pushed = SizedVector(cuts[-1][1]) if largest else push_format.sized(below.gradients)
         self._bounds = bounds or [(0, len(self._vector) if self._vector is not None else 0)]
         self._rounded = [0.0 for _ in self._bounds]
-        self.memory = Memory(below.weights, below.gradients.in_half() if self._vector is None else self._rounding.bits)
+        self.memory = Memory(below.weights, pushed, cuts=cuts)
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)

@@ -1,17 +1,17 @@
 """The stages of a learner's gradient, from a configuration: one chain for real ranks, virtual ones and replay.
 
 compute    forward and backward pass, clipped (`gradient.py`); slice by slice as layers are left (`layerwise_gradient.py`); in
-           micro-batches, and by the stages of a model that is cut (`pieces.py`)
+           micro-batches, and by the stages of a model that is cut (`pipeline/pieces.py`)
 accumulate the mean of several mini-batches (`accumulation.py`)
 own steps  several mini-batches as one (`local_steps.py`), or with an optimiser of the learner's own (`inner_steps.py`)
 node sum   of a team's ranks (`aggregate.py`), each of which has been late on its own before
-rounding   to bfloat16 (`rounding.py`), each slice by itself where they are exchanged one by one
+rounding   to bfloat16 (`rounding.py`), or to the largest elements (`largest.py`), each slice by itself where they are exchanged one
+           by one
 delay      a straggler's, before the first slice is pushed (`straggler.py`)
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from mpisgd.config import Config
@@ -22,15 +22,14 @@ from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.inner_steps import InnerSteps
 from mpisgd.gradient.local_steps import LocalSteps
 from mpisgd.gradient.objective import Objective
-from mpisgd.gradient.pieces import Pieces, StagePasses
 from mpisgd.gradient.rounding import Rounded
 from mpisgd.gradient.straggler import NO_DELAYS, Delays
 from mpisgd.update import schedule
 from mpisgd.update.groups import Segment
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.push_format import PushFormat
 
 
 def place(config: Config, model: FlatModel, shared: Memory | None = None, *, direct: bool = False) -> Memory:
@@ -39,7 +38,8 @@ def place(config: Config, model: FlatModel, shared: Memory | None = None, *, dir
     `direct`: MPI takes a GPU's memory; it is given what is pushed as it was computed.
     """
     if model.weights.device.type != "cpu":
-        return shared or (model.memory if direct and pushes_what_it_computes(config) else model.memory.pinned())
+        direct = direct and pushes_what_it_computes(config) and config.pull_format == "float32"
+        return shared or (model.memory if direct else model.memory.pinned())
     if shared is not None:
         model.move_to(shared)
     return model.memory
@@ -53,16 +53,12 @@ def make_gradient(
     sampling: Sampling,
     number: int,
     memory: Memory | None = None,
-    stages: Stages | None = None,
+    kind: Callable[..., Gradient] = Gradient,
 ) -> Gradient:
-    """Make the gradient of one rank, or of all stages of a group, in `memory`, by default the model's own.
+    """Make the gradient of one rank, or of all stages of a group (`kind`), in `memory`, by default the model's own.
 
     `number` is that of its stream of mini-batches: its learner_id, or `Roles.number` in a team.
     """
-    kind: Callable[..., Gradient] = Gradient
-    if stages is not None or config.micro_batches > 1:
-        pieces = [model.module] if stages is None else stages.modules(model.module)
-        kind = functools.partial(Pieces, stages=pieces, micro_batches=config.micro_batches)
     return kind(
         model,
         loss,
@@ -74,22 +70,6 @@ def make_gradient(
         clip_norm=config.clip_norm if config.accumulation == 1 else 0.0,
         tell_nonfinite=config.nonfinite == "drop",
     )
-
-
-def make_passes(
-    config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, stage: int
-) -> StagePasses:
-    """Make the passes of one stage of a group, of which `model` is that stage alone; `number` as in `make_gradient`."""
-    passes = StagePasses(
-        *(model, loss, data.train, sampling, model.memory),
-        seed=config.seed,
-        learner_id=number,
-        stage=stage,
-        stages=config.group_size,
-        micro_batches=config.micro_batches,
-    )
-    passes.read_ahead()
-    return passes
 
 
 def accumulated(config: Config, gradient: Travels) -> Travels:
@@ -118,9 +98,9 @@ def chain(
         inner_rate = schedule.of_inner_steps(config, gradients_per_update, train_samples)
         count, drops = config.local_steps, config.nonfinite == "drop"
         computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=segments, tell_nonfinite=drops)
-    if config.push_format == "bfloat16":
-        slices = bounds if config.exchange == "layerwise" else ()
-        computed = Rounded(computed, slices, tell_nonfinite=config.nonfinite == "drop")
+    if config.push_format != "float32":
+        by_itself, how = bounds if config.exchange == "layerwise" else (), PushFormat.of(config)
+        computed = Rounded(computed, by_itself, tell_nonfinite=config.nonfinite == "drop", push_format=how, slices=bounds)
     return computed
 
 
@@ -148,5 +128,5 @@ def held(config: Config) -> bool:
 def loop_delays(config: Config, learner_id: int) -> Delays:
     """Make the delays that a learner's loop waits after its mini-batches. In a team each rank waits by itself, before the sum;
     layer by layer the channel does, before the first push."""
-    by_itself = config.exchange == "whole" and (config.aggregation == "none" or config.protocol.collective)
+    by_itself = config.exchange != "layerwise" and (config.aggregation == "none" or config.protocol.collective)
     return Delays(config.straggler, config.seed, learner_id) if by_itself else NO_DELAYS

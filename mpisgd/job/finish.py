@@ -20,6 +20,7 @@ from torch import Tensor
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
+from mpisgd.protocols import SandblasterOptions
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.progress import in_words, loss_of
@@ -67,8 +68,16 @@ def headline(config: Config, lambda_: int, ranks: int, parameters: int, train_sa
         f"{kind_of(config.protocol)}{f' ({options})' if options else ''}, {learners}{own_steps} x {config.mu} samples,"
         f" {config.shards} shard{'s' * (config.shards > 1)}, {parameters:,} parameters, {train_samples:,} training samples"
         f"{f', delay compensation: {copies}' if config.compensation > 0 else ''}"
+        f"{_history(config, parameters)}"
         f"{_averaging(config, lambda_, ranks, train_samples)}"
     )
+
+
+def _history(config: Config, parameters: int) -> str:
+    options = config.protocol
+    if not isinstance(options, SandblasterOptions):
+        return ""
+    return f", {footprint.of_history(options.history, parameters, config.shards)}"
 
 
 def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> str:
@@ -148,6 +157,9 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     weights = outcome.path / schema.WEIGHTS
     if weights.is_file():
         contents["weights"] = sums.of_file(weights)
+    best = outcome.path / schema.BEST
+    if best.is_file():
+        contents["best"] = sums.of_file(best)
     directory.mark_done(outcome.path, contents)
     return outcome
 
@@ -230,6 +242,8 @@ def farewell(outcome: Outcome, *, logged: bool) -> str:
     if not logged:
         return text
     log = Run(outcome.path)
+    if (log.events["kind"] == schema.Event.ENOUGH).any():
+        text += ", stopped early"
     last = log.evaluations[(log.evaluations["train"] == 0) & (log.evaluations["averaged"] == 0)]
     if len(last) and not math.isnan(last["loss"][-1]):
         text += f", test {in_words(last[-1], loss_of(log.config), schema.metrics_of(last.dtype))}"

@@ -21,15 +21,16 @@ from mpisgd.base.draws import seeded, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
-from mpisgd.config import Config, hints, replace
+from mpisgd.config import Config, TrustRatioOptions, hints, replace
 from mpisgd.data import DataSet, sampling
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.measure import Measure
+from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
-from mpisgd.gradient.pieces import Pieces
-from mpisgd.protocols import Protocol
+from mpisgd.pipeline.pieces import Pieces
+from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
+from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
 from mpisgd.update import groups
@@ -40,12 +41,13 @@ from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_
 
 @dataclass(frozen=True)
 class Brought:
-    """Parts that the user brings as Python objects, instead of by name in the configuration."""
+    """Parts that the user brings as Python objects, instead of by name in the configuration; and who is told how it goes."""
 
     model: Callable[[], nn.Module] | None = None
     loss: Loss | None = None
     data: Any = None
     step: Callable[[nn.Module, Any], Any] | None = None
+    callbacks: Callbacks = NO_CALLBACKS
 
 
 NOTHING_BROUGHT = Brought()
@@ -143,8 +145,10 @@ def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
 
 
 def segments_of(config: Config, model: FlatModel) -> list[Segment]:
-    """The groups of its parameters. Raises ConfigError where one matches nothing."""
-    return groups.segments_of(config.groups, {name: view.numel() for name, view in model.views(model.weights).items()})
+    """The groups of its parameters, for the optimiser that they are of. Raises ConfigError where one matches nothing."""
+    sizes = {name: view.numel() for name, view in model.views(model.weights).items()}
+    optimizer = config.inner_optimizer if config.local_steps else config.optimizer
+    return groups.segments_of(config.groups, sizes, isinstance(optimizer, TrustRatioOptions))
 
 
 def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[Layer]]) -> dict[str, Any]:
@@ -155,7 +159,9 @@ def facts_of_model(parameters: int, batch_norm_policy: str, slices: list[list[La
 
 
 def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
-    """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`)."""
+    """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`). Raises ConfigError."""
+    if isinstance(config.protocol, SandblasterOptions):
+        return sampling.PortionSampling(meta.train_samples, config.mu, config.protocol.share, config.seed)
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
@@ -233,17 +239,28 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
     """Evaluate a first batch by the user's own step, as evaluations will; returns the names of its metrics.
 
-    Raises ConfigError, DataError as `check_first_batch`.
+    Raises ConfigError, DataError as `check_first_batch`; and where the best weights are to be kept by what no evaluation finds.
     """
-    if not isinstance(loss, OwnStep):
+    if not isinstance(loss, OwnStep) and not config.evaluation.best:
         return ()
     measure = make_measure(config, model, loss, data)
     with _buffers_kept(model.module):
-        names = measure.metrics(config.mu, lambda: _saying_where(loss.function, "the first batch of an evaluation"))
+        function = loss.function if isinstance(loss, OwnStep) else loss
+        found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation"))
+    _check_best(config, found, data)
+    names = tuple(name for name in found if name not in ("loss", ERROR))
     for name in names:
         if name in (schema.EVALUATIONS.names or ()):
             raise ConfigError(f"step: its metric {name!r} has the name of a column of the log, expected another")
     return names
+
+
+def _check_best(config: Config, found: tuple[str, ...], data: DataSet) -> None:
+    best = config.evaluation.best
+    if best and best not in found:
+        raise ConfigError(f"evaluation.best = {best!r}: expected what an evaluation of this job finds: {', '.join(found)}")
+    if best and not len(data.test):
+        raise ConfigError(f"evaluation.best = {best!r}: expected '' for data without test samples, for it goes by these")
 
 
 def _check_step(model: FlatModel, gradient: Gradient) -> float:

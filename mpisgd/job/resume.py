@@ -129,6 +129,11 @@ def find(run: Path, config: Config) -> Resumption:
 
     Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
     """
+    if config.protocol.batch:
+        raise CheckpointError(
+            f"{run}: a batch optimisation is not resumed, for its history is not saved; begin anew with the weights of its"
+            f" checkpoint: mpisgd export {run} WEIGHTS.pt --clock CLOCK, then --init-from WEIGHTS.pt"
+        )
     notes: list[str] = []
     checkpoint = disk.newest(run, notes.append)
     for part in checkpoint.parts:

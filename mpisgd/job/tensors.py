@@ -9,18 +9,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.evaluator import Evaluator
+from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
 from mpisgd.gradient.objective import Objective
-from mpisgd.gradient.pieces import StagePasses
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
+from mpisgd.pipeline.pieces import StagePasses, kind_of_gradient, make_passes
+from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Evaluations
@@ -28,7 +31,7 @@ from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, host_vector, host_view
@@ -70,7 +73,7 @@ class Tensors:
 
     @cached_property
     def segments(self) -> list[Segment]:
-        """Those of the whole flat vector; none where there are no groups. Raises ConfigError where one matches nothing."""
+        """Those of the whole flat vector, as `parts.segments_of`."""
         return parts.segments_of(self.config, self.model)
 
     @cached_property
@@ -79,15 +82,20 @@ class Tensors:
         return parts.stages_of(self.config, self.model)
 
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
-        """As `stages.make_gradient`, of the whole model."""
+        """As `stages.make_gradient`, of the whole model.
+
+        Of a batch, what is drawn depends on the portion, and not on who computes it.
+        """
         assert self.data is not None
-        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, self.stages)
+        number = 0 if self.config.protocol.batch else number
+        kind = kind_of_gradient(self.config, self.model.module, self.stages)
+        return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
 
     def passes(self, number: int, stage: int) -> StagePasses:
-        """As `stages.make_passes`. The stage takes its parameters out of the model, until that is to be evaluated."""
+        """As `make_passes`. The stage takes its parameters out of the model, until that is to be evaluated."""
         assert self.data is not None and self.stages is not None
         model = FlatModel(self.stages.modules(self.model.module)[stage], self.config.memory_format, autocast=self.config.autocast)
-        return stages.make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
+        return make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
 
     def check(self) -> float:
         """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
@@ -107,13 +115,23 @@ class Tensors:
         fields["segments"] = [] if self.config.local_steps else list(within(self.segments, *bounds))  # they are of own steps
         return make_update(self.config, weights, **fields, **how)
 
-    def snapshots(self, path: Path, update: Updates, resumed: Sequence[Sequence[float]]) -> Snapshots:
+    def snapshots(self, path: Path, update: Copied, resumed: Sequence[Sequence[float]]) -> Snapshots:
         """Where copies of a shard's weights for evaluation go; `path` and `resumed` are as in `Snapshots`."""
         every, vectors = self.config.evaluation.every_epochs, 1 if update.averaged is None else 2
         return Snapshots(path, every_epochs=every, vectors=vectors, size=len(update.weights), resumed=resumed)
 
-    def evaluate(self, channel: Callable[..., EvaluatorChannel], log: EvaluatorLog, first: int, progress: Any) -> None:
-        """Evaluate all snapshots from this one on; `channel` wants the memory to pull into: `weights`, `averaged`."""
+    def evaluate(
+        self,
+        channel: Callable[..., EvaluatorChannel],
+        log: EvaluatorLog,
+        begins: tuple[int, np.ndarray],
+        progress: Any,
+        told: Sequence[Hearer] = (),
+    ) -> None:
+        """Evaluate all snapshots; `channel` wants the memory to pull into: `weights`, `averaged`.
+
+        `begins`: the number of the first one, and the rows of `evaluations` before it. `told`: are told of each.
+        """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
         if self.stages is not None:
@@ -124,14 +142,22 @@ class Tensors:
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
         splits = (len(data.test), len(data.train) if options.train else 0)
         batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
+        asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
+        shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
         evaluator = Evaluator(
-            channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None),
+            asks,
             self.model,
             pulled,
             measure,
             log,
             train=options.train,
             train_samples=self.meta.train_samples,
-            told=Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss),
+            told=shown,
         )
-        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first)
+        first, before = begins
+        hearers: list[Hearer] = []
+        if options.best and self.evaluated:
+            hearers.append(Best(options, Path(config.out) / schema.BEST).offer)
+        if options.patience and self.evaluated:
+            hearers.append(EarlyStopping(options, before, asks, shown))
+        evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from mpisgd.comm.communicator import Communicator, Node
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Role, Roles
@@ -18,6 +20,7 @@ from mpisgd.job.parts import Meta
 from mpisgd.job.resume import Resumption
 from mpisgd.job.tensors import Tensors
 from mpisgd.protocols import Protocol
+from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.checkpoint.checkpoints import Checkpoints
 from mpisgd.records.log import schema
@@ -104,10 +107,12 @@ class World(ABC):
     Attributes:
         tensors: the parts that compute; None where only sizes travel.
         progress: how shards and the evaluator tell of theirs, as `log.progress`.
+        callbacks: the user's functions that are told of it, too.
     """
 
     tensors: Tensors | None
     progress: Any = "off"
+    callbacks: Callbacks = NO_CALLBACKS
 
     @abstractmethod
     def wire(self, rank: int) -> Communicator: ...
@@ -123,6 +128,15 @@ class World(ABC):
     @abstractmethod
     def update(self, rank: int, gradients_per_update: float) -> Updates:
         """The update of a shard's slice, from the initial weights or those of the checkpoint."""
+
+    def weights(self, bounds: tuple[int, int]) -> Tensor:
+        """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
+        assert self.tensors is not None
+        return self.tensors.model.weights[slice(*bounds)].clone()
+
+    def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Called before a shard sums a gradient, and before it ends an evaluation: let the time pass that this is to cost."""
+        return _nothing, _nothing
 
     def shared(self, node: Node) -> SharedMemory:
         """Memory for the weights and gradients of a node's ranks; all of them call this."""

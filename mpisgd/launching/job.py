@@ -31,6 +31,7 @@ class Job:
         path: the run's directory.
         resumed: whether the run was there before.
         options: of the launcher.
+        launcher: it, with its words for so many ranks; default: that of this Python's MPI.
     """
 
     ranks: int
@@ -38,6 +39,7 @@ class Job:
     path: Path
     resumed: bool
     options: Sequence[str] = ()
+    launcher: Sequence[str] = ()
 
 
 class Attempts:
@@ -77,7 +79,8 @@ class Attempts:
             return 128 + self._told
         self._before = self._stamp()
         train = [sys.executable, "-m", "mpisgd", "train", *words]
-        with UnderWay(self._job.ranks, train, options=self._job.options, has_begun=self._has_begun) as self._under_way:
+        job = self._job
+        with UnderWay(job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun) as self._under_way:
             if self._told:  # in between
                 self._under_way.stop()
             status = self._under_way.wait()

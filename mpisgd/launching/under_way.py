@@ -14,7 +14,7 @@ from types import TracebackType
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.comm.signals import AGAIN_S
-from mpisgd.site.facts import SIZE_VARIABLES
+from mpisgd.liveness.guard import SIZE_VARIABLES
 
 END_S = 5.0
 """Seconds for the launcher to end its ranks, before it is killed itself."""
@@ -32,6 +32,7 @@ class UnderWay:
     Args:
         words: what each rank runs.
         options: of the launcher, besides its own for so many ranks.
+        launcher: it, with its own words for so many ranks; default: that of this Python's MPI.
         has_begun: whether all ranks hear signals by now, so that SIGUSR1 makes them save and leave.
         env: what differs from this process's environment.
         stdout: as in `subprocess.Popen`; standard error goes the same way where it is a pipe.
@@ -45,13 +46,14 @@ class UnderWay:
         words: Sequence[str],
         *,
         options: Sequence[str] = (),
+        launcher: Sequence[str] = (),
         has_begun: Callable[[], bool],
         env: Mapping[str, str] | None = None,
         stdout: int | None = None,
     ) -> None:
         refuse_among_ranks()
-        launcher, *rest = mpirun(ranks)
-        command = [launcher, *options, *rest, *words]
+        first, *rest = launcher or mpirun(ranks)
+        command = [first, *options, *rest, *words]
         if sys.platform == "linux":
             command = [sys.executable, "-I", "-S", "-c", _TERM_WITH_PARENT, *command]
         self.process = subprocess.Popen(

@@ -28,13 +28,26 @@ FORWARD_S = 0.5
 END_S = 5.0
 """Seconds for MPI to end the job."""
 
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
-SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "MV2_COMM_WORLD_SIZE")
+_RANK_VARIABLES = (
+    *("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
+    *("PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "SLURM_PROCID"),
+)
+SIZE_VARIABLES = (
+    *("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE"),
+    *("SLURM_STEP_NUM_TASKS", "MPISGD_RANKS"),
+)
+"""Says how many ranks the launcher started; the launcher that is nearest to the process comes first. What a batch script has, too,
+is not here: SLURM_NTASKS says 18 there, and nobody has started a rank. ALPS does not say: so the scripts do (MPISGD_RANKS)."""
 
 
 def launched_rank() -> int:
     """The rank that the launcher gave this process, without initialising MPI; 0 where there is no launcher."""
     return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
+
+
+def launched_rank_variable() -> str:
+    """The variable that says it; "" where there is no launcher."""
+    return next((name for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), "")
 
 
 def is_single(comm: MPI.Intracomm) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import words
-from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_variable
 
 if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
@@ -87,10 +87,18 @@ def refuse_singletons(ranks: Ranks) -> None:
             f"this MPI sees 1 rank, but WORLD_SIZE = {os.environ['WORLD_SIZE']}: torchrun, or a launcher like it, starts processes"
             f" that MPI knows nothing of; start them by {words(int(os.environ['WORLD_SIZE']))} mpisgd train ..."
         )
-    for name in SIZE_VARIABLES:
-        launched = os.environ.get(name, "")
-        if ranks.size == 1 and launched.isdigit() and int(launched) > 1:
-            raise ConfigError(
-                f"this MPI sees 1 rank, but {name} = {launched}: the launcher and the MPI that mpi4py was built for do not"
-                " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=..."
-            )
+    if ranks.size > 1:
+        return
+    said = next((f"{name} = {os.environ[name]}" for name in SIZE_VARIABLES if int("0" + _digits(os.environ.get(name, ""))) > 1), "")
+    if not said and launched_rank() > 0:  # PMIx and ALPS say who this is, and not of how many
+        said = f"{launched_rank_variable()} = {launched_rank()}"
+    if said:
+        raise ConfigError(
+            f"this MPI sees 1 rank, but {said}: the launcher and the MPI that mpi4py was built for do not"
+            " belong together, so every rank believes it is alone; use that MPI's own mpirun, or srun --mpi=...;"
+            " mpisgd doctor says which launchers fit"
+        )
+
+
+def _digits(text: str) -> str:
+    return text if text.isascii() and text.isdigit() else ""

@@ -55,5 +55,6 @@ def unknown_classes(who: str) -> ConfigError:
     """Make the error for a model that asks for the number of classes, where only reading all samples could tell."""
     return ConfigError(
         f"{who} needs the number of classes, which the data set does not tell, and its samples are not all read to find out:"
-        " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`"
+        " expected an attribute `classes` (a number, or the names) of the training Dataset, or its `targets`; or `data.classes` for"
+        " an HDF5 file"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpisgd.analysis.tables import Cell, Table, columns_of
-from mpisgd.config import Config, compatibility, replace
+from mpisgd.config import Config, compatibility, footprint, replace
 from mpisgd.plan.costs.bounds import mini_batch_s
 from mpisgd.plan.costs.predict import predict
 from mpisgd.plan.shards import ENOUGH
@@ -37,7 +37,7 @@ def choices(config: Config, pushes: int) -> tuple[Choice, ...]:
     if compatibility.refused(replace(config, local_steps=1), virtual=True):
         return ()
     free = config.virtual.learners * config.mu / mini_batch_s(config)
-    both_ways = 4 * config.virtual.parameters * (1.5 if config.push_format == "bfloat16" else 2)
+    both_ways = sum(footprint.of_exchange(vars(config))) * config.virtual.parameters
     found: list[Choice] = []
     while not found or (found[-1].of_free < ENOUGH and found[-1].local_steps < _MOST):
         steps = 2 * found[-1].local_steps if found else 1

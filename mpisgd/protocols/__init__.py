@@ -12,6 +12,7 @@ from mpisgd.protocols.backup import BackupOptions
 from mpisgd.protocols.downpour import DownpourOptions
 from mpisgd.protocols.hardsync import AllreduceOptions, HardsyncOptions
 from mpisgd.protocols.own import OwnProtocolOptions
+from mpisgd.protocols.sandblaster import SandblasterOptions
 from mpisgd.protocols.softsync import SoftsyncOptions
 from mpisgd.protocols.ssp import SspOptions
 from mpisgd.protocols.timeout import TimeoutOptions
@@ -21,6 +22,7 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import Verdict
 
 __all__ = [
+    "BATCH_PROTOCOLS",
     "PROTOCOLS",
     "AllreduceOptions",
     "AsyncOptions",
@@ -30,6 +32,7 @@ __all__ = [
     "OwnProtocolOptions",
     "Protocol",
     "ProtocolOptions",
+    "SandblasterOptions",
     "SoftsyncOptions",
     "SspOptions",
     "TimeoutOptions",
@@ -48,3 +51,6 @@ PROTOCOLS: Mapping[str, type[ProtocolOptions]] = {
     "ssp": SspOptions,
     "allreduce": AllreduceOptions,
 }
+
+BATCH_PROTOCOLS: Mapping[str, type[ProtocolOptions]] = {"sandblaster": SandblasterOptions}
+"""Of batch optimisation: no shard decides, and no gradient is stale."""

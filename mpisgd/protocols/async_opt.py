@@ -23,12 +23,14 @@ from mpisgd.rules.verdict import DROP_STALE, Verdict
 class AsyncOptions(ProtocolOptions):
     """async: every gradient is an update, nobody waits for anybody [Chen16 Alg. 1, 2; ElasticDL]."""
 
+    duplex = True
+
     most_staleness: int | None = None
     """Drop gradients of more staleness than this; default: none."""
     modulation: str = "none"
     """Weight stale gradients, as in softsync; Async-Opt of [Chen16] has none."""
     warm_up: int = 0
-    """Let one learner make this many updates before the others join [Dean12 4.1]."""
+    """Let one learner make so many updates before the others join [Dean12 4.1]."""
     ramp: int = 0
     """Let the others join one by one over this many further updates [Chen16 2.1]. Staleness then grows slowly."""
 

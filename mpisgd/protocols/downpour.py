@@ -30,11 +30,11 @@ class DownpourOptions(ProtocolOptions):
     """Pull new weights after this many mini-batches; default: n_push. A multiple of n_push, so that a push comes from weights of
     one clock."""
     local_alpha: float | None = None
-    """Set the learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
+    """Learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
     modulation: str = "none"
     """Weight stale gradients, as in softsync; [Dean12] has none."""
     warm_up: int = 0
-    """Let one learner make this many updates before the others join [Dean12 4.1]."""
+    """Let one learner make so many updates before the others join [Dean12 4.1]."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -24,6 +24,8 @@ from mpisgd.rules.verdict import Verdict
 class SoftsyncOptions(ProtocolOptions):
     """n-softsync: any c = floor(lambda/n) gradients make one update [Zhang16 2.2, eq. 2, 3]."""
 
+    duplex = True
+
     n: int = 1
     """Split lambda by n: floor(lambda/n) gradients make one update [Zhang16 2.2]. The mean staleness comes out near n; 1 <= n <=
     lambda."""

@@ -38,7 +38,7 @@ class SspOptions(ProtocolOptions):
     get_model_frequency: int = 1
     """Pull new weights after this many mini-batches [ElasticDL]. Between, the learner steps by itself, by plain SGD."""
     local_alpha: float | None = None
-    """Set the learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
+    """Learning rate of the learner's own steps; default: alpha0. The schedule applies to it, too."""
 
     def __post_init__(self) -> None:
         check_modulation(self.modulation)

@@ -103,6 +103,9 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
                 _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else schema.TABLES[table])
             if run.left_out:
                 _add_counts(log, run, whole)
+            if run.is_batch:
+                for table, dtype in schema.COORDINATOR.items():
+                    _copy(log, table, [Rows(path / schema.coordinator_file(attempt))], dtype)
             for number, layout in enumerate(earlier):
                 _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()

@@ -11,7 +11,7 @@ from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import Rules
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Copied
 
 
 class ShardRecords:
@@ -37,7 +37,7 @@ class ShardRecords:
         self._dropped_seq: list[int] = []
         self._snapshots = 0
 
-    def take_snapshot(self, update: Updates, clock: int, now_s: float) -> None:
+    def take_snapshot(self, update: Copied, clock: int, now_s: float) -> None:
         self.snapshots.take(update, clock, now_s)
         self.log.event(Event.SNAPSHOT, clock, now_s)
 

@@ -22,6 +22,8 @@ State = dict[str, Tensor]
 TORCH, SAFETENSORS = ".pt", ".safetensors"
 THETA, THETABAR = "theta", "thetabar"
 """Entries of a run's file: the weights, and their average."""
+WEIGHTS, EVALUATION = "weights", "evaluation"
+"""Entries of the file of the best weights (`best.py`): a state dict, and the evaluation that they came to."""
 
 
 def of_run(run: Directory, *, averaged: bool = False) -> State:
@@ -42,6 +44,27 @@ def of_run(run: Directory, *, averaged: bool = False) -> State:
     return _state(states[name], path)
 
 
+def read_best(path: Path) -> Mapping[str, Any]:
+    """The file of a run's best weights. Raises CheckpointError where it is none."""
+    found = _torch(path)
+    if set(found) != {WEIGHTS, EVALUATION}:
+        raise CheckpointError(f"{path} is no file of best weights: expected {WEIGHTS} and {EVALUATION}, found {', '.join(found)}")
+    return found
+
+
+def best_of_run(run: Directory) -> State:
+    """The best weights of a run (`evaluation.best`), of one under way those so far.
+
+    Raises CheckpointError where it has kept none, DataError where the file is not as DONE says.
+    """
+    path, told = run.path / schema.BEST, (run.done or {}).get("best")
+    if not path.is_file():
+        raise CheckpointError(f"{run.path} has no {schema.BEST}: a run keeps its best weights with --evaluation.best error")
+    if told is not None:
+        sums.check_file(path, told)
+    return _state(read_best(path)[WEIGHTS], path)
+
+
 def file_of(path: Path) -> Path:
     """The file itself, where a run's directory may be named for it."""
     return path / schema.WEIGHTS if path.is_dir() else path
@@ -59,6 +82,8 @@ def read(path: Path) -> State:
     if path.suffix == SAFETENSORS:
         return _safetensors(path)
     found = _torch(path)
+    if set(found) == {WEIGHTS, EVALUATION}:
+        return _state(found[WEIGHTS], path)
     return _state(found[THETA] if set(found) in ({THETA}, {THETA, THETABAR}) else found, path)
 
 

@@ -59,8 +59,9 @@ def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated:
 
 def _simulate(config: Config, brought: Brought, record: Record, evaluated: bool) -> str:
     """Raises Untrue where the job cannot be as config.toml says. Returns why it failed, ""."""
+    needed = evaluated or not record.computed or config.evaluation.patience > 0
     try:
-        job = Job(config, brought, evaluated=evaluated or not record.computed, kept=False)
+        job = Job(config, brought, evaluated=needed, kept=False)
     except MpisgdError as error:
         refuse(f"it cannot be simulated as it says: {error}", -1, schema.CONFIG)
     compare(record, job.environment())

@@ -63,12 +63,12 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("events", "shard", _P),
     _claim("events", "kind learner_id value", _P, "STARTED RESUMED STOPPED SNAPSHOT NONFINITE"),
     _claim("events", "clock time_s", _C),
-    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED PASSED GAVE_UP"),
+    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED PASSED GAVE_UP ENOUGH"),
     _claim("events", "kind learner_id value", _T, "CHECKPOINT SKIPPED UNSAVED INTERRUPTED STUCK REFUSED"),
     _claim("summary", "shard final_clock samples received diverged", _P),
     _claim("summary", "pushed", _C),
     _claim("DONE", "clock samples diverged books_balanced", _P),
-    _claim("DONE", "seconds weights", _C),
+    _claim("DONE", "seconds weights best", _C),
     _claim("weights.pt", "theta thetabar buffers", _P, simulated=False),
     _claim(
         "[environment]",
@@ -86,6 +86,29 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
+BATCH: tuple[Claim, ...] = (
+    _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
+    _claim("portions", "dealt_s done_s compute_s delay_s copy", _T),
+    _claim("iterations", "iteration clock loss gradient_max step evaluations history why", _P),
+    _claim("iterations", "time_s evaluating_s commanding_s", _T),
+    _claim(
+        "pushes", "shard clock timestamp staleness learner_id seq samples gradients verdict reason weight learning_rate loss", _P
+    ),
+    _claim("pushes", "rounded delay_s arrival_s answer_s compute_s push_s wait_s pull_s", _T),
+    _claim("updates", "shard clock gradients samples learning_rate mean_loss sum_sq", _P),
+    _claim("updates", "gradient_sq time_s update_s", _T),
+    _claim("evaluations", "snapshot clock_min clock_max samples epochs averaged train", _P),
+    _claim("evaluations", "loss error", _P, evaluated=True),
+    _claim("evaluations", "taken_s evaluate_s", _T),
+    _claim("events", "shard clock kind learner_id value time_s", _T),
+    _claim("summary", "final_clock samples", _C),
+    _claim("DONE", "clock samples books_balanced", _C),
+    _claim("DONE", "diverged seconds", _T),
+    _claim("weights.pt", "theta", _P),
+    _claim("[environment]", "learners shard_ranks hosts versions brought started", _T),
+)
+"""Of a batch optimisation. Portions that do not count are on trust."""
+
 
 Table = list[tuple[str, list[str], list[str], list[str]]]
 """For each table or file, its name and what is proved, checked, and on trust."""
@@ -98,6 +121,7 @@ def table(
     evaluations: str = "all",
     finished: bool = True,
     metrics: tuple[str, ...] = (),
+    batch: bool = False,
 ) -> Table:
     """Table of what a replay says.
 
@@ -107,6 +131,7 @@ def table(
         evaluations: of how many snapshots, "all", "last" or "none".
         finished: the run has left DONE and weights.
         metrics: of an own step, which stand as the loss of an evaluation does.
+        batch: it is a batch optimisation.
     """
 
     def standing_of(claim: Claim) -> Standing:
@@ -115,7 +140,7 @@ def table(
         return Standing.PROVED if simulated and claim.simulated else claim.standing
 
     found: dict[str, dict[Standing, list[str]]] = {}
-    for claim in CLAIMS:
+    for claim in BATCH if batch else CLAIMS:
         if claim.where in ("DONE", "weights.pt") and not finished:
             continue
         if claim.where in ("weights.pt", "evaluations") and not computed:

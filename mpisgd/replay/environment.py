@@ -14,9 +14,10 @@ from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account, applied_losses, outcome_of
-from mpisgd.records.log import schema
+from mpisgd.records.log import schema, sums
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
+from mpisgd.replay.difference import reading
 from mpisgd.replay.serial import Serial
 from mpisgd.update.divergence import has_diverged
 
@@ -92,7 +93,10 @@ def _check_attempts(record: Record) -> None:
 
 
 def check_done(record: Record) -> None:
-    """Raises Untrue where DONE does not say what the log does; whether the run diverged, only computing tells."""
+    """Raises Untrue where DONE does not say what the log does; whether the run diverged, only computing tells.
+
+    Raises DataError where the file of the best weights is not as DONE says.
+    """
     done = record.done
     if done is None:
         return
@@ -104,6 +108,9 @@ def check_done(record: Record) -> None:
             refuse(f"{name} = {done.get(name)!r}, but the log gives {value!r}", -1, schema.DONE)
     if not math.isclose(float(done.get("seconds", math.nan)), outcome.training_s, rel_tol=0, abs_tol=1e-8):
         refuse(f"seconds = {done.get('seconds')!r}, but the last update was done at {outcome.training_s!r} s", -1, schema.DONE)
+    if (told := done.get("best")) is not None:
+        with reading(record.path / schema.BEST):
+            sums.check_file(record.path / schema.BEST, told)
 
 
 def check_diverged(record: Record, found: list[bool], weights: Tensor) -> None:

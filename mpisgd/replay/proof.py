@@ -54,6 +54,7 @@ class Proof:
         simulated: a virtual run was simulated again; else, of a virtual one, `not_simulated` says why not.
         computed: gradients were computed, in the run and again.
         finished: the run has ended and left its weights.
+        batch: it is a batch optimisation.
         metrics: names of those that evaluations of an own step have.
     """
 
@@ -80,6 +81,7 @@ class Proof:
     not_simulated: str = ""
     computed: bool = True
     finished: bool = True
+    batch: bool = False
     metrics: tuple[str, ...] = ()
 
     def find(self, finding: Finding) -> None:
@@ -91,7 +93,7 @@ class Proof:
     def claims(self) -> Table:
         """What is proved, what only checked, and what is taken on trust."""
         how = {"computed": self.computed, "simulated": self.simulated, "finished": self.finished}
-        return table(**how, evaluations=self.which, metrics=self.metrics)
+        return table(**how, evaluations=self.which, metrics=self.metrics, batch=self.batch)
 
     @property
     def holds(self) -> bool:

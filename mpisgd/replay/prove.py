@@ -16,10 +16,14 @@ from mpisgd.data import DataSet
 from mpisgd.gradient.measure import batch_norms
 from mpisgd.job.finish import headline
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.job.tensors import Tensors
+from mpisgd.records.log import schema
 from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.brought import changed, check_consent, renamed, saying_how, with_initial
+from mpisgd.replay.checks.batch import Batch
+from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import Untrue, refuse
 from mpisgd.replay.checks.happened import check_events, check_last_answers
 from mpisgd.replay.checks.learners import compare_shards
@@ -27,6 +31,7 @@ from mpisgd.replay.checks.order import serial_order
 from mpisgd.replay.checks.record import Record, read
 from mpisgd.replay.checks.seconds import check_seconds
 from mpisgd.replay.checks.walk import walk
+from mpisgd.replay.difference import difference, load_weights
 from mpisgd.replay.environment import check_diverged, check_done, check_environment, check_rules
 from mpisgd.replay.proof import Proof
 from mpisgd.replay.recompute import Reach, Told
@@ -86,6 +91,8 @@ def replay(  # noqa: PLR0913 - each an option by name
     if until is not None and not 0 <= until <= last:
         raise ConfigError(f"until = {until}: expected 0 to {last}, the clock at which the log ends")
     proof.which = evaluations
+    if record.config.protocol.batch:
+        return _replay_batch(record, brought, proof, until)
     try:
         for attempt in (*record.earlier, record):
             check_log(attempt)
@@ -111,6 +118,42 @@ def replay(  # noqa: PLR0913 - each an option by name
             simulate_again(record, brought, proof, evaluated=not (evaluated or record.older) and evaluations == "all")
     proof.seconds = time.monotonic() - started_s
     return proof
+
+
+def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | None) -> Proof:
+    """A batch optimisation: the coordinator's own code again, on evaluations that are made from the recorded claims."""
+    if until is not None:
+        raise ConfigError(f"until = {until}: expected None: a batch optimisation is replayed as a whole")
+    proof.batch, started_s = True, time.monotonic()
+    try:
+        claimed = Claimed(record)
+        check_done(record)
+        with saying_how(record, brought), as_in_the_run(proof.threads):
+            data = load_data(record, brought)
+            proof.notes += changed(record.run)
+            batch = Batch(record, claimed, Tensors.load(record.config, brought, data, record.ranks), data, proof.which)
+            try:
+                batch.run()
+            finally:
+                proof.clocks, proof.gradients, proof.evaluations = batch.clocks, batch.gradients, batch.evaluated
+            _compare_batch(record, batch, proof)
+    except Untrue as untrue:
+        proof.find(untrue.finding)
+    if record.run.environment.get("virtual", False):
+        proof.not_simulated = "of a batch optimisation it was computed again only; seconds are on trust"
+    proof.seconds = time.monotonic() - started_s
+    return proof
+
+
+def _compare_batch(record: Record, batch: Batch, proof: Proof) -> None:
+    model = batch.tensors.model
+    proof.parameters = model.size
+    if record.done is None:
+        proof.nothing_to_compare = "the run did not finish: it left no weights to compare with"
+        return
+    weights = batch.weights()
+    recorded = load_weights(record.path / schema.WEIGHTS, ["theta"], model, record.done.get("weights"))["theta"]
+    proof.differences.append(difference("theta", weights, recorded, batch.initial, model, batch.bounds))
 
 
 def _compute(record: Record, brought: Brought, data: DataSet, plan: Plan, proof: Proof, reach: Reach) -> bool:

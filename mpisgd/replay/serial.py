@@ -19,6 +19,7 @@ from torch import Tensor
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import DataError
 from mpisgd.data import DataSet
+from mpisgd.exchange import deltas
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import team_loss
 from mpisgd.job import parts
@@ -30,6 +31,7 @@ from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.push_format import PushFormat
 
 _NOT_LOOKED_AT = (Reason.FINISHED, Reason.REPEATED, Reason.MISSED, Reason.TORN)
 """Reasons for which a gradient was dropped before anybody asked whether it was finite."""
@@ -87,12 +89,15 @@ class Serial:
         _check_size(record, self.model.size)
         self.bounds = parts.bounds(config, self.model)
         self.initial = self.model.weights.clone()
+        protocol = record.protocol()
         self.shards = [self.tensors.update(bounds, record.gradients_per_update) for bounds in self.bounds]
         self.nonfinite: list[list[tuple[int, int, float]]] = [[] for _ in self.shards]
         """For each shard, the clock, learner and loss of the gradients that it found not to be finite."""
         self._gradients = [self._chain(ranks) for ranks in record.members]
+        self._format = PushFormat.of(config)
         self._moves_weights = stages.moves_weights(config)
-        self._pushes_per_pull = record.protocol().pushes_per_pull
+        self._pushes_per_pull = protocol.pushes_per_pull
+        self._deltas = [deltas.of_run(config, protocol, update.weights) for update in self.shards]
         self._own_weights: dict[int, Tensor] = {}
         self._buffers: dict[int, list[Tensor]] = {}
         self._computing = -1
@@ -104,6 +109,8 @@ class Serial:
             if log.start.clock:
                 update = self.shards[shard]
                 update.restore({name: torch.from_numpy(array) for name, array in begun[shard].items()}, log.start.samples)
+            if (held := self._deltas[shard]) is not None:
+                held.begin(self.shards[shard].weights)
             self._keep(shard, log.start.clock)
 
     def compute(self, action: Compute) -> tuple[float, int, list[float]]:
@@ -121,8 +128,9 @@ class Serial:
         gradient = self._gradients[learner_id]
         gradient.at_clock(min(timestamps))
         loss = gradient.compute(seq)
-        pushed = gradient.memory.tensors[1]
-        vector = pushed.clone() if pushed.dtype == torch.float32 else pushed.view(torch.bfloat16).float()
+        pushed, vector = gradient.memory.tensors[1], torch.empty(self.model.size)
+        for (start, end), (at, to) in zip(self.bounds, gradient.memory.cuts or self.bounds, strict=True):
+            self._format.widen(pushed[at:to], vector[start:end])
         if (seq + 1) % self._pushes_per_pull:
             gradient.take_own_step()
             self._own_weights[learner_id] = self.model.weights.clone()
@@ -151,6 +159,8 @@ class Serial:
     def update(self, action: Update) -> Step:
         """A shard makes its next update."""
         step = self.shards[action.shard].step()
+        if (held := self._deltas[action.shard]) is not None:
+            held.follow(self.shards[action.shard].weights)
         self._keep(action.shard, action.clock)
         return step
 
@@ -180,9 +190,9 @@ class Serial:
 
     def _keep(self, shard: int, clock: int) -> None:
         """Keep the slice that a shard has now, if a gradient will be computed from it."""
-        uses = self._uses[shard]
+        uses, weights, held = self._uses[shard], self.shards[shard].weights, self._deltas[shard]
         if clock < len(uses) and uses[clock]:
-            self._slices[shard][clock] = self.shards[shard].weights.clone()
+            self._slices[shard][clock] = (weights if held is None else held.kept(weights)).clone()
 
     def _load(self, learner_id: int, shard: int, clock: int, pulled: bool) -> None:
         """Put a slice into the model, where the learner had pulled it; forget it after its last use."""
@@ -190,7 +200,10 @@ class Serial:
         compensation = self.shards[shard].compensation
         if pulled and compensation is not None:
             compensation.given(learner_id, clock, self._slices[shard][clock])
-        if pulled and self._loaded[shard] != clock:
+        held = self._deltas[shard]
+        if pulled and held is not None:
+            self.model.weights[start:end].copy_(held.given(learner_id, self._slices[shard][clock]))
+        elif pulled and self._loaded[shard] != clock:
             self.model.weights[start:end].copy_(self._slices[shard][clock])
             self._loaded[shard] = clock
         self._uses[shard][clock] -= 1

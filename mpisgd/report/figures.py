@@ -114,3 +114,22 @@ def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], m
     """Both figures of `error`."""
     how: tuple[Literal["epochs", "seconds"], ...] = ("epochs", "seconds")
     return [Drawing(f"error_{each}", f"{what} against {each} [Zhang16 Fig. 3]", error(title, runs, each), missing) for each in how]
+
+
+def losses(title: str, iterations: np.ndarray) -> Figure | None:
+    """Loss of a batch optimisation against iterations, evaluations and seconds; rows of the log's table of them."""
+    if len(iterations) == 0:
+        return None
+    figure, axes = style.new(title, "iterations, or evaluations", "loss of the batch")
+    for at, (name, label) in enumerate((("iteration", "against iterations"), ("clock", "against evaluations"))):
+        axes.plot(iterations[name], iterations["loss"], label=label, **style.line(at))
+    above = axes.twiny()
+    above.set_xlabel("training time [s]")
+    above.plot(iterations["time_s"], iterations["loss"], **style.hollow(style.line(2)))
+    axes.plot([], [], label="against seconds (above)", **style.hollow(style.line(2)))
+    if (iterations["loss"] > 0).all():
+        axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    above.set_xlim(left=0)
+    style.legend(figure, axes)
+    return figure

@@ -67,6 +67,8 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
     whole = not run.left_out
+    if run.is_batch:
+        return _tables_of_batch(run, state)
     return (
         about.header(run, state, training.final_text(run)),
         training.summary_table(run),
@@ -84,12 +86,32 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
     )
 
 
+def _tables_of_batch(run: Run, state: about.Status) -> tuple[Table, ...]:
+    """Of a batch optimisation, where no gradient is stale."""
+    return (
+        about.header(run, state, training.final_text(run)),
+        training.summary_table(run),
+        training.iteration_table(run),
+        training.evaluation_table(run),
+        throughput.rate_table(run),
+        throughput.portion_table(run),
+        books.shard_table(run),
+        books.learner_table(run),
+    )
+
+
 def draw(run: Run) -> tuple[Drawing, ...]:
     """All figures of a run but its timeline; matplotlib is imported here and not before."""
     from mpisgd.report import figures, figures_time
 
     title, synchronous = about.label(run), arrivals.synchronous(run)
     curves = training.curves(run)
+    if run.is_batch:
+        losses = figures.losses(title, run.of_coordinator("iterations"))
+        return (
+            Drawing("losses", "Loss against iterations, evaluations and seconds [Dean12 4.2]", losses, "no iteration was made"),
+            *figures.errors("Error", title, [(run.name, curves)], "every error is NaN" if curves else "nothing was evaluated"),
+        )
     axis = "time since the clock's start" if synchronous else "turnaround: weights answered to gradient arrived"
     return (
         Drawing(

@@ -24,6 +24,11 @@ class ProtocolOptions(ABC):
 
     collective: ClassVar[bool] = False
     """Learners double as shards: gradients and weights move by collective calls."""
+    duplex: ClassVar[bool] = False
+    """A pull need not wait for its learner's own push, and may be asked for before it."""
+
+    batch: ClassVar[bool] = False
+    """The whole batch makes each step, under a coordinator of its own (`sandblaster/`): shards judge no gradients."""
 
     @property
     def fresh(self) -> bool:

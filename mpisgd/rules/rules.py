@@ -8,6 +8,7 @@
     a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
     one that hung is back              `on_return`
     a signal has come                  `on_interrupt`  whether it came in time
+    the evaluator has seen enough      `on_enough`     whether it is news
 
 After each the shard obeys until nothing is due: it sums the parked push of whose `turn` it is; where an update is due
 (`update_due`), it makes it (`on_update`), and tells those who are `late`; it answers the pulls that are `ready`.
@@ -19,7 +20,7 @@ must say, tests ask it alone. Where nobody watches learners, none is ever lost o
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
@@ -61,6 +62,7 @@ class Rules:
     Attributes:
         finished: enough samples have been applied, or all learners have left.
         interrupted: a signal has come before that; where `finished` is true as well in the end, it came too late to matter.
+        enough: evaluations are no better any more: nobody is given weights, and once all have left the run is finished.
         present: learners that have not left, and are not missed.
         absent: learners that were missed, and are not back.
         waiting: learners whose pulls are not answered yet, with the clock that each asks for at least.
@@ -74,6 +76,7 @@ class Rules:
         self.clock = 0
         self.finished = False
         self.interrupted = False
+        self.enough = False
         self.present = set(range(lambda_))
         self.absent = set[int]()
         self.waiting: dict[int, int] = {}
@@ -119,10 +122,10 @@ class Rules:
             return LEAVE  # whose turn it is has left
         return SUM if learner_id in self.absent or self.turn() in (None, learner_id) else PARK
 
-    def turn(self) -> int | None:
-        """Whose push must be summed next, or None = anybody's."""
+    def turn(self, parked: Container[int] = ()) -> int | None:
+        """Whose push must be summed next, or None = anybody's: of one who is present, or has left behind what is `parked`."""
         turn = None if self.finished else self.protocol.expects()
-        return turn if turn in self.present else None
+        return turn if turn in self.present or turn in parked else None
 
     def is_wanted(self, learner_id: int, seq: int) -> bool:
         """Whether a gradient might be used: else it does not matter whether it is finite."""
@@ -156,6 +159,7 @@ class Rules:
     def on_torn(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
         """Of a gradient only a part has come."""
         self.dropped_seq[learner_id] = seq
+        self.verdicts[learner_id] = DROP_TORN.kind
         if learner_id in self.present and not self.finished:
             self.protocol.on_discard(learner_id, timestamp, self.clock)
         return DROP_TORN
@@ -210,10 +214,19 @@ class Rules:
             self._computing[learner_id] = self.clock
         return True
 
-    def passes(self, learner_id: int, min_clock: int) -> bool:
+    @property
+    def stuck(self) -> bool:
+        """Whether all who are present wait."""
+        return bool(self.present) and self.present <= self.waiting.keys()
+
+    def passes(self, learner_id: int, min_clock: int, stuck: bool) -> bool:
         """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
-        and has gone on without a learner for which this one has not. It then counts as heard."""
-        told = self._disturbed or self.protocol.lockstep  # of shards in lockstep only one that misses a learner gets ahead
+        and has gone on without a learner for which this one has not. It then counts as heard.
+
+        A shard that knows of no loss believes it of shards in lockstep, of which only one that misses a learner gets ahead; or
+        where all who are present wait (`stuck`), so that nobody will push.
+        """
+        told = self._disturbed or self.protocol.lockstep or stuck
         lags = told and self.protocol.consistent and min_clock > self.clock
         if not lags or self.finished or learner_id not in self.present:
             return False
@@ -247,8 +260,7 @@ class Rules:
     def let_go(self) -> list[int]:
         """Whom nobody counts on any more, now that all who are present wait: learners that another shard, which lacks none of what
         has been lost here, has told to stop. The others are told so, too, as soon as they get on here."""
-        stuck = self.present and self.present <= self.waiting.keys()
-        if not stuck or self.finished or self.interrupted:
+        if not self.stuck or self.finished or self.interrupted:
             return []
         gone, self._told_to_stop = sorted(self._told_to_stop), set()
         for learner_id in gone:
@@ -262,8 +274,8 @@ class Rules:
         self.protocol.on_return(learner_id, self.clock)
 
     def end_if_deserted(self) -> bool:
-        """Whether nobody is present any more; the run is then finished, unless a signal has cut it short."""
-        if not self.present and not self._cut_short:
+        """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""
+        if not self.present and (self.enough or not self._cut_short):
             self.finished = True
         return not self.present
 
@@ -272,4 +284,11 @@ class Rules:
         if self.finished or self.interrupted:
             return False
         self.interrupted = True
+        return True
+
+    def on_enough(self) -> bool:
+        """Whether training is to end now, and nobody knew: from now on nobody is given weights. A signal may have come before."""
+        if self.finished or self.enough:
+            return False
+        self.enough = self.interrupted = True
         return True

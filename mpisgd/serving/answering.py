@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Message, Pull
+from mpisgd.exchange.deltas import Deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import GIVE, STOP, Do, Rules
@@ -23,17 +24,41 @@ class Answering:
         on_given: is told of each learner that was given weights.
     """
 
-    def __init__(self, channel: ShardChannel, rules: Rules, update: Updates, log: ShardLog, finiteness: Finiteness) -> None:
+    def __init__(
+        self,
+        channel: ShardChannel,
+        rules: Rules,
+        update: Updates,
+        log: ShardLog,
+        finiteness: Finiteness,
+        deltas: Deltas | None = None,
+    ) -> None:
         self._channel = channel
         self._rules = rules
         self._update = update
         self._log = log
         self._finiteness = finiteness
-        channel.chunks_count = update.chunks_count
-        self.chunked = update.chunks_count > 1
+        self._deltas = deltas
+        channel.chunks_count = update.chunks_count if deltas is None else 1
+        self.chunked = channel.chunks_count > 1
         self.given: list[tuple[int, float]] = [(-1, 0.0)] * len(rules.present)
         self.put_off: deque[Message] = deque()
         self.on_given: Callable[[int], None] | None = None
+
+    def begin(self) -> None:
+        """The first weights are there."""
+        if self._deltas is not None:
+            self._deltas.begin(self._update.weights)
+
+    def follow(self) -> None:
+        """An update was made."""
+        if self._deltas is not None:
+            self._deltas.follow(self._update.weights)
+
+    def gone(self, learner_id: int) -> None:
+        """A learner is given nothing any more."""
+        if self._deltas is not None:
+            self._deltas.gone(learner_id)
 
     def answer(self, pull: Pull) -> Do:
         """What becomes of a pull."""
@@ -54,9 +79,10 @@ class Answering:
                 self._give(ready)
 
     def _stop(self, learner_ids: list[int]) -> None:
-        ending = Ending.FINISHED if self._rules.finished else Ending.INTERRUPTED
+        rules = self._rules
+        ending = Ending.FINISHED if rules.finished else Ending.ENOUGH if rules.enough else Ending.INTERRUPTED
         for learner_id in learner_ids:
-            self._channel.stop(learner_id, self._rules.clock, ending)
+            self._channel.stop(learner_id, rules.clock, ending)
 
     def _give(self, learner_ids: list[int]) -> None:
         channel, update, rules = self._channel, self._update, self._rules
@@ -66,6 +92,10 @@ class Answering:
             for chunk in update.chunks():
                 channel.add_chunk(chunk)
             channel.close_answers()
+        elif self._deltas is not None:
+            for alike, body in self._deltas.answers(learner_ids, update.weights, rules.clock):
+                channel.start_answers(alike, body, rules.clock, rules.verdicts)
+                channel.finish_answers()
         else:
             channel.start_answers(learner_ids, update.served, rules.clock, rules.verdicts)
         self._finish(learner_ids, now_s)
@@ -74,8 +104,8 @@ class Answering:
         """The newest weights are on their way to these learners, since that second."""
         if self._finiteness.later:
             self._finiteness.check()
-        if not self._channel.finish_answers():
-            self._update.renew_weights()
+        if not self._channel.duplex:
+            self.leave()
         clock, compensation, on_given = self._rules.clock, self._update.compensation, self.on_given
         for learner_id in learner_ids:
             self.given[learner_id] = (clock, now_s)
@@ -84,6 +114,11 @@ class Answering:
                 compensation.given(learner_id, clock)
             if on_given is not None:
                 on_given(learner_id)
+
+    def leave(self) -> None:
+        """Wait until answers have left: the weights may change."""
+        if not self._channel.finish_answers():
+            self._update.renew_weights()
 
     def make(self) -> tuple[float, float]:
         """Make the new weights chunk by chunk; who waits for them is sent each as soon as it is made.

@@ -51,6 +51,9 @@ class Serves(Protocol):
     def end_if_deserted(self) -> None:
         """All learners may have left."""
 
+    def see_enough(self, asked: SnapshotPull) -> None:
+        """The evaluator may say that training is to end."""
+
     def refuse(self, refused: Refused) -> None:
         """What a rank has sent cannot be."""
 
@@ -107,6 +110,7 @@ class Faults:
         elif isinstance(message, GivenUp):
             self._lose_for_good(self._channel.rank_of(message.learner_id), message.learner_id)
         elif isinstance(message, SnapshotPull):
+            self._shard.see_enough(message)
             self._ask(message.number)
         else:
             return False
@@ -175,6 +179,12 @@ class Faults:
         if learner_id in self._rules.present:
             self._note(Event.RETURNED, learner_id, "is back")
 
+    def note_if_alone(self, learner_id: int) -> None:
+        """A learner waits; where it was missed, and nobody else is present, it is back: nobody would ever answer it."""
+        if learner_id in self._rules.absent and not self._rules.present:
+            self._rules.on_return(learner_id)
+            self._note(Event.RETURNED, learner_id, "is back")
+
     def _given(self, learner_id: int) -> None:
         """A learner was given weights; where it was missed, it is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)
@@ -232,7 +242,7 @@ class Faults:
             self._succession.free.append(learner_id)
             self._appoint()
         else:
-            self._channel.answer_goodbye(learner_id, evaluate=False)
+            self._channel.answer_goodbye(learner_id, 0)
 
     def _appoint(self) -> None:
         """See to it that somebody evaluates."""
@@ -240,7 +250,7 @@ class Faults:
             return
         learner_id = self._succession.appoint()
         if learner_id is not None:
-            self._channel.answer_goodbye(learner_id, evaluate=True)
+            self._channel.answer_goodbye(learner_id, self._succession.appointed)
         elif self._succession.evaluator is None and self._rules.deserted:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
@@ -251,7 +261,7 @@ class Faults:
         if was_open and not self._shard.desk.is_open and self._succession is not None:
             self._channel.pass_on_nothing_more()
             for learner_id in self._succession.free:
-                self._channel.answer_goodbye(learner_id, evaluate=False)
+                self._channel.answer_goodbye(learner_id, 0)
             self._succession.free.clear()
 
     def _note_lost(self, learner_id: int, text: str) -> None:

@@ -6,7 +6,7 @@ from mpisgd.comm.messages import FINAL, NOTHING_MORE
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.rules.rules import Rules
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.memory import on_host
 
 
@@ -17,7 +17,7 @@ class SnapshotDesk:
         is_open: the evaluator has not said goodbye.
     """
 
-    def __init__(self, channel: ShardChannel, rules: Rules, update: Updates, snapshots: Snapshots) -> None:
+    def __init__(self, channel: ShardChannel, rules: Rules, update: Copied, snapshots: Snapshots) -> None:
         self._channel = channel
         self._rules = rules
         self._update = update

@@ -21,6 +21,8 @@ class Succession:
         self.evaluator: int | None = DEDICATED if dedicated else None
         self.free: list[int] = []
         """Learners that have said goodbye, and wait to be told whether they are to evaluate."""
+        self.appointed = 0
+        """How many were appointed so far."""
 
     def lost(self, learner_id: int) -> None:
         """A learner, or the DEDICATED evaluator, is there no more."""
@@ -34,5 +36,6 @@ class Succession:
         if self.evaluator is not None or not self.free:
             return None
         self.evaluator = min(self.free)
+        self.appointed += 1
         self.free.remove(self.evaluator)
         return self.evaluator

@@ -19,9 +19,8 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet, fetch_each
 from mpisgd.data.sampling import Sampling
-from mpisgd.gradient.gradient import clip
 from mpisgd.gradient.objective import Objective, OwnStep
-from mpisgd.vectors.flat import FlatModel, is_finite
+from mpisgd.vectors.flat import FlatModel, clip, is_finite
 
 TOGETHER = 64
 """Gradients in one batch, at most: beyond it memory grows and speed does not."""

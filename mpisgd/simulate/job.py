@@ -16,6 +16,7 @@ from mpisgd.base.without_gc import without_gc
 from mpisgd.comm.virtual.cluster import Cluster
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, config_file, replace
+from mpisgd.exchange import links
 from mpisgd.job import naming, placement
 from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
@@ -70,11 +71,14 @@ class Job:
         config, setup, world, logged = self.config, self.setup, self.world, self.config.log.enabled
         directory.write_config(self.path, config_file.dumps(config, self.environment()))
         lambda_, ranks = self.roles.lambda_, self.roles.streams
+        carried, wasted = links.said(config, self.roles, setup.hosts, setup.bounds)
         self._say(
             f"mpisgd {__version__}, virtual cluster:"
             f" {headline(config, lambda_, ranks, world.parameters, world.meta.train_samples)},"
-            f" {len(set(setup.hosts)):,} nodes; log in {self.path}"
+            f" {len(set(setup.hosts)):,} nodes{f', {carried}' if carried else ''}; log in {self.path}"
         )
+        if wasted:
+            self._say(f"mpisgd: warning: {wasted}")
         accounts: dict[int, np.ndarray] = {}
         with ExitStack() as stack, without_gc(), kept():
             cluster = Cluster(self.roles.describe)

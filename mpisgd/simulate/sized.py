@@ -8,8 +8,10 @@ from typing import Any
 from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels, Updates
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 
 class SizedUpdate(Updates):
@@ -17,9 +19,10 @@ class SizedUpdate(Updates):
 
     Args:
         size: elements of the slice.
-        half: gradients are received as bfloat16.
+        push_format: how gradients are received.
         rank: the shard's, on whose clock nanoseconds pass.
         service_ns: what one gradient, and one update, cost.
+        weighting: what weights multiply.
     """
 
     inbox: Any = None
@@ -36,13 +39,14 @@ class SizedUpdate(Updates):
         learning_rate: float,
         schedule: Schedule,
         train_samples: int,
-        half: bool,
+        push_format: PushFormat,
         rank: VirtualRank,
         service_ns: tuple[int, int],
+        weighting: Weighting,
     ) -> None:
         vector = SizedVector(size)
         self.scratch = vector
-        self.inbox = vector.in_half() if half else vector
+        self.inbox = push_format.sized(vector)
         self.weights = self.served = vector
         self.gradients = 0
         self.samples = 0
@@ -50,6 +54,7 @@ class SizedUpdate(Updates):
         self._schedule = schedule
         self._train_samples = train_samples
         self._pending_samples = 0
+        self._weighting = weighting
         self._rank = rank
         self._gradient_ns, self._update_ns = service_ns
         self.learning_rate = learning_rate * schedule(0.0)
@@ -69,12 +74,13 @@ class SizedUpdate(Updates):
 
     def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
         self._rank.now += self._gradient_ns
+        self._weighting.add(weight, gradients)
         self.gradients += gradients
         self._pending_samples += samples
 
     def step(self) -> Step:
         self._rank.now += self._update_ns
-        step = Step(gradients=self.gradients, learning_rate=self.learning_rate)
+        step = Step(gradients=self.gradients, learning_rate=self.learning_rate * self._weighting.take())
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)

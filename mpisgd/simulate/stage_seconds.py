@@ -17,7 +17,7 @@ from mpisgd.vectors.memory import Memory, SizedVector
 
 
 class StageSeconds:
-    """The passes of a stage (`exchange.pipeline.Passes`).
+    """The passes of a stage (`pipeline.stage.Passes`).
 
     Args:
         rank: on whose clock nanoseconds pass.

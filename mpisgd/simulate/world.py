@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
 from mpisgd.comm.communicator import Node
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.config import Config, replace
-from mpisgd.exchange.pipeline import Stage
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -21,6 +21,7 @@ from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.roles import Built
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
+from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
@@ -30,10 +31,12 @@ from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel, Layer, slice_bounds
 from mpisgd.vectors.memory import Memory, SizedVector
+from mpisgd.vectors.push_format import PushFormat
 
 _NS = 10**9
 
@@ -88,9 +91,14 @@ class VirtualWorld(World):
         gradient_s = service.gradient_s + service.gradient_s_per_byte * nbytes
         return round(gradient_s * _NS), round((service.update_s + service.update_s_per_byte * nbytes) * _NS)
 
+    def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        wire = self.wires[rank]
+        gradient_ns, update_ns = self._service_ns(self.roles.index(rank))
+        return lambda: wire.work(gradient_ns), lambda: wire.work(update_ns)
+
     def _whole_ns(self, rank: int) -> Callable[[], int] | None:
         """As `_next_ns`; None where a mini-batch takes its time layer by layer."""
-        return self._next_ns(rank) if self.config.exchange == "whole" else None
+        return self._next_ns(rank) if self.config.exchange != "layerwise" else None
 
     def _next_ns(self, rank: int) -> Callable[[], int]:
         """Tells what the next mini-batch of a rank costs. Raises LearnerFailed where it fails meanwhile."""
@@ -145,6 +153,8 @@ class TensorWorld(VirtualWorld):
     def __init__(self, config: Config, brought: Brought, roles: Roles, nodes: list[int], evaluated: bool) -> None:
         super().__init__(config, roles, nodes)
         data = parts.load_data(config, brought)
+        if data.train.advice:
+            speech.warn(data.train.advice)
         self.tensors = tensors = Tensors.load(config, brought, data, roles.streams)
         tensors.evaluated = evaluated
         self.meta = tensors.meta
@@ -219,9 +229,10 @@ class SizedWorld(VirtualWorld):
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
             train_samples=self.meta.train_samples,
-            half=config.push_format == "bfloat16",
+            push_format=PushFormat.of(config),
             rank=self.wires[rank],
             service_ns=self._service_ns(shard),
+            weighting=Weighting(config.modulate),
         )
 
 

@@ -12,10 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, Survey
+from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
+from mpisgd.site import launchers
+from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.survey import SEGMENTS
 
 Level = Literal["ok", "warning", "fault"]
+
+_HOSTS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,12 @@ def check_ranks(survey: Survey) -> Finding:
     launched = launched_size(survey.ranks[0].environment)
     if is_singleton(survey) and launched is not None:
         name, size = launched
+        fits = _fits(survey) or "use that MPI's own mpirun"
         return Finding(
             "ranks",
             "fault",
             f"{size} times 1 rank, not {size} ranks: {name} = {size}, but this process believes that it is alone",
-            "the launcher belongs to another MPI than mpi4py's: use that MPI's own mpirun; under SLURM, mpirun for Open MPI"
-            " and srun --mpi=pmi2 for MPICH",
+            f"the launcher belongs to another MPI than mpi4py's; {fits}; or build mpi4py against the MPI whose launcher this is",
         )
     hosts: dict[str, int] = {}
     for facts in survey.ranks:
@@ -90,9 +94,24 @@ def check_ranks(survey: Survey) -> Finding:
     return Finding("ranks", "ok", f"{size} on {len(hosts)} host{'s' * (len(hosts) > 1)}: {where}{more}{alone}")
 
 
+def _fits(survey: Survey) -> str:
+    """Which launchers start this library's ranks; "" where it is not known whose it is."""
+    owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
+    return "" if owner is None else f"{owner} is started by {', '.join(launchers.fitting(owner))}"
+
+
+def check_launcher(survey: Survey) -> Finding:
+    """What fits, and what is known not to: for whoever writes a batch script."""
+    owner = launchers.family(survey.ranks[0].versions.get("MPI", ""))
+    if owner is None:
+        return Finding("launcher", "ok", "not known which fits this MPI")
+    not_ = [name for name, each in launchers.LAUNCHERS.items() if owner in each.fails]
+    return Finding("launcher", "ok", f"{_fits(survey)}; known not to: {', '.join(not_)}")
+
+
 def check_batch_system(survey: Survey) -> Finding:
     environment, size = survey.ranks[0].environment, len(survey.ranks)
-    systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID"}
+    systems = {"SLURM": "SLURM_JOB_ID", "LSF": "LSB_JOBID", "PBS": "PBS_JOBID", "Flux": "FLUX_JOB_ID"}
     found = [f"{system} job {environment[name]}" for system, name in systems.items() if name in environment]
     granted = environment.get("LSB_DJOB_NUMPROC", "") if "LSB_JOBID" in environment else ""
     # Not SLURM_NTASKS: below mpirun it counts its daemons. Under jsrun a slot is a core, and the batch host has one.
@@ -170,6 +189,23 @@ def check_cores(survey: Survey) -> Finding:
         return Finding("cores", "warning", f"{text}, which has {machine}{more}", mend)
     mend = "start fewer ranks per host; mpisgd train waits politely here, but what is timed is not a cluster"
     return Finding("cores", "warning", f"{text}{more}", mend)
+
+
+def check_binding(survey: Survey) -> Finding:
+    """Which rank may run where: as the launcher and the batch system have bound them."""
+    parts, numbered = [], list(enumerate(survey.ranks))
+    for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:_HOSTS_SHOWN]:
+        by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
+        for rank, facts in numbered:
+            if facts.host == host:
+                by_cores.setdefault((facts.cores, facts.gpus), []).append(rank)
+        each = (
+            f"rank {ranges(ranks)} on core {ranges(sorted(cores))}{f' with {gpus} GPU(s)' if gpus else ''}"
+            for (cores, gpus), ranks in by_cores.items()
+        )
+        parts.append(f"{host}: {'; '.join(each)}")
+    more = f" | and {len(survey.hosts) - _HOSTS_SHOWN} more hosts" if len(survey.hosts) > _HOSTS_SHOWN else ""
+    return Finding("binding", "ok", " | ".join(parts) + more)
 
 
 def check_omp(survey: Survey) -> Finding:
@@ -278,12 +314,14 @@ def check_segments(survey: Survey) -> Finding:
 CHECKS: tuple[Callable[[Survey], Finding], ...] = (
     check_mpi,
     check_ranks,
+    check_launcher,
     check_batch_system,
     check_thread_level,
     check_cuda,
     check_ring,
     check_round_trip,
     check_cores,
+    check_binding,
     check_omp,
     check_torch,
     check_import_seconds,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Says how many ranks the launcher started; the launcher that is nearest to the process comes first.
-SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-
-BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID")
+BATCH_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID", "FLUX_ENCLOSING_ID")
 
 
 @dataclass(frozen=True)

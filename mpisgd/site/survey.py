@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.version import __version__
-from mpisgd.site.facts import BATCH_JOBS, SIZE_VARIABLES, HostFacts, MpiFacts, RankFacts, Ring, Survey
+from mpisgd.liveness.guard import SIZE_VARIABLES
+from mpisgd.site.facts import BATCH_JOBS, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
 RING_NBYTES = 1 << 20
 _ROUND_TRIPS = 10

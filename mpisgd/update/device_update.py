@@ -29,8 +29,10 @@ from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.groups import Segment
 from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.flat import is_finite
 from mpisgd.vectors.memory import Copy, host_view, staging, vector_like, wait_for
+from mpisgd.vectors.push_format import PushFormat
 
 
 class DeviceUpdate(SliceUpdate):
@@ -98,7 +100,7 @@ class StagedUpdate(DeviceUpdate):
         self._serve_from(staging(weights))
 
     def _new_inbox(self) -> Tensor:
-        return staging(self._scratch if self._half is None else self._half)
+        return staging(self._scratch if self._coded is None else self._coded)
 
     @property
     def inbox(self) -> Any:
@@ -112,7 +114,7 @@ class StagedUpdate(DeviceUpdate):
         if self._turn is not None:
             self._scratch.copy_(self._turn, non_blocking=True)
         else:
-            self._emptying[0] = Copy(self._scratch if self._half is None else self._half, self._inboxes[0])
+            self._emptying[0] = Copy(self._scratch if self._coded is None else self._coded, self._inboxes[0])
             self._inboxes.reverse()
             self._emptying.reverse()
         super().take_in()
@@ -199,6 +201,8 @@ def make_update(
         train_samples=train_samples,
         average=Average.of(own, config.averaging, config.averaging_bias_correction),
         segments=segments,
-        half=config.push_format == "bfloat16",
+        push_format=PushFormat.of(config),
+        weighting=Weighting(config.modulate),
+        clip_average=config.clip_average,
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

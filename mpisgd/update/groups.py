@@ -1,7 +1,7 @@
 """Groups of parameters, as an optimiser of torch has them, on slices that know no parameters: segments of the flat vector.
 
 A segment is a run of elements with the same settings. A slice may begin or end within one, and so within a layer: it has its part,
-for optimisers work element by element.
+for optimisers work element by element. Those that do not, LARS and LAMB, have a segment for each parameter (`trust_ratio.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class Segment(NamedTuple):
     weight_decay: float | None = None
 
 
-def segments_of(options: GroupOptions, sizes: Mapping[str, int]) -> list[Segment]:
+def segments_of(options: GroupOptions, sizes: Mapping[str, int], each_parameter: bool = False) -> list[Segment]:
     """The segments of a flat vector of these parameters, name -> number of elements, from its first element to its last.
 
-    None where there are no groups. Raises ConfigError where a pattern decides for no parameter.
+    None where there are no groups, unless `each_parameter` is to be one: else neighbours that are alike are one segment. Raises
+    ConfigError where a pattern decides for no parameter.
     """
-    if not (options.rate or options.weight_decay):
+    if not (options.rate or options.weight_decay or each_parameter):
         return []
     rates, decays = _decided("rate", options.rate, sizes), _decided("weight_decay", options.weight_decay, sizes)
     found: list[Segment] = []
@@ -39,7 +40,7 @@ def segments_of(options: GroupOptions, sizes: Mapping[str, int]) -> list[Segment
     for name, size in sizes.items():
         each = Segment(start, start + size, rates.get(name, 1.0), decays.get(name))
         start += size
-        if found and found[-1][2:] == each[2:]:
+        if found and found[-1][2:] == each[2:] and not each_parameter:
             each = each._replace(start=found.pop().start)
         found.append(each)
     return found

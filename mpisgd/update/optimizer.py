@@ -1,4 +1,4 @@
-"""The optimisers of the shards: torch.optim on one flat parameter (DESIGN 5)."""
+"""The optimisers of the shards: torch.optim on one flat parameter (DESIGN 5), and two beside it (`trust_ratio.py`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,19 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from mpisgd.base.errors import CheckpointError
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    AdamwOptions,
+    LambOptions,
+    LarsOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+)
+from mpisgd.update import trust_ratio
 from mpisgd.update.groups import Segment
+from mpisgd.update.trust_ratio import Lamb, Lars, lamb, lars
 from mpisgd.vectors.chunks import cuts
 from mpisgd.vectors.memory import vector_like
 
@@ -40,7 +51,7 @@ def make_optimizer(
     """
     with without_the_compiler():
         optimizer = _make(options, parameter, learning_rate)
-    if begun or not isinstance(optimizer, torch.optim.SGD):
+    if begun or type(optimizer) is not torch.optim.SGD:
         _begin(optimizer, parameter)
     return optimizer
 
@@ -76,6 +87,8 @@ def _make(options: OptimizerOptions, parameter: Tensor, learning_rate: float) ->
             return torch.optim.Adam([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
         case AdamwOptions(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay):
             return torch.optim.AdamW([parameter], lr=learning_rate, betas=(beta1, beta2), eps=eps, weight_decay=decay, fused=True)
+        case LarsOptions() | LambOptions():
+            return trust_ratio.make(options, parameter, learning_rate)
 
 
 @contextmanager
@@ -103,6 +116,8 @@ _SLOTS = {
     torch.optim.RMSprop: {"step", "square_avg", "momentum_buffer"},
     torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    Lars: {"momentum_buffer"},
+    Lamb: {"step", "exp_avg", "exp_avg_sq"},
 }
 
 
@@ -134,7 +149,8 @@ class Stepper:
 
     Where there are `segments`, from the first element to the last, each has settings of its own. They are cut into pieces of at
     most a chunk; a step is always one of whole pieces, because the last bits of some kernels depend on where vectors begin and
-    end. The optimiser must have begun (`make_optimizer`).
+    end. The optimiser must have begun (`make_optimizer`). To LARS and LAMB a segment is a parameter, or the slice's part of it,
+    and is not cut; the whole slice is one where there are none.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameter: Tensor, segments: Sequence[Segment] = ()) -> None:
@@ -144,11 +160,15 @@ class Stepper:
         self._settings = self._kernel.settings_of(self._group)
         self._fused = bool(self._group.get("fused"))
         self._scale = torch.ones((), device=self._weights.device)
-        self._pieces = [
-            each._replace(start=each.start + cut.start, stop=each.start + cut.stop)
-            for each in segments
-            for cut in cuts(4 * (each.stop - each.start))
-        ]
+        self._by_norms = self._kernel.step in (lars, lamb)
+        if self._by_norms:
+            self._pieces = list(segments) or [Segment(0, self._size)]
+        else:
+            self._pieces = [
+                each._replace(start=each.start + cut.start, stop=each.start + cut.stop)
+                for each in segments
+                for cut in cuts(4 * (each.stop - each.start))
+            ]
         self._ends = [piece.stop for piece in self._pieces]
 
     def reach(self, stop: int) -> int:
@@ -195,10 +215,12 @@ class Stepper:
             settings = self._settings | {"lr": self._group["lr"] * rate}
             if weight_decay is not None:
                 settings["weight_decay"] = weight_decay
+            if self._by_norms:
+                settings["excluded"] = weight_decay == 0
             tensors: list[list[Any]] = []
             for name in self._kernel.slots:
                 tensors.append([slots_of[name][at] for at in those] if name in slots else [])
-            if self._kernel.step is sgd and not tensors[0]:
+            if self._kernel.step in (sgd, lars) and not tensors[0]:
                 tensors = [[None] * len(those)]
             of_them = [weights_of[at] for at in those], [gradient_of[at] for at in those]
             self._kernel.step(*of_them, *tensors, foreach=False, **settings)
@@ -230,13 +252,16 @@ class _Kernel(NamedTuple):
         return found | {"maximize": False} | ({"has_sparse_grad": False} if self.step is adagrad else {})
 
 
+_SGD = "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov"
 _ADAM = ("exp_avg", "exp_avg_sq", "", "step"), ("fused", "lr", "betas", "weight_decay", "eps", "amsgrad")
 _KERNELS: dict[type[torch.optim.Optimizer], _Kernel] = {
-    torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), ("fused", "weight_decay", "momentum", "lr", "dampening", "nesterov")),
+    torch.optim.SGD: _Kernel(sgd, ("momentum_buffer",), _SGD),
     torch.optim.Adagrad: _Kernel(adagrad, ("sum", "step"), ("fused", "lr", "weight_decay", "lr_decay", "eps")),
     torch.optim.RMSprop: _Kernel(
         rmsprop, ("square_avg", "", "momentum_buffer", "step"), ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")
     ),
     torch.optim.Adam: _Kernel(adam, *_ADAM),
     torch.optim.AdamW: _Kernel(adamw, *_ADAM),
+    Lars: _Kernel(lars, ("momentum_buffer",), (*_SGD, "trust")),
+    Lamb: _Kernel(lamb, *_ADAM),
 }

@@ -13,6 +13,7 @@ from mpisgd.update.norms import Norms
 from mpisgd.vectors.computing import Updates
 from mpisgd.vectors.flat import is_finite, squared_norm
 from mpisgd.vectors.memory import host_vector, host_view, vector_like, view_of
+from mpisgd.vectors.push_format import PushFormat
 
 PARKED_NBYTES = 2**30
 """Memory that a shard may use for gradients that came before their turn."""
@@ -26,14 +27,15 @@ class Reception(Updates):
 
     Args:
         weights: (slice,) float32.
-        half: gradients are received as bfloat16 (`rounding.py`).
+        push_format: how gradients are received.
     """
 
-    def __init__(self, weights: Tensor, half: bool) -> None:
+    def __init__(self, weights: Tensor, push_format: PushFormat) -> None:
         self.weights: Tensor = weights
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
-        self._half: Tensor | None = torch.zeros_like(weights, dtype=torch.int16) if half else None
+        self._format = push_format
+        self._coded = push_format.inbox(weights)
         self._norms = Norms()
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
@@ -41,12 +43,15 @@ class Reception(Updates):
 
     @property
     def inbox(self) -> Any:
-        """Memory for the next gradient: `scratch`, or (slice,) int16, the bits of bfloat16."""
-        return self.scratch if self._half is None else view_of(self._half)
+        """Memory for the next gradient: `scratch`, or words of another format."""
+        return self.scratch if self._coded is None else view_of(self._coded)
+
+    def why_not(self) -> str:
+        return "" if self._coded is None else self._format.why_not(self._coded, len(self.weights))
 
     def take_in(self) -> None:
-        if self._half is not None:
-            self._scratch.copy_(self._half.view(torch.bfloat16))
+        if self._coded is not None:
+            self._format.widen(self._coded, self._scratch)
 
     @property
     def room_to_park(self) -> bool:
@@ -72,8 +77,8 @@ class Reception(Updates):
 
     def renew_scratch(self) -> None:
         """The next gradient is received into memory of its own."""
-        if self._half is not None:
-            self._half = torch.zeros_like(self._half)
+        if self._coded is not None:
+            self._coded = torch.zeros_like(self._coded)
         self._receive_into(vector_like(self.weights))
 
     def _receive_into(self, vector: Tensor) -> None:

@@ -1,9 +1,10 @@
 """Gradients into an optimiser step on one slice: weighting, averaging, schedule, averaged weights (DESIGN 3, 5).
 
 The optimiser is torch.optim's, on the slice as its one parameter. Weighting happens per gradient, in the sum, and so before
-momentum. The sum is divided by the number of gradients that were summed (law 3). The
-learning rate is set before each step as a function of samples applied; torch's schedulers count steps, whose number depends on
-the protocol. What an update was made of is measured on the way (`norms.py`); no weight depends on it.
+momentum, unless the weights are of the rate (`weighting.py`). The sum is divided by the number of gradients that were summed
+(law 3), and may be clipped. The learning rate is set before each step as a function of samples applied; torch's schedulers count
+steps, whose number depends on the protocol. What an update was made of is measured on the way (`norms.py`); no weight depends on
+it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from mpisgd.update.groups import Segment
 from mpisgd.update.optimizer import CACHED_NBYTES, Stepper, make_optimizer, restore_slots, slots_of
 from mpisgd.update.reception import Reception
 from mpisgd.update.schedule import Schedule
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.chunks import chunks_of, cuts
-from mpisgd.vectors.flat import is_finite, squared_norm
+from mpisgd.vectors.flat import clip, is_finite, squared_norm
 from mpisgd.vectors.memory import vector_like, view_of
+from mpisgd.vectors.push_format import FLOAT32, PushFormat
 
 
 class Step(NamedTuple):
@@ -35,6 +38,7 @@ class Step(NamedTuple):
     gradients: int
     """The divisor: how many gradients were summed, those that teams had summed before counted each."""
     learning_rate: float
+    """With the factor of `Weighting`, where weights are of the rate."""
     gradient_sq: float = math.nan
     """Sum of |w_i g_i|^2 over the pushed g_i and their weights w_i, by the divisor: their mean, where each is a single gradient;
     NaN where it was not measured."""
@@ -56,7 +60,9 @@ class SliceUpdate(Reception):
         average: the averaged weights, or None.
         compensation: what corrects stale gradients, or None; it knows these weights.
         segments: of the slice, where parameters are grouped: from its first element to its last.
-        half: as in `Reception`.
+        push_format: as in `Reception`.
+        weighting: what weights multiply; None: gradients.
+        clip_average: L2 norm that the averaged gradient of the slice is clipped to; 0 = off.
     """
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -70,12 +76,16 @@ class SliceUpdate(Reception):
         average: Average | None = None,
         compensation: Compensation | None = None,
         segments: Sequence[Segment] = (),
-        half: bool = False,
+        push_format: PushFormat = FLOAT32,
+        weighting: Weighting | None = None,
+        clip_average: float = 0.0,
     ) -> None:
-        super().__init__(weights, half)
+        super().__init__(weights, push_format)
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
         self._average = average
+        self._weighting = weighting or Weighting()
+        self._clip_average = clip_average
         self._train_samples = train_samples
         self._served = view_of(weights)
         self._cuts = list(cuts(weights.nbytes))
@@ -143,6 +153,7 @@ class SliceUpdate(Reception):
         if self.compensation is not None:
             self.compensation.compensate(self._scratch, timestamp, first=self.gradients == 0)
             self._norms.received = None
+        weight = self._weighting.add(weight, gradients)
         self._norms.add(self.scratch, weight)
         self._weight, self._first, self._added = weight, self.gradients == 0, 0
         if self._first:
@@ -180,11 +191,17 @@ class SliceUpdate(Reception):
 
     def begin_step(self) -> Step:
         """Begin a `step`; the weights are made as `chunks` are asked for."""
-        if self._norms.due and self._added < len(self.weights):
+        clips = self._clip_average > 0 and self.gradients > 0
+        if (self._norms.due or clips) and self._added < len(self.weights):
             self._add(len(self.weights))
         gradient_sq, sum_sq = self._norms.take(self._summed, self.gradients)
-        step = Step(self.gradients, self.learning_rate, gradient_sq, sum_sq)
+        rate = self.learning_rate * self._weighting.take()
+        step = Step(self.gradients, rate, gradient_sq, sum_sq)
+        self._optimizer.param_groups[0]["lr"] = rate
         self._divisor, self._made, self._sum_sq = self.gradients, 0, 0.0
+        if clips:
+            clip(self._sum.div_(self._divisor), self._clip_average)
+            self._divisor = 1
         self.samples += self._pending_samples
         self.gradients = self._pending_samples = 0
         if self._average is not None and self._divisor > 0:

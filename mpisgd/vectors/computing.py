@@ -73,6 +73,14 @@ class Travels(Computes):
         """Compute no more, and keep nothing in memory that is shared: it goes."""
 
 
+class Copied(Protocol):
+    """Weights of a slice, as snapshots are taken of them."""
+
+    weights: Any
+    averaged: Any
+    samples: int
+
+
 class Updates(ABC):
     """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
 
@@ -97,6 +105,10 @@ class Updates(ABC):
     @abstractmethod
     def inbox(self) -> Any:
         """Memory that the next gradient is received into, (slice,): `scratch`, or memory of the type that it travels in."""
+
+    def why_not(self) -> str:
+        """Say why what is in `inbox` can be no gradient; "" = it can."""
+        return ""
 
     def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
         """The gradient that is in `inbox` is to be in `scratch`."""

@@ -198,6 +198,12 @@ def squared_norm(vector: np.ndarray | Tensor) -> float:
         return float(np.dot(vector, vector))
 
 
+def clip(gradient: Tensor, norm: float) -> None:
+    """Clip a gradient, (elements,), in place to this L2 norm, as `torch.nn.utils.clip_grad_norm_` does; 0 = leave it as it is."""
+    if norm > 0:
+        gradient.mul_(torch.clamp(norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0))
+
+
 def is_finite(vector: np.ndarray | Tensor) -> bool:
     """The squared norm is ten times as fast as `isfinite`, and finite for nearly all finite gradients (TRAPS 9)."""
     if math.isfinite(squared_norm(vector)):

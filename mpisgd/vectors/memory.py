@@ -10,6 +10,7 @@ size only    a number of bytes, on a virtual cluster without tensors (`SizedVect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +46,15 @@ class Memory:
 
     Attributes:
         weights: float32, which pulled slices are received into: numpy's on the host, torch's on a GPU, or a `SizedVector`.
-        gradients: float32, or int16, the bits of bfloat16 (`rounding.py`), which pushed slices are sent from.
+        gradients: float32, or words of another format (`push_format.py`), which pushed slices are sent from.
         shared: the ranks of a node have these weights in common: nobody may step from them alone.
     """
 
     weights: Any
     gradients: Any
     shared: bool = False
+    cuts: Sequence[tuple[int, int]] = ()
+    """Where each shard's slice lies in `gradients`, where that is not as in the weights."""
 
     @classmethod
     def zeros(cls, size: int, device: str = "cpu") -> Memory:

@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, peers, settings, start
+from tests.bench import faults, memory, nodes, peers, settings, start
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,25 @@ class Options:
     repetitions: int = 5
     """Interleaved repetitions; median and range are told."""
     cases: tuple[str, ...] = USUAL
-    """peers, log: model and mini-batch size."""
+    """peers, log, nodes: model and mini-batch size."""
     peer_python: str = sys.executable
     """peers: the Python of an environment that has them, TensorFlow, say; default: this one."""
     every_updates: int = 50
     """faults: clocks from one checkpoint to the next."""
     ranks: tuple[int, ...] = (2, 8, 32)
     """start: how many are started."""
+    nbytes: int = 6_000_000_000
+    """memory: of the images in the file."""
+    nodes: tuple[int, ...] = (2, 4)
+    """nodes: how many there are."""
+    gbit: tuple[float, ...] = (1.0, 10.0)
+    """nodes: rate of each link, Gbit/s in each direction."""
     out: str = "results/bench"
     """Directory for the JSON file, <out>/<what>.json."""
 
     def __post_init__(self) -> None:
         require(self.repetitions >= 1, "repetitions", self.repetitions, "a number >= 1")
+        require(self.nbytes >= 2**20, "nbytes", self.nbytes, "a MiB at least")
         check("cases", self.cases, CASES)
 
 
@@ -72,13 +79,25 @@ def _start(options: Options) -> Measured:
     return rows, start.lines_of(rows)
 
 
+def _memory(options: Options) -> Measured:
+    rows = memory.measure(options.nbytes)
+    return rows, memory.lines_of(rows)
+
+
+def _nodes(options: Options) -> Measured:
+    rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit)
+    return rows, nodes.lines_of(rows)
+
+
 BENCHES = {
     "peers": Bench(1, "images/s of hardsync, over other parameter servers and allreduces, where installed", _peers),
     "oversubscribed": Bench(31, "images/s of many more ranks than cores, over one loop on one core", _oversubscribed, least=3),
     "log": Bench(3, "images/s of hardsync with the run log, over without", _log),
     "faults": Bench(1, "images/s of hardsync with checkpoints, watchdog and fault tolerance, over without", _faults),
     "settings": Bench(1, "images/s with other ways to wait, and to copy, over those that are usual", _settings),
+    "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
+    "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
 }
 
 

@@ -140,7 +140,7 @@ MISTAKES = (
     Mistake("virtual learners", "simulate --learners 100", ("--virtual.learners",)),
     # Names of other things.
     Mistake("AdamW", "train --optimizer AdamW", ("did you mean 'adamw'",)),
-    Mistake("LAMB", "train --optimizer lamb", ("not here", "adagrad, adam, adamw, rmsprop, sgd")),
+    Mistake("Lion", "train --optimizer lion", ("not here", "adagrad, adam, adamw, lamb, lars, rmsprop, sgd")),
     Mistake("SGD", "train --optimizer SGD", ("'sgd'",)),
     Mistake("bulk synchronous", "train --protocol bsp", ("that is hardsync",)),
     Mistake("DDP", "train --protocol ddp", ("that is allreduce",)),

@@ -22,6 +22,8 @@ from mpisgd.config import (
     AdagradOptions,
     AdamOptions,
     Cifar10FullOptions,
+    LambOptions,
+    LarsOptions,
     MlpOptions,
     ModelOptions,
     OptimizerOptions,
@@ -114,7 +116,10 @@ def of_torch(vector: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1_000, 3_000_000])
 @pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
-@pytest.mark.parametrize("options", [SgdOptions(), SgdOptions(0.9, True, 0.01), AdagradOptions(), RmspropOptions(), AdamOptions()])
+@pytest.mark.parametrize(
+    "options",
+    [SgdOptions(), SgdOptions(0.9, True, 0.01), AdagradOptions(), RmspropOptions(), AdamOptions(), LarsOptions(), LambOptions()],
+)
 def test_an_update_is_that_of_a_cpu(options: OptimizerOptions, kind: type[DeviceUpdate], size: int) -> None:
     """Chunk by chunk, and back from a checkpoint."""
     generator = np.random.default_rng(1)

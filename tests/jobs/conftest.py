@@ -8,6 +8,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import mpirun
+from tests.jobs.faked import submit  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,12 @@ COMMANDS = {
     "lsf-gpu.bsub": f"--system lsf {_GPU}",
     "lsf-chain.bsub": f"--system lsf {_CPU} --chain",
     "lsf-array.bsub": f"--system lsf {_CPU} --array hardsync 'softsync --protocol.n 4' 'backup --protocol.b 2' allreduce",
+    "pbs-cpu.pbs": f"--system pbs {_CPU}",
+    "pbs-gpu.pbs": f"--system pbs {_GPU}",
+    "pbs-chain.pbs": f"--system pbs {_CPU} --chain",
+    "pbs-array.pbs": f"--system pbs {_CPU} --array hardsync 'softsync --protocol.n 4' 'backup --protocol.b 2' allreduce",
+    "flux-cpu.flux": f"--system flux {_CPU}",
+    "flux-gpu.flux": f"--system flux {_GPU}",
     "lsf-jsrun.bsub": "--system jsrun --nodes 2 --gpus-per-node 6 --shards 2 --modules spectrum-mpi --venv .venv",
 }
 

@@ -8,64 +8,28 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from mpisgd.config import config_file
 from mpisgd.protocols import SoftsyncOptions
-from tests.jobs import golden, slurm
+from tests.jobs import golden
+from tests.jobs.documented import DIRECTIVES, ENVIRONMENTS, LAUNCHES, RUN, SCRIPTS, THREADS, TRAINS
 from tests.jobs.golden import JOBS
 
-SCRIPTS = sorted(path.name for path in JOBS.iterdir() if path.suffix in {".sbatch", ".bsub"})
 BLOCK_BEGINS, BLOCK_ENDS = "# ======== edit this block", "# ======== nothing below needs an edit"
 
 # -------------------------------------------------------------------------------------------------------- directives
 
-_SLURM = ["--job-name=mpisgd", "--nodes=2", "--ntasks=18", "--ntasks-per-node=9", "--cpus-per-task=1", "--time=01:00:00"]
-_WARNING = "--signal=B:USR1@120"
-_LSF = ["-n 18", '-R "span[ptile=9]"', "-W 01:00"]
-_LSF_WARNING = ["-wa USR1", "-wt 2"]
-DIRECTIVES = {
-    "slurm-cpu.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--no-requeue"],
-    "slurm-chain.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--requeue", "--open-mode=append"],
-    "slurm-array.sbatch": [*_SLURM, "--array=1-4", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
-    "slurm-gpu.sbatch": [
-        "--job-name=mpisgd",
-        "--nodes=2",
-        "--ntasks=10",
-        "--ntasks-per-node=5",
-        "--gpus-per-node=4",
-        "--cpus-per-task=4",
-        "--time=01:00:00",
-        "--output=%x-%j.out",
-        _WARNING,
-        "--no-requeue",
-    ],
-    "lsf-cpu.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
-    "lsf-chain.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, '-Q "85"', "-r"],
-    "lsf-array.bsub": ['-J "mpisgd[1-4]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
-    "lsf-gpu.bsub": [
-        "-J mpisgd",
-        "-n 10",
-        '-R "span[ptile=5]"',
-        '-gpu "num=4:mode=shared:j_exclusive=yes"',
-        "-W 01:00",
-        "-o mpisgd-%J.out",
-        *_LSF_WARNING,
-        "-rn",
-    ],
-    "lsf-jsrun.bsub": ["-J mpisgd", "-nnodes 2", "-alloc_flags smt1", "-W 01:00", "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
-}
+KEYWORDS = {".sbatch": "#SBATCH ", ".bsub": "#BSUB ", ".pbs": "#PBS ", ".flux": "#flux: "}
 
 
 def directives(script: str) -> list[str]:
     """What the batch system reads: sbatch stops at the first line that is neither blank nor a comment."""
-    keyword = "#SBATCH " if script.endswith(".sbatch") else "#BSUB "
+    keyword = KEYWORDS[Path(script).suffix]
     found = []
     for line in (JOBS / script).read_text().splitlines():
         if line.strip() and not line.startswith("#"):
@@ -76,13 +40,13 @@ def directives(script: str) -> list[str]:
 
 
 def test_every_script_has_its_directives_written_down_here():
-    assert sorted(DIRECTIVES) == SCRIPTS
+    assert sorted(DIRECTIVES) == SCRIPTS == sorted(path.name for path in JOBS.iterdir() if path.suffix in KEYWORDS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_directives(script):
     assert directives(script) == DIRECTIVES[script]
-    anywhere = re.findall(r"^#(?:SBATCH|BSUB) (.*)$", (JOBS / script).read_text(), re.MULTILINE)
+    anywhere = re.findall(r"^#(?:SBATCH|BSUB|PBS|flux:) (.*)$", (JOBS / script).read_text(), re.MULTILINE)
     assert anywhere == DIRECTIVES[script], "a directive after the first command is ignored"
 
 
@@ -134,205 +98,6 @@ def test_the_example_configuration_loads():
     config = config_file.read(JOBS / "job.toml")
     assert config.protocol == SoftsyncOptions(n=1, modulation="inverse")
     assert (config.shards, config.evaluator, config.device) == (1, False, "cpu"), "the scripts give these"
-
-
-# ------------------------------------------------------------------------------------------------------ fake systems
-
-# One fake stands for mpirun, mpiexec, srun and jsrun: it notes how it was called, and does as the test says.
-LAUNCHER = """\
-#!/bin/bash
-printf '%s\\n' "${0##*/}" "$@" >"$FAKE/argv"
-echo "$OMP_NUM_THREADS" >"$FAKE/omp_num_threads"
-while (($#)); do
-  case $1 in
-    --out | --resume) run=$2 ;;
-    --hostfile) cp "$2" "$FAKE/hostfile" ;;
-  esac
-  shift
-done
-mkdir -p "$run"
-if [[ -n ${FAKE_WAIT-} ]]; then  # a long run, which saves when it is warned
-  save() { mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; echo USR1 >>"$FAKE/signals"; }
-  trap 'save; [[ -n ${FAKE_STAYS-} ]] || exit 85' USR1
-  trap 'echo TERM >>"$FAKE/signals"; exit 143' TERM
-  touch "$FAKE/waiting"
-  for ((i = 0; i < 400; i++)); do read -rt 0.05 <>"$FAKE/never" || true; done
-  exit 99
-fi
-if [[ -n ${FAKE_SAVES-} ]]; then mkdir -p "$run/checkpoint"; touch "$run/checkpoint/manifest"; fi
-if ((FAKE_DONE)); then touch "$run/DONE"; fi
-exit "$FAKE_STATUS"
-"""
-# The script's patience, which begins when the launcher, however it comes to a core, has saved.
-SLEEP = """\
-#!/bin/bash
-for ((i = 0; i < 400; i++)); do
-  if [[ -s "$FAKE/signals" ]]; then break; fi
-  read -rt 0.05 <>"$FAKE/never" || true
-done
-exec /bin/sleep "$@"
-"""
-MODULE = """\
-#!/bin/bash
-printf '%s\\n' "$@" >"$FAKE/module"
-"""
-# The job's state, and what is asked of the controller.
-SQUEUE = """\
-#!/bin/bash
-echo "${FAKE_STATE-RUNNING}"
-"""
-SCONTROL = """\
-#!/bin/bash
-printf '%s\\n' "$@" >"$FAKE/scontrol"
-"""
-# As conda's and Lmod's do, it reads what need not be set.
-ACTIVATE = 'echo "$_NEVER_SET" >/dev/null; touch "$FAKE/activated"\n'
-
-_SLURM_CPU = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_NAME": "mpisgd",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_NTASKS": "18",
-    "SLURM_NTASKS_PER_NODE": "9",
-    "SLURM_CPUS_PER_TASK": "1",
-}
-_LSF_CPU = {
-    "LSB_JOBID": "4711",
-    "LSB_JOBNAME": "mpisgd",
-    "LSB_JOBINDEX": "0",
-    "LSB_DJOB_NUMPROC": "18",
-    "LSB_MCPU_HOSTS": "hostA 9 hostB 9 ",
-}
-ENVIRONMENTS = {
-    "slurm-cpu.sbatch": _SLURM_CPU,
-    "slurm-chain.sbatch": _SLURM_CPU,
-    # SLURM gives the elements of an array numbers of their own, too.
-    "slurm-array.sbatch": _SLURM_CPU | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"},
-    "slurm-gpu.sbatch": {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_JOB_NAME": "mpisgd",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_NTASKS": "10",
-        "SLURM_NTASKS_PER_NODE": "5",
-        "SLURM_CPUS_PER_TASK": "4",
-        "SLURM_GPUS_PER_NODE": "4",
-        "SLURM_GPUS_ON_NODE": "4",
-    },
-    "lsf-cpu.bsub": _LSF_CPU,
-    "lsf-chain.bsub": _LSF_CPU,
-    "lsf-array.bsub": _LSF_CPU | {"LSB_JOBNAME": "mpisgd[2]", "LSB_JOBINDEX": "2"},
-    "lsf-gpu.bsub": {
-        "LSB_JOBID": "4711",
-        "LSB_JOBNAME": "mpisgd",
-        "LSB_DJOB_NUMPROC": "10",
-        "LSB_MCPU_HOSTS": "hostA 5 hostB 5 ",
-        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-    },
-    "lsf-jsrun.bsub": {
-        "LSB_JOBID": "4711",
-        "LSB_JOBNAME": "mpisgd",
-        "LSB_DJOB_NUMPROC": "85",
-        "LSB_MCPU_HOSTS": "batch5 1 a01n01 42 a01n02 42 ",
-    },
-}
-
-#: The element of each array that ENVIRONMENTS say.
-ELEMENT = "softsync --protocol.n 4"
-RUN = {script: "results/mpisgd-4711" + "-2-softsync" * ("array" in script) for script in SCRIPTS}
-
-BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
-#: (script, MPI) -> what the script must start ranks with.
-LAUNCHES = {
-    ("slurm-gpu.sbatch", "openmpi"): "mpirun -n 10 --bind-to none -x OMP_NUM_THREADS",
-    ("slurm-gpu.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=10 --cpus-per-task=4",
-    ("lsf-gpu.bsub", "openmpi"): "mpirun -n 10 " + BLAUNCH,
-    ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
-    ("lsf-jsrun.bsub", ""): (
-        "jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 7 --cpu_per_rs 42 --gpu_per_rs 6 --launch_distribution packed"
-        " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
-    ),
-}
-for _kind in ("cpu", "chain", "array"):
-    LAUNCHES |= {
-        (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
-        (f"slurm-{_kind}.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
-        (f"lsf-{_kind}.bsub", "openmpi"): "mpirun -n 18 " + BLAUNCH,
-        (f"lsf-{_kind}.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 18",
-    }
-#: script -> what every rank must run.
-_TRAIN = "mpisgd train jobs/job.toml --out results/mpisgd-4711"
-TRAINS = {
-    "slurm-cpu.sbatch": f"{_TRAIN} --shards 1 --evaluator",
-    "slurm-chain.sbatch": f"{_TRAIN} --shards 1 --evaluator",
-    "slurm-array.sbatch": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
-    "slurm-gpu.sbatch": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-    "lsf-cpu.bsub": f"{_TRAIN} --shards 1 --evaluator",
-    "lsf-chain.bsub": f"{_TRAIN} --shards 1 --evaluator",
-    "lsf-array.bsub": f"{_TRAIN}-2-softsync --shards 1 --evaluator --protocol {ELEMENT}",
-    "lsf-gpu.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-    "lsf-jsrun.bsub": f"{_TRAIN} --shards 2 --device cuda --placement spread",
-}
-THREADS = {"slurm-gpu.sbatch": "4", "lsf-jsrun.bsub": "6"}  # the others: 1
-
-
-@dataclass
-class Outcome:
-    """What one fake job did. `argv` is empty where nothing was launched."""
-
-    status: int
-    stdout: str
-    stderr: str
-    argv: list[str]
-    notes: Path
-
-    def note(self, name: str) -> str:
-        return (self.notes / name).read_text()
-
-
-@pytest.fixture
-def submit(tmp_path, monkeypatch):
-    """Run a script, with its block edited, as the batch system would: from the submission directory."""
-    checkout, fake, programs = tmp_path / "checkout", tmp_path / "fake", tmp_path / "programs"
-    for directory in (checkout / "jobs", checkout / "results", checkout / ".venv" / "bin", fake, programs):
-        directory.mkdir(parents=True)
-    (checkout / ".venv" / "bin" / "activate").write_text(ACTIVATE)
-    for name in ("mpirun", "mpiexec", "srun", "jsrun"):
-        (programs / name).write_text(LAUNCHER)
-    for name, text in {"module": MODULE, "sleep": SLEEP, "squeue": SQUEUE, "scontrol": SCONTROL}.items():
-        (programs / name).write_text(text)
-    for program in programs.iterdir():
-        program.chmod(0o755)
-
-    os.mkfifo(fake / "never")
-
-    def run(script, *, edits=(), done=True, status=0, environment=(), without=(), signals=()):
-        text = (JOBS / script).read_text()
-        for before, after in edits:
-            assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {script}"
-            text = text.replace(before, after)
-        (tmp_path / "spooled").write_text(text)
-        for note in ("argv", "waiting", "signals", "scontrol"):
-            (fake / note).unlink(missing_ok=True)
-        base = {"PATH": f"{programs}:/usr/bin:/bin", "TMPDIR": str(tmp_path), "FAKE": str(fake)}
-        base |= {"FAKE_DONE": str(int(done)), "FAKE_STATUS": str(status)} | ({"FAKE_WAIT": "1"} if signals else {})
-        job = {name: value for name, value in ENVIRONMENTS[script].items() if name not in without}
-        process = subprocess.Popen(
-            ["bash", tmp_path / "spooled"],
-            cwd=checkout,
-            env=base | job | dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in signals:
-            slurm.wait_for((fake / "waiting").exists, 20, "launcher")
-            process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=20)
-        argv = (fake / "argv").read_text().splitlines() if (fake / "argv").exists() else []
-        return Outcome(process.returncode, stdout, stderr, argv, fake)
-
-    run.checkout = checkout
-    return run
 
 
 def kind(script):
@@ -428,7 +193,7 @@ def test_an_unknown_mpi_is_refused(submit, script):
     assert outcome.argv == []
 
 
-@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name])
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "jsrun" not in name and "flux" not in name])
 def test_fault_tolerance_is_asked_for_where_it_can_be_had(submit, script):
     tolerant = ("\nFAULT_TOLERANT=0", "\nFAULT_TOLERANT=1")
     refused = submit(script, edits=[tolerant, *with_mpi("mpich")])
@@ -470,7 +235,7 @@ def test_a_missing_virtual_environment_stops_the_job(submit, script):
     assert outcome.argv == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if "flux" not in name])
 def test_outside_its_batch_system_it_stops_at_once(submit, script):
     outcome = submit(script, without=ENVIRONMENTS[script])
     assert outcome.status != 0
@@ -486,7 +251,7 @@ REQUIRED = {
     "SLURM_JOB_NUM_NODES",
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
-} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith("LSB_")}
+} | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith(("LSB_", "PBS_"))}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -496,157 +261,3 @@ def test_what_a_site_need_not_set_does_not_stop_it(submit, script):
     assert outcome.status == 0, outcome.stderr
     assert "unbound variable" not in outcome.stderr
     assert outcome.argv
-
-
-# --------------------------------------------------------------------------------------------------------- the warning
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_warning_is_passed_on_to_the_ranks_which_save(submit, script):
-    outcome = submit(script, done=False, signals=[signal.SIGUSR1])
-    assert outcome.note("signals") == "USR1\n"
-    assert "warned: the time is nearly over" in outcome.stderr
-    if "chain" not in script:
-        assert outcome.status == 85
-    assert f"interrupted, with a checkpoint in {RUN[script]}: it can go on by train --resume {RUN[script]}" in outcome.stderr
-    assert "did not end well" not in outcome.stderr
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_launcher_that_stays_when_its_ranks_have_saved_is_killed(submit, script):
-    outcome = submit(script, done=False, signals=[signal.SIGUSR1], environment={"FAKE_STAYS": "1", "LEAVE_S": "0.2"})
-    assert outcome.note("signals") == "USR1\n"
-    assert "the launcher has not ended 0.2 s after the warning: it is killed" in outcome.stderr
-    if "chain" in script:
-        assert queued_again(script, outcome)
-    else:
-        assert outcome.status == 128 + signal.SIGKILL
-        assert f"it can go on from a checkpoint, by train --resume {RUN[script]}" in outcome.stderr
-
-
-# ----------------------------------------------------------------------------------------------------------- the array
-
-ARRAYS = ["slurm-array.sbatch", "lsf-array.bsub"]
-
-
-def element(script, number):
-    return {"SLURM_ARRAY_TASK_ID": number} if "slurm" in script else {"LSB_JOBINDEX": number}
-
-
-@pytest.mark.parametrize("script", ARRAYS)
-def test_each_element_of_the_array_has_a_protocol_and_a_directory_of_its_own(submit, script):
-    run = []
-    for number in "1234":
-        words = submit(script, environment=element(script, number)).argv
-        run.append((words[words.index("--out") + 1].removeprefix("results/mpisgd-4711-"), words[words.index("--protocol") + 1 :]))
-    assert run == [
-        ("1-hardsync", ["hardsync"]),
-        ("2-softsync", ["softsync", "--protocol.n", "4"]),
-        ("3-backup", ["backup", "--protocol.b", "2"]),
-        ("4-allreduce", ["allreduce"]),
-    ]
-
-
-@pytest.mark.parametrize("script", ARRAYS)
-def test_allreduce_has_as_many_learners_as_the_others_and_no_shards(submit, script):
-    outcome = submit(script, environment=element(script, "4"))
-    assert "17 ranks = 0 shards + 16 learners + 1 evaluators" in outcome.stdout
-    assert "--shards" not in outcome.argv
-    assert outcome.argv[outcome.argv.index("-n") + 1] == "17"
-
-
-@pytest.mark.parametrize("script", ARRAYS)
-def test_an_element_without_a_protocol_is_refused(submit, script):
-    outcome = submit(script, environment=element(script, "5"))
-    assert outcome.status == 2
-    assert "element 5 of the array, but PROTOCOLS has 4" in outcome.stderr
-    assert outcome.argv == []
-
-
-# ----------------------------------------------------------------------------------------------------------- the chain
-
-CHAINS = ["slurm-chain.sbatch", "lsf-chain.bsub"]
-AGAIN = "link 1 of the chain has ended: the job is queued again"
-
-
-def queued_again(script, outcome):
-    """Whether the batch system starts the job again: SLURM, because it was told to; LSF, by the exit status."""
-    told = (outcome.notes / "scontrol").exists()
-    if "slurm" in script:
-        assert not told or outcome.note("scontrol").split() == ["requeue", "4711"]
-        return told and outcome.status == 0
-    return outcome.status == 85
-
-
-@pytest.mark.parametrize("script", CHAINS)
-def test_a_chain_goes_on_from_what_was_saved_until_done(submit, script):
-    first = submit(script, done=False, signals=[signal.SIGUSR1])
-    assert queued_again(script, first)
-    assert AGAIN in first.stdout
-    second = submit(script, done=False, signals=[signal.SIGUSR1])
-    assert second.argv[-5:] == ["mpisgd", "train", "jobs/job.toml", "--resume", "results/mpisgd-4711"]
-    assert queued_again(script, second)
-    third = submit(script, done=True)
-    assert third.argv[-4:] == second.argv[-4:]
-    assert third.status == 0
-    assert not queued_again(script, third)
-    assert len((submit.checkout / "results" / "mpisgd-4711.links").read_text().splitlines()) == 3
-
-
-@pytest.mark.parametrize("script", CHAINS)
-@pytest.mark.parametrize("status", [0, 1, 137])
-def test_a_chain_outlives_whatever_ended_a_link_that_had_saved(submit, script, status):
-    """A lost node, say, for which mpirun may say 0."""
-    assert queued_again(script, submit(script, done=False, status=status, environment={"FAKE_SAVES": "1"}))
-
-
-@pytest.mark.parametrize("script", CHAINS)
-@pytest.mark.parametrize("status", [2, 85])
-def test_a_chain_ends_where_nothing_new_was_saved(submit, script, status):
-    outcome = submit(script, done=False, status=status)
-    assert not queued_again(script, outcome)
-    assert outcome.status == 1
-    assert "link 1 has saved nothing" in outcome.stderr
-    old = submit.checkout / "results" / "mpisgd-4711" / "checkpoint" / "manifest"
-    old.parent.mkdir()
-    old.touch()
-    os.utime(old, (1, 1))
-    again = submit(script, done=False, status=status)
-    assert "--resume" in again.argv
-    assert not queued_again(script, again)
-
-
-@pytest.mark.parametrize("script", CHAINS)
-def test_a_link_that_died_before_its_first_checkpoint_begins_anew(submit, script):
-    submit(script, done=False, status=1)
-    assert submit(script, done=True).argv[-1] == "--overwrite"
-
-
-@pytest.mark.parametrize("script", CHAINS)
-def test_a_chain_has_an_end(submit, script):
-    edits = [("\nLINKS=20", "\nLINKS=1")]
-    outcome = submit(script, done=False, edits=edits, environment={"FAKE_SAVES": "1"})
-    assert not queued_again(script, outcome)
-    assert "LINKS = 1 links were not enough" in outcome.stderr
-
-
-@pytest.mark.parametrize("script", CHAINS)
-def test_a_chain_that_is_done_starts_nothing(submit, script):
-    (submit.checkout / "results" / "mpisgd-4711").mkdir()
-    (submit.checkout / "results" / "mpisgd-4711" / "DONE").touch()
-    outcome = submit(script)
-    assert (outcome.status, outcome.argv) == (0, [])
-
-
-@pytest.mark.parametrize("script", CHAINS)
-def test_a_cancelled_chain_stays_cancelled(submit, script):
-    outcome = submit(script, done=False, signals=[signal.SIGTERM], environment={"FAKE_SAVES": "1"})
-    assert outcome.note("signals") == "TERM\n"
-    assert not queued_again(script, outcome)
-    assert "cancelled: the chain ends here" in outcome.stderr
-
-
-def test_a_chain_that_slurm_is_ending_is_not_queued_again(submit):
-    outcome = submit("slurm-chain.sbatch", done=False, environment={"FAKE_SAVES": "1", "FAKE_STATE": "COMPLETING"})
-    assert not queued_again("slurm-chain.sbatch", outcome)
-    assert outcome.status == 1

@@ -127,6 +127,11 @@ BAD_INPUT = {
     "loss is no scalar": (2, ["--loss", "user:vector_loss"], ["expected a scalar"]),
     "unknown loss": (2, ["--loss", "cross_entropi"], ["loss = 'cross_entropi'"]),
     "negative seed": (2, ["--seed", "-1"], ["seed = -1"]),
+    "fewer samples than learners": (
+        4,
+        ["--sampling", "own", "--data", "synthetic", "--data.samples", "2"],
+        ["sampling = 'own'", "2 training samples for 3 learners"],
+    ),
     "groups of nothing": (
         4,
         ["--shards", "2", "--groups.rate", "head.*", "2"],
@@ -368,9 +373,9 @@ def test_an_exception_in_one_rank_of_an_allreduce_ends_the_job(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_launcher_that_does_not_know_this_mpi(tmp_path: Path) -> None:
-    done = train(1, tmp_path, SLURM_NTASKS="4")
+    done = train(1, tmp_path, SLURM_STEP_NUM_TASKS="4")
     assert done.status == 2
-    assert "SLURM_NTASKS = 4" in done.text
+    assert "SLURM_STEP_NUM_TASKS = 4" in done.text
 
 
 NEVER_COMES = """

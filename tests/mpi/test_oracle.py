@@ -13,6 +13,9 @@ import torch
 from mpisgd import data, models
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
+from mpisgd.records.log.reader import Run
+from mpisgd.replay import Brought, replay
+from tests.papers_loops import Lamb, Lars
 
 from .conftest import Shared
 
@@ -31,13 +34,35 @@ def groups(parameters: Iterable[torch.nn.Parameter]) -> list[dict[str, Any]]:
     ]
 
 
-OPTIMIZERS = {
+class Clipped(torch.optim.SGD):
+    """Clips all gradients before each step."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, lr=ALPHA0, momentum=0.9)
+
+    def step(self) -> None:  # type: ignore[override]
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.2)
+        super().step()
+
+
+def lamb(parameters: Iterable[torch.nn.Parameter]) -> Lamb:
+    return Lamb(dict(zip("wbWB", parameters, strict=True)), ALPHA0, 0.1, lambda name: False)
+
+
+def lars(parameters: Iterable[torch.nn.Parameter]) -> Lars:
+    return Lars(dict(zip("wbWB", parameters, strict=True)), ALPHA0, 0.1, lambda name: False)
+
+
+OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[Iterable[torch.nn.Parameter]], Any]]] = {
     "sgd": ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=ALPHA0, momentum=0.9)),
     "rmsprop": (
         {"name": "rmsprop", "smoothing": 0.9, "eps": 1.0, "momentum": 0.9},
         lambda p: torch.optim.RMSprop(p, lr=ALPHA0, alpha=0.9, eps=1.0, momentum=0.9),
     ),
     "adam": ({"name": "adam", "eps": 1e-3}, lambda p: torch.optim.Adam(p, lr=ALPHA0, eps=1e-3)),
+    "lamb": ({"name": "lamb", "beta2": Lamb.beta2, "eps": Lamb.eps, "weight_decay": 0.1}, lamb),
+    "lars": ({"name": "lars", "trust": Lars.trust, "weight_decay": 0.1}, lars),
+    "clipped": ({"name": "sgd", "momentum": 0.9}, Clipped),
     "adamw": ({"name": "adamw", "eps": 1e-3, "weight_decay": 0.3}, lambda p: torch.optim.AdamW(groups(p), lr=ALPHA0, eps=1e-3)),
 }
 #: What AdamW comes with: groups of parameters and a schedule of torch's, whose rates are factors of alpha0.
@@ -52,15 +77,25 @@ RUNS = {
     "groups-S1": (2, 1, "adamw", {"name": "hardsync"}),
     "groups-S2": (3, 2, "adamw", {"name": "hardsync"}),
     "groups-S3": (2, 3, "adamw", {"name": "hardsync"}),
+    "lamb-S2": (2, 2, "lamb", {"name": "hardsync"}),
+    "lars-S1": (2, 1, "lars", {"name": "hardsync"}),
+    "clipped-S1": (2, 1, "clipped", {"name": "hardsync"}),
     "hardsync-4": (4, 1, "sgd", {"name": "hardsync"}),
     "hardsync-4-again": (4, 1, "sgd", {"name": "hardsync"}),
     "allreduce-5": (5, 0, "rmsprop", {"name": "allreduce"}),
     "lambda1-softsync": (1, 2, "sgd", {"name": "softsync", "n": 1}),
 }
+#: Slices of whole layers; and what is no plain loop, but proved.
+MORE: dict[str, dict[str, Any]] = {
+    "lamb-S2": {"exchange": "layerwise"},
+    "clipped-S1": {"clip_average": 0.2},
+    "rates": {"modulate": "rate", "alpha0": 0.002},
+}
+STALE = {"rates": (3, 2, "adamw", {"name": "softsync", "n": 2})}
 
 
 def job(directory: Path, name: str) -> dict:
-    learners, shards, optimizer, protocol = RUNS[name]
+    learners, shards, optimizer, protocol = (RUNS | STALE)[name]
     config = {
         "out": str(directory / name),
         "protocol": protocol,
@@ -75,11 +110,12 @@ def job(directory: Path, name: str) -> dict:
         "memory_format": "contiguous",
         "log": {"progress": "off"},
         **(GROUPED if optimizer == "adamw" else {}),
+        **MORE.get(name, {}),
     }
     return {"ranks": learners + shards, "config": config, "record": str(directory / f"{name}.npy")}
 
 
-SHARED = Shared([("send", name) for name in RUNS], job)
+SHARED = Shared([("send", name) for name in RUNS | STALE], job)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +128,10 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
     digits = data.load(DigitsOptions(), seed=SEED)
     model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
     steps = OPTIMIZERS[optimizer][1](model.parameters())
-    highest = [1.5 * group["lr"] for group in steps.param_groups]
-    cycle = torch.optim.lr_scheduler.OneCycleLR(steps, highest, updates, cycle_momentum=False) if optimizer == "adamw" else None
+    cycle = None
+    if optimizer == "adamw":
+        highest = [1.5 * group["lr"] for group in steps.param_groups]
+        cycle = torch.optim.lr_scheduler.OneCycleLR(steps, highest, updates, cycle_momentum=False)
     sampling = EpochSampling(len(digits.train), batch, 1, SEED)
     seen = []
     for seq in range(updates):
@@ -116,6 +154,23 @@ def test_equals_serial_sgd_at_every_update(runs: Path, name: str) -> None:
     moved = np.abs(expected[-1] - expected[0]).max()
     assert moved > 0.01, "the serial run must have gone somewhere"
     assert np.abs(recorded - expected).max() < 2e-4 * moved
+
+
+@pytest.mark.parametrize("name", ["lamb-S2", "lars-S1", "clipped-S1", "rates"])
+def test_replay_proves_it(runs: Path, name: str) -> None:
+    def model(input_shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+        return models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED)
+
+    assert replay(runs / name, Brought(model, torch.nn.functional.cross_entropy)).holds
+
+
+def test_a_rate_is_the_mean_of_its_gradients_weights(runs: Path) -> None:
+    run = Run(runs / "rates")
+    applied = run.pushes[run.pushes["verdict"] == 0]
+    for update in run.updates:
+        mine = applied[(applied["shard"] == update["shard"]) & (applied["clock"] == update["clock"] - 1)]
+        before = mine["learning_rate"][0]
+        assert update["learning_rate"] == pytest.approx(before * np.average(mine["weight"], weights=mine["gradients"]), rel=1e-12)
 
 
 def test_same_seed_same_bits(runs: Path) -> None:

@@ -88,7 +88,28 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         5,
         {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "optimizer": "rmsprop", "alpha0": 0.001, "threads": 2},
     ),
+    "softsync-5-duplex": (5, {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex"}),
     "large-hardsync-4-bfloat16": (4, {**LARGE, "protocol": "hardsync", "push_format": "bfloat16"}),
+    "large-hardsync-5-pulls": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "pull_format": "bfloat16"}),
+    "softsync-5-pulls": (
+        5,
+        {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "bfloat16", "pull_format": "bfloat16"},
+    ),
+    "softsync-5-topk": (
+        5,
+        {
+            "protocol": {"name": "softsync", "n": 2},
+            "shards": 2,
+            "push_format": "topk",
+            "topk_share": 0.1,
+            "pull_format": "bfloat16",
+        },
+    ),
+    "large-hardsync-4-topk": (4, {**LARGE, "protocol": "hardsync", "push_format": "topk"}),
+    "abort-6-pulls": (
+        6,
+        {"protocol": ABORT, "shards": 2, "straggler": STRAGGLERS, "epochs": 1, "pull_format": "bfloat16"},
+    ),
     "teams-6-bfloat16": (6, {"protocol": "hardsync", "aggregation": "node", "team_size": 2, "push_format": "bfloat16"}),
     "softsync-5-accumulated": (
         5,
@@ -96,7 +117,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "hardsync-5-local": (5, {**LOCAL, "protocol": "hardsync", "shards": 2}),
     "async-4-local": (4, {**LOCAL, "protocol": "async", "push_format": "bfloat16"}),
-    "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}}),
+    "local-4-versioned": (4, {**LOCAL, "protocol": {"name": "versioned", "tolerance": 1}, "pull_format": "bfloat16"}),
     "hardsync-2": (2, {"protocol": "hardsync"}),
     "hardsync-6-evaluator": (6, {"protocol": "hardsync", "evaluator": True, "evaluation": {"every_epochs": 0.5, "train": True}}),
     "softsync-4-buffers": (
@@ -126,7 +147,7 @@ def test_every_protocol_is_among_them() -> None:
 @pytest.mark.parametrize(("switch", "name"), CASES)
 def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     run = Run(runs / switch / name)
-    laws.hold(run, again=name.startswith("versioned"), own_steps=name.startswith("downpour"))
+    laws.hold(run, again="versioned" in name, own_steps=name.startswith("downpour"), duplex="duplex" in name)
     wanted = run.config["epochs"] * 1437
     assert run.summaries["samples"].max() >= wanted
     assert name in UNEVEN or run.summaries["samples"].min() >= wanted

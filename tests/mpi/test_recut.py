@@ -36,7 +36,10 @@ JOBS: dict[str, tuple[dict[str, Any], list[tuple[int, int, int]]]] = {
         },
         [(4, 2, 2), (4, 1, 3), (5, 3, 2)],
     ),
-    "softsync": ({"protocol": {"name": "softsync", "n": 2}}, [(4, 2, 2), (3, 1, 2), (5, 2, 3)]),
+    "softsync": (
+        {"protocol": {"name": "softsync", "n": 2}, "sampling": "own", "modulate": "rate", "optimizer": "lamb", "alpha0": 0.01},
+        [(4, 2, 2), (3, 1, 2), (5, 2, 3)],
+    ),
     "allreduce": ({"protocol": "allreduce", "averaging": 0.9}, [(3, 3, 3), (2, 2, 2), (2, 2, 2)]),
     "shards": ({"protocol": "hardsync", "evaluator": True, "averaging": 0.9}, [(4, 1, 2), (5, 2, 2), (6, 3, 2)]),
 }

@@ -189,6 +189,8 @@ class ScriptedChannel:
     None is a time-out, which comes only if one is asked for. `verdicts` are those that the answers told, by learner.
     """
 
+    duplex = False
+
     def __init__(self, script: Sequence[Message | tuple[Push, Sequence[float] | float] | None]) -> None:
         self.waiting = list(script)
         self.verdicts: list[tuple[int, int]] = []

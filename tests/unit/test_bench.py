@@ -256,7 +256,10 @@ def test_a_peer_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
         (["virtual", "--repetitions", "0"], "repetitions = 0: expected a number >= 1"),
         (["train", "--ways", "hardsink"], "ways = 'hardsink': expected some of hardsync, hardsync-node, allreduce"),
         (["train", "--cases", "cnn-5"], "cases = 'cnn-5': expected some of cnn-4, cnn-16"),
-        (["wire", "--optimizers", "sdg"], "optimizers = 'sdg': expected some of sgd, adagrad, rmsprop, adam, adamw; did"),
+        (
+            ["wire", "--optimizers", "sdg"],
+            "optimizers = 'sdg': expected some of sgd, adagrad, rmsprop, adam, adamw, lars, lamb; did",
+        ),
         (["virtual", "--sizes", "3"], "sizes = (3,): expected bytes of at least one float32"),
     ],
 )

@@ -253,11 +253,11 @@ def test_a_shard_may_choose_whose_push_is_next_but_takes_pulls_of_all() -> None:
             1: after(2.0, lambda: job.push(0), 1),
             2: after(0.0, lambda: job.push(1), 2),
             3: asks(3, Tag.PULL, 2, 4),
-            4: asks(4, Tag.SNAPSHOT_PULL, 3),
+            4: asks(4, Tag.SNAPSHOT_PULL, 3, 0),
         }
     )
     messages = [message for _, message in job.received]
-    assert [told(message) for message in messages[:2]] == [(Pull, 2, 4), (SnapshotPull, 3)]
+    assert [told(message) for message in messages[:2]] == [(Pull, 2, 4), (SnapshotPull, 3, 0)]
     assert [message.learner_id for message in messages[2:] if isinstance(message, Push)] == [0, 1]
 
 
@@ -410,7 +410,7 @@ def test_the_time_of_a_pull_is_told_apart() -> None:
         (0, 5, 0, SLICE - 4, SIZE - 1),  # short
         (0, 5, 0, 0, 0),
         (0, 5, 1, SLICE, SIZE),  # stop, and yet weights
-        (0, 5, 3, 0, 0),  # an ending that there is not: its goodbye would be refused, and the job hang
+        (0, 5, 4, 0, 0),  # an ending that there is not: its goodbye would be refused, and the job hang
     ],
 )
 def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int, weights: int) -> None:
@@ -528,7 +528,7 @@ def test_valid_messages_pass_whole(polite: bool) -> None:
     door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.25, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
-    door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3))
+    door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
     assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.25, 0.125)
@@ -543,7 +543,7 @@ def test_valid_messages_pass_whole(polite: bool) -> None:
 @pytest.mark.parametrize("until_s", [math.inf, 1e9])
 def test_a_shard_hears_of_a_signal_once_however_busy_it_is(polite: bool, learner_id: int | None, until_s: float) -> None:
     door = Door(polite)
-    door.comes(2, Tag.GOODBYE, header(Tag.GOODBYE, 1, 0, 2))
+    door.comes(2, Tag.GOODBYE, header(Tag.GOODBYE, 1, 0, Ending.INTERRUPTED))
     door.wire.hear(10)
     received = [door.shard.receive(door.scratch, learner_id, until_s) for _ in range(2)]
     assert received == [Interrupt(10), Goodbye(1, 0, Ending.INTERRUPTED)]
@@ -578,10 +578,10 @@ def test_a_signal_that_another_rank_tells_of_is_taken_from_anybody() -> None:
 def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
     door = Door()
     door.comes(2, Tag.PUSH, a_push(1))
-    door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3))
+    door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 4))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 0, 1))
-    assert [told(door.receive(0)) for _ in range(3)] == [(Goodbye, 0, 0, True), (Pull, 1, 4), (SnapshotPull, 3)]
+    assert [told(door.receive(0)) for _ in range(3)] == [(Goodbye, 0, 0, True), (Pull, 1, 4), (SnapshotPull, 3, 0)]
     assert [envelope.tag for envelope in door.comm.inbox] == [Tag.PUSH]
 
 
@@ -619,8 +619,9 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
         (2, Tag.PULL, header(Tag.PULL, 0, 0), "rank 2 says it is learner 0"),
         (3, Tag.PUSH, a_push(0), "rank 3 says it is learner 0"),
         (0, Tag.GOODBYE, header(Tag.GOODBYE, 0, 0, 1), "rank 0 says it is learner 0"),
-        (1, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0), "rank 1 pulled a snapshot: only rank 3"),
-        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, -3), "rank 3 pulled snapshot -3: expected -2 or more"),
+        (1, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, 0), "rank 1 pulled a snapshot: only rank 3"),
+        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, -3, 0), "rank 3 pulled snapshot -3: expected -2 or more"),
+        (3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 0, -1), "rank 3 has seen enough at snapshot -2: expected 0 or more"),
         (1, Tag.PUSH, a_push(0, nbytes=20), "push of rank 1: a slice of 20 bytes, expected 24"),
         (1, Tag.PUSH, a_push(0, gradients=2), "push of rank 1: 2 gradients, expected 1"),
         (1, Tag.PUSH, a_push(0, nbytes=-24), "a slice of -24 bytes, expected 24"),
@@ -690,7 +691,7 @@ def tolerant_door(shard: int, evaluator: bool) -> Door:
 
 def pulls_a_snapshot(door: Door, source: int, number: int) -> bool:
     """Whether it is believed."""
-    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number))
+    door.comes(source, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, number, 0))
     return door.receive() == SnapshotPull(number)
 
 
@@ -719,7 +720,7 @@ def test_snapshots_are_of_whom_shard_0_has_appointed() -> None:
     assert pulls_a_snapshot(other, 0, NOTHING_MORE)
 
 
-@pytest.mark.parametrize("ending", [-1, 3, 2**40])
+@pytest.mark.parametrize("ending", [-1, 4, 2**40])
 def test_no_learner_leaves_for_an_unknown_reason(ending: int) -> None:
     assert refused(Door(), 1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, ending))
 
@@ -728,7 +729,7 @@ VALID = {
     Tag.PUSH: a_push(0),
     Tag.PULL: header(Tag.PULL, 0, 3),
     Tag.GOODBYE: header(Tag.GOODBYE, 0, 3, 1),
-    Tag.SNAPSHOT_PULL: header(Tag.SNAPSHOT_PULL, 3),
+    Tag.SNAPSHOT_PULL: header(Tag.SNAPSHOT_PULL, 3, 0),
 }
 
 

@@ -19,7 +19,17 @@ import pytest
 import torch
 
 from mpisgd.base.errors import CheckpointError, ConfigError
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, CheckpointOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    AdamwOptions,
+    CheckpointOptions,
+    LambOptions,
+    LarsOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+)
 from mpisgd.job import resume
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share, remove
@@ -38,6 +48,8 @@ OPTIMIZERS = {
     "rmsprop": RmspropOptions(momentum=0.5),
     "adam": AdamOptions(),
     "adamw": AdamwOptions(),
+    "lars": LarsOptions(),
+    "lamb": LambOptions(),
 }
 
 

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    AdamwOptions,
+    LambOptions,
+    LarsOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+)
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
 from mpisgd.update.groups import Segment
@@ -25,6 +34,8 @@ OPTIMIZERS = (
     RmspropOptions(),
     AdamOptions(),
     AdamwOptions(),
+    LarsOptions(),
+    LambOptions(),
 )
 
 

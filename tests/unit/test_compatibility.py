@@ -35,9 +35,11 @@ VARIANTS: list[dict[str, Any]] = [
     {"name": "downpour", "n_fetch": 2},
     {"name": "ssp", "get_model_frequency": 2},
 ]
+BATCH: list[dict[str, Any]] = [{"name": "sandblaster"}, {"name": "sandblaster", "push_every": 2, "order": "portions"}]
 CHOICES: dict[str, tuple[Any, ...]] = {
     "exchange": ("whole", "layerwise"),
-    "push_format": ("float32", "bfloat16"),
+    "push_format": ("float32", "bfloat16", "topk"),
+    "pull_format": ("float32", "bfloat16"),
     "compensation": (0.0, 0.5),
     "aggregation": ("none", "node"),
     "team_size": (0, 2),
@@ -71,7 +73,7 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 1,920 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 5,760 configurations; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
     for number, table in enumerate(configurations()):
         config = config_of(table)
@@ -148,20 +150,41 @@ def test_every_pair_can_come_up() -> None:
     more = [{}, {"device": "cuda"}, {"faults": {"mode": "tolerant"}}, {"virtual": {"batched": True}}, {"failures": {"mean_s": 1.0}}]
     more += [
         {"accumulation": 2},
+        {"exchange": "duplex"},
+        {"exchange": "duplex", "faults": {"mode": "tolerant"}},
+        {"exchange": "duplex", "pull_format": "bfloat16"},
+        {"push_format": "topk"},
+        {"topk_share": 0.1},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
         {"accumulation": 2, "virtual": {"batched": True}},
         {"inner_optimizer": "sgd", "inner_alpha0": 0.1},
         {"step": "mine:step", "loss": "mse_loss"},
+        {"modulate": "rate"},
+        {"optimizer": "lars"},
+        {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
+        {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
         {"group_size": 2, "step": "mine:step", "micro_batches": 2, "virtual": {"batched": True}},
         {"group_size": 2, "virtual": {"gradients": False, "parameters": 100}},
         {"micro_batches": 2, "virtual": {"batched": True}},
+        {
+            "averaging": 0.9,
+            "clip_norm": 1.0,
+            "clip_average": 1.0,
+            "linear_scaling": True,
+            "nonfinite": "drop",
+            "sampling": "replacement",
+        },
+        {"checkpoint": {"every_updates": 1}, "optimizer": "adam", "schedule": "linear", "alpha0": 0.1, "epochs": 1.0},
+        {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
+        {"evaluation": {"best": "loss", "patience": 1}},
     ]
-    for variant, fields in itertools.product(VARIANTS, itertools.combinations(CHOICES, 2)):
+    for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:
-            config = config_of({"protocol": variant}, **{field: CHOICES[field][1] for field in fields}, **extra)
+            config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.base.imports import load_attribute
@@ -20,6 +21,16 @@ from mpisgd.data.dataset import subtract_mean
 INPUTS = np.arange(24, dtype=np.float64).reshape(6, 2, 2)
 TARGETS = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)
 PICK = np.array([4, 0], dtype=np.int64)
+
+
+class Stream(IterableDataset[int]):
+    """A stream that tells its length."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
 
 
 class Squares:
@@ -47,6 +58,19 @@ def test_a_batch_is_a_pair_of_new_tensors() -> None:
     assert targets.tolist() == [1, 0]
     inputs.zero_()
     assert data.train.batch(PICK)[0].tolist() == INPUTS[PICK].tolist()
+
+
+class Mirrored(TensorDataset):
+    """A torch class of tensors, whose samples are not the tensors."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        picture, label = super().__getitem__(index)
+        return picture.flip(0), label
+
+
+def test_samples_of_a_tensor_dataset_that_changes_them_are_its_own() -> None:
+    data = as_dataset((Mirrored(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS)), None), "mine")
+    assert data.train.batch(PICK)[0].tolist() == INPUTS[PICK, ::-1].tolist()
 
 
 @pytest.mark.parametrize("test", [None, (INPUTS[:0], TARGETS[:0]), (np.zeros(0), np.zeros(0))])
@@ -181,6 +205,7 @@ def test_what_the_python_api_takes() -> None:
         (([[1, 2]], None), "mine: train: found a list of 1"),
         ((Subset(["ab"], [0]), None), "mine: train: sample 0 is str, expected a pair"),  # type: ignore[arg-type]
         ((Subset([("ab", 1)], [0]), None), "the input of sample 0 is str, expected a tensor"),  # type: ignore[arg-type]
+        ((Stream(), None), "mine: train: found a stream, Stream, expected a map-style Dataset"),
     ],
 )
 def test_what_is_no_data(value: Any, message: str) -> None:

@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, OptimizerOptions, RmspropOptions, SgdOptions
+from mpisgd.config import (
+    AdagradOptions,
+    AdamOptions,
+    AdamwOptions,
+    LambOptions,
+    LarsOptions,
+    OptimizerOptions,
+    RmspropOptions,
+    SgdOptions,
+)
 from mpisgd.update import optimizer
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
@@ -18,6 +27,7 @@ from mpisgd.update.device_update import DeviceUpdate, StagedUpdate
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import Copy, on_host
+from mpisgd.vectors.push_format import BFLOAT16
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
 
 SIZE = 256
@@ -31,6 +41,8 @@ OPTIMIZERS = (
     RmspropOptions(momentum=0.5),
     AdamOptions(),
     AdamwOptions(),
+    LarsOptions(),
+    LambOptions(),
 )
 
 
@@ -116,7 +128,7 @@ def train(update: SliceUpdate, rounds: int = 12) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
-@pytest.mark.parametrize("special", [{}, {"averaging": 0.9, "half": True}, {"dc": 0.04}], ids=str)
+@pytest.mark.parametrize("special", [{}, {"averaging": 0.9, "push_format": BFLOAT16}, {"dc": 0.04, "clip_average": 3.0}], ids=str)
 @pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
 def test_it_has_the_bits_of_a_cpu(
     options: OptimizerOptions, special: dict[str, Any], kind: type[SliceUpdate], cut: int, gpu: Gpu

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from mpisgd.cli import doctor as cli
+from mpisgd.liveness.guard import SIZE_VARIABLES
 from mpisgd.site import doctor, survey
 from mpisgd.site.facts import HostFacts, MpiFacts, RankFacts, Ring, Survey
 
@@ -148,7 +149,7 @@ def test_ranks_that_see_each_other_are_no_singletons():
     assert judged(doctor.check_ranks, found).level == "ok"
 
 
-@pytest.mark.parametrize("name", [*survey.SIZE_VARIABLES, "OMP_NUM_THREADS", "SLURM_JOB_ID", "HDF5_USE_FILE_LOCKING"])
+@pytest.mark.parametrize("name", [*SIZE_VARIABLES, "OMP_NUM_THREADS", "SLURM_JOB_ID", "HDF5_USE_FILE_LOCKING"])
 def test_what_checks_look_at_is_gathered_and_nothing_else_of_the_environment(monkeypatch, name):
     monkeypatch.setenv(name, "3")
     monkeypatch.setenv("A_PASSWORD", "secret")
@@ -169,7 +170,7 @@ GPUS = rank("a", gpus=4)
 FINDINGS = [
     ("mpi", healthy([rank(), rank("b", versions=VERSIONS | {"MPI": "MPICH Version: 5.0.2"})]), "fault", "5.0.2 and Open MPI"),
     ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "4 times 1 rank, not 4 ranks: PMI_SIZE = 4"),
-    ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "srun --mpi=pmi2"),
+    ("ranks", healthy([rank(environment=environment(PMI_SIZE="4"))]), "fault", "Open MPI is started by mpirun, srun-pmix, flux"),
     ("ranks", healthy([rank("a"), rank("b"), rank("a")]), "ok", "3 on 2 hosts: a x 2, b x 1"),
     ("ranks", healthy([rank(f"n{index}") for index in range(20)]), "ok", "n7 x 1, and 12 more"),
     ("ranks", healthy([rank(environment=DAEMONS)] * 4), "ok", "4 on 1 host"),

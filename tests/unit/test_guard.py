@@ -13,7 +13,7 @@ from mpisgd.liveness import guard
 from mpisgd.liveness.guard import AgreedError, agree, failing_fast, launched_rank
 from tests.unit.fakes import Aborted, Threads
 
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "MV2_COMM_WORLD_RANK")
+RANKS = guard._RANK_VARIABLES
 
 
 @pytest.fixture(autouse=True)

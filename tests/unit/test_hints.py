@@ -96,7 +96,7 @@ def test_what_is_named_as_the_mend_exists() -> None:
     ("component", "name", "said"),
     [
         ("optimizer", "AdamW", "; did you mean 'adamw'?"),
-        ("optimizer", "lamb", ": it is not here; expected one of: adagrad, adam"),
+        ("optimizer", "LAMB", "; did you mean 'lamb'?"),
         ("optimizer", "lion", ": it is not here; expected one of"),
         ("optimizer", "NAdam", ": it is not here; expected one of"),
         ("optimizer", "SGD", "; did you mean 'sgd'?"),

@@ -53,3 +53,12 @@ def test_a_kept_campaign_is_whole_and_found_nothing(name: str) -> None:
 def test_the_page_of_the_campaigns_has_the_tables_of_the_kept_files() -> None:
     text = (FAULTS / "README.md").read_text()
     assert text == summary.page(text, FAULTS), "python -m tests.faults.summary results/faults"
+
+
+def test_the_page_of_data_has_the_costs_that_were_measured() -> None:
+    text = (ROOT / "docs" / "reference" / "models-and-data.md").read_text()
+    job, *layouts = json.loads((ROOT / "results" / "bench" / "memory.json").read_text())["rows"]
+    told = [row for row in rows_in(text) if row[0] in {each["chunk"] for each in layouts}]
+    assert told == [[each["chunk"], f"{each['random_us']:.0f}", f"{each['in_order_us']:.0f}"] for each in layouts]
+    assert f"took {max(each['more'] for each in job['mib']):.0f} MiB" in text
+    assert f"came after {job['first_update_s']:.0f} s" in text

@@ -17,6 +17,8 @@ from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, So
 class Told:
     """A channel and a gradient in one, that write down what they are told. The shards answer with `clocks`, then stop."""
 
+    duplex = False
+
     samples, rounded = 16, 0.25
 
     def __init__(self, clocks: list[tuple[int, ...]]) -> None:

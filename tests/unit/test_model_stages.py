@@ -16,10 +16,10 @@ from mpisgd import models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, MlpOptions, SmallCnnOptions
 from mpisgd.exchange.roles import Role, of_job, world_size
-from mpisgd.gradient.pieces import StagePasses, crossing
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
+from mpisgd.pipeline.pieces import StagePasses, crossing
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import FlatModel
 

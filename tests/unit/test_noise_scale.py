@@ -22,6 +22,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.update import norms
 from mpisgd.update.average import Average
 from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.flat import FlatModel, slice_bounds
 from tests.unit import fabricate
 from tests.unit.fabricate import Log, row, rows
@@ -56,11 +57,11 @@ def add(update: SliceUpdate, given: Given, check: bool = True) -> None:
     update.accumulate(given.weight, given.samples, gradients=given.gradients)
 
 
-def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1) -> Run:
+def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1, modulate: Any = "gradient") -> Run:
     """A run in which each shard summed its slices of these gradients, as its log would tell it."""
     pushed, made = [], []
     for shard, (start, end) in enumerate(slice_bounds(len(updates[0][0].vector), shards)):
-        update = slice_update(torch.zeros(end - start))
+        update = slice_update(torch.zeros(end - start), weighting=Weighting(modulate))
         for clock, gradients in enumerate(updates):
             for learner_id, given in enumerate(gradients):
                 add(update, given._replace(vector=given.vector[start:end]))
@@ -68,7 +69,9 @@ def run_of(path: Path, updates: Sequence[Sequence[Given]], shards: int = 1) -> R
                 pushed.append(row("pushes", shard=shard, clock=clock, timestamp=clock, learner_id=learner_id, **fields))
             made.append(updated(update.step(), shard, clock + 1, update.samples))
     log = Log(pushes=rows("pushes", pushed), updates=rows("updates", made))
-    return Run(fabricate.write_run(path, log, {"name": "hardsync"}, learners=max(map(len, updates)), shards=shards))
+    run = Run(fabricate.write_run(path, log, {"name": "hardsync"}, learners=max(map(len, updates)), shards=shards))
+    run.config["modulate"] = modulate
+    return run
 
 
 def updated(step: Step, shard: int, clock: int, samples: int) -> np.ndarray:
@@ -96,11 +99,12 @@ def synthetic(updates: int, kind: str, seed: int = 1) -> tuple[list[list[Given]]
     return [[one() for _ in range(8)] for _ in range(updates)], float((spread**2).sum()), float((mean**2).sum())
 
 
-@pytest.mark.parametrize("kind", ["ones", "weights", "weights and samples", "teams"])
+@pytest.mark.parametrize("kind", ["ones", "weights", "weights and samples", "teams", "weights of the rate"])
 def test_the_truth_is_found(kind: str, every_update: None, tmp_path: Path) -> None:
     """B_simple is about 20 samples; 600 updates tell it to some percent."""
     updates, variance, gradient_sq = synthetic(600, kind)
-    found = noise_scale(run_of(tmp_path / "run", updates))
+    modulate = "rate" if kind == "weights of the rate" else "gradient"
+    found = noise_scale(run_of(tmp_path / "run", updates, modulate=modulate))
     assert found.updates == 600
     assert found.variance == pytest.approx(variance, rel=0.03)
     assert found.gradient_sq == pytest.approx(gradient_sq, rel=0.08)

@@ -106,7 +106,7 @@ def test_a_misspelt_option_exits_with_2_and_names_the_nearest(
         ("--protocol softsink", "protocol = 'softsink' is unknown; did you mean 'softsync'"),
         (
             "--protocol",
-            "--protocol: expected one of hardsync, softsync, .*, allreduce, custom after it",
+            "--protocol: expected one of hardsync, softsync, .*, allreduce, sandblaster, custom after it",
         ),
         ("--mu 0", "mu = 0: expected a finite number >= 1"),
         ("--protocol softsync --protocol.n 0", r"protocol\.n = 0"),
@@ -160,11 +160,15 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     assert len(lines) <= 110
     assert max(map(len, lines)) <= 100
     assert "--protocol.n-push" in told
-    assert re.search(r"--exchange +Exchange whole vectors, or layer by layer \(whole, or layerwise\)", told)
+    assert re.search(r"--exchange +Exchange whole vectors, or layers \(whole, or layerwise, duplex\)", told)
     assert re.search(r"--clip-norm .*\(0 = off\)", told)
     for table in VIRTUAL:
         assert f"--{table}" not in told
     assert "--inner" not in told
+    assert "--modulate" not in told, "this protocol's weights are all 1"
+    assert "--modulate" in helped("--protocol downpour --protocol.modulation inverse --help", capsys)
+    assert "--topk-share" not in told
+    assert "--topk-share" in helped("--push-format topk --help", capsys)
     told = helped("--local-steps 4 --help", capsys)
     assert "--inner-alpha0" in told
     assert "--inner-optimizer.beta1" in told

@@ -56,6 +56,19 @@ def test_a_copy_stays_as_it_is_until_all_have_it(rounds: list[tuple[int, list[in
     assert len(memories) <= most, "no more than were under way at once, and the newest"
 
 
+def test_bodies_may_be_of_two_sizes() -> None:
+    """Weights that are sent whole, and as bfloat16 (`deltas.py`): memory of one size is not used for the other."""
+    outbox, requests = Outbox(), [Request() for _ in range(3)]
+    for request in requests:
+        outbox.copy(np.zeros(4, np.int16))
+        outbox.keep([request])  # type: ignore[list-item]
+    for request in requests:
+        request.done = True
+    for size in (4, 2, 2, 4):
+        body = np.full(size, size, np.int16)
+        assert outbox.copy(body).tolist() == body.tolist()
+
+
 def test_memory_is_used_again() -> None:
     outbox, weights = Outbox(), np.zeros(4, np.float32)
     copies = []

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli import plan as command
-from mpisgd.config import Config, StragglerOptions, replace
+from mpisgd.config import Config, StragglerOptions, compatibility, replace
 from mpisgd.config.config_virtual import (
     ConstantComputeOptions,
     HeavyTailComputeOptions,
@@ -146,6 +147,12 @@ def test_gradients_in_half_precision_leave_the_shards_link_sooner() -> None:
     one = shards.points(half, 16, 2000)[0]
     assert one.bounds.shard_link == pytest.approx(1 / 4.8e-3, rel=0.01)
     assert one.bounds.learners > bounds(ANY).learners
+    assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
+    few = replace(half, push_format="topk")
+    assert shards.points(few, 16, 500)[0].bounds.shard_link == pytest.approx(1 / (1.02 * 3.2e-3), rel=0.01)
+    both = replace(half, pull_format="bfloat16")
+    one = shards.points(both, 16, 2000)[0]
+    assert one.bounds.shard_link == pytest.approx(1 / 3.2e-3, rel=0.01)
     assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
 
 
@@ -344,3 +351,13 @@ def test_targets_of_several_runs_are_planned_for(tmp_path: Path) -> None:
     assert all(one.time == pytest.approx(one.updates * one.seconds_per_update) for one in made.backup.choices)
     assert not math.isnan(made.backup.best.time)
     assert made.table("backup").cells("N") == [4, 3]
+
+
+@pytest.mark.parametrize("changes", [{"modulate": "rate"}, {"compensation": 0.5}, {"clip_average": 1.0}], ids=str)
+def test_what_takes_no_second_does_not_hinder_a_prediction(changes: dict[str, Any]) -> None:
+    """It goes with the run's own protocol and one shard; not with those that a plan asks about, too."""
+    config = Config(virtual=VirtualOptions(learners=4, gradients=False, parameters=1000), protocol=SoftsyncOptions(n=2))
+    assert not compatibility.refused(replace(config, **changes), virtual=True)
+    other = replace(config, protocol=HardsyncOptions(), shards=2)
+    assert compatibility.refused(replace(other, **changes), virtual=True)
+    assert predict(replace(other, **changes), 200).gradients_per_s == predict(other, 200).gradients_per_s

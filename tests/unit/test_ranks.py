@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.liveness import ranks
+from mpisgd.liveness import guard, ranks
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from tests.unit.fakes import Threads
 
-VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+VARIABLES = guard.SIZE_VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_ranks_tell_each_other_their_hosts_and_cores(monkeypatch: pytest.MonkeyP
 def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
     name: str, size: int, launched: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in VARIABLES:
+    for each in (*VARIABLES, *guard._RANK_VARIABLES):
         monkeypatch.delenv(each, raising=False)
     monkeypatch.setenv(name, launched)
     some = Ranks(size=size, rank=0, hosts=("a",) * size, cores=1, own_cores=1, pids=())
@@ -61,6 +61,44 @@ def test_a_job_of_one_rank_that_was_started_as_many_is_refused(
         return
     with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {name} = 8: the launcher and the MPI .* do not belong"):
         refuse_singletons(some)
+
+
+ALONE = Ranks(size=1, rank=0, hosts=("a",), cores=1, own_cores=1, pids=())
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "18", "SLURM_PROCID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (BATCH_SCRIPT, ""),
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, ""),  # the shell of salloc
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "18"}, "SLURM_STEP_NUM_TASKS = 18"),
+        (BATCH_SCRIPT | {"SLURM_PROCID": "3"}, "SLURM_PROCID = 3"),
+        ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, ""),
+        ({"PMIX_RANK": "2", "PMIX_NAMESPACE": "x"}, "PMIX_RANK = 2"),
+        ({"ALPS_APP_PE": "5"}, "ALPS_APP_PE = 5"),
+        ({"ALPS_APP_PE": "0", "MPISGD_RANKS": "6"}, "MPISGD_RANKS = 6"),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "4"}, "FLUX_JOB_SIZE = 4"),
+        ({"JSM_NAMESPACE_RANK": "0", "JSM_NAMESPACE_SIZE": "14"}, "JSM_NAMESPACE_SIZE = 14"),
+        ({"PALS_RANKID": "0", "PMI_SIZE": "4"}, "PMI_SIZE = 4"),
+        ({"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "18"}, ""),
+        ({"PBS_JOBID": "7.server", "NCPUS": "9"}, ""),
+        ({"FLUX_URI": "local:///x"}, ""),
+    ],
+)
+def test_a_batch_script_is_no_rank_and_a_rank_that_is_alone_is_told_by_each_launcher(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in (*VARIABLES, *guard._RANK_VARIABLES):
+        monkeypatch.delenv(each, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if said:
+        with pytest.raises(ConfigError, match=f"this MPI sees 1 rank, but {said}: .* mpisgd doctor says which launchers fit"):
+            refuse_singletons(ALONE)
+    else:
+        refuse_singletons(ALONE)
+        assert guard.launched_size() == 1
 
 
 def test_torchrun_starts_processes_of_which_mpi_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

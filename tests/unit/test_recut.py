@@ -76,6 +76,7 @@ def test_every_sample_once_per_epoch() -> None:
 def test_as_many_learners_go_on_with_their_own() -> None:
     assert dealt_on("epoch", [5, 9, 2], 3) == [5, 9, 2]
     assert dealt_on("epoch", [5, 9, 2], 2) == [8, 8], "16 were begun"
+    assert dealt_on("own", [5, 9, 2], 2) == [8, 8], "as far in its epoch as they were on the whole"
     assert dealt_on("replacement", [5, 9, 2], 4) == [9, 9, 9, 9], "nobody draws the same again"
 
 

@@ -40,8 +40,10 @@ LATE = {"delay": "exponential", "delay_mean_s": 0.05, "slowdown": {"1": 1.5}}
 EVALUATED = {"every_epochs": 0.03, "train": True}
 #: What each run is for: the events and entries that no other has.
 RUNS: dict[str, dict[str, Any]] = {
-    "all": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.9, "straggler": LATE, "evaluation": EVALUATED, "evaluator": True},
-    "bfloat16": {"protocol": SOFTSYNC, "push_format": "bfloat16"},
+    "all": {"protocol": SOFTSYNC, "shards": 2, "averaging": 0.9, "straggler": LATE,
+            "evaluation": {**EVALUATED, "best": "error"}, "evaluator": True},
+    "bfloat16": {"protocol": SOFTSYNC, "push_format": "bfloat16", "pull_format": "bfloat16"},
+    "topk": {"protocol": SOFTSYNC, "push_format": "topk", "topk_share": 0.2},
     "norms": {"protocol": SOFTSYNC, "model": {"name": "mlp", "hidden": [12], "batch_norm": True}, "evaluation": EVALUATED},
     "nonfinite": {"protocol": SOFTSYNC, "nonfinite": "continue", "alpha0": 1e30},
     "leaving": {"protocol": SOFTSYNC, "failures": {"at_s": {"1": 0.25}}},
@@ -164,7 +166,7 @@ def test_the_list_has_everything(runs: Path) -> None:
     for table, dtype in {**schema.TABLES, "summary": schema.SUMMARY}.items():
         assert set(named(table)) == set(dtype.names or ()), table
         assert table == "events" or len(named(table)) == len(dtype), "each once"
-    assert sorted(named("DONE")) == sorted([*schema.DONE_ENTRIES, "weights"])
+    assert sorted(named("DONE")) == sorted([*schema.DONE_ENTRIES, "weights", "best"])
     assert sorted(kind for claim in CLAIMS for kind in claim.of) == sorted(event.name for event in Event)
     written = {
         name for path in (*runs.glob("*/config.toml"), *runs.glob("real/*/config.toml")) for name in Run(path.parent).environment
@@ -319,13 +321,13 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("real", [True, False])
-@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights"])
+@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights", "best"])
 def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=real)
     done = dict(Run(path).done or {})
     done[name] = other(done[name])
     (path / "DONE").write_text(sums.sealed_json(done))
-    assert f"{name} " in refused(path) or name in ("books_balanced", "weights")
+    assert f"{name} " in refused(path) or name in ("books_balanced", "weights", "best")
     assert "DONE is damaged" not in refused(path) != ""
 
 

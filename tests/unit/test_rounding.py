@@ -16,6 +16,7 @@ from mpisgd.gradient.rounding import Rounded, Rounding
 from mpisgd.simulate.sized import Memory, SizedVector
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.push_format import PushFormat
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -148,8 +149,8 @@ def test_where_only_sizes_travel_they_are_half() -> None:
 
 
 def made(size: int = 4, *, half: bool) -> SliceUpdate:
-    options = SgdOptions(momentum=0.0)
-    return SliceUpdate(torch.zeros(size), options, learning_rate=1.0, schedule=lambda _: 1.0, train_samples=100, half=half)
+    options, how = SgdOptions(momentum=0.0), PushFormat("bfloat16" if half else "float32")
+    return SliceUpdate(torch.zeros(size), options, learning_rate=1.0, schedule=lambda _: 1.0, train_samples=100, push_format=how)
 
 
 def test_a_shard_takes_it_in_as_float32() -> None:

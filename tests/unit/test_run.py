@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from mpisgd.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Config
 from mpisgd.cli.run import main
 from mpisgd.launching import under_way
 from mpisgd.liveness.guard import SIZE_VARIABLES
-from mpisgd.site import facts
+from mpisgd.site import launchers
 
 #: Does at its k-th start what the k-th entry says: begins a run, ends it, tells its parent to stop, waits for a signal, leaves.
 STUB = """
@@ -45,7 +46,7 @@ sys.exit(does["status"])
 
 @pytest.fixture(autouse=True)
 def _stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {*SIZE_VARIABLES, *facts.SIZE_VARIABLES}:
+    for name in SIZE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stub.py").write_text(STUB)
@@ -95,6 +96,57 @@ def test_ranks_do_not_start_ranks(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_batch_script_may_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "4")
     assert run([{"begins": True, "ends": True, "status": 0}])[0] == 0
+
+
+def test_another_launcher_starts_them_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(f'#!/bin/sh\necho "$@" >"$0.words"\nexec {sys.executable} {tmp_path / "stub.py"} "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(launchers, "library_of", lambda python: "MPICH Version: 5.0.2")
+    done = {"begins": True, "ends": True, "status": 0}
+    assert run([done], "--launcher", "srun-pmi2", "--launcher-args", "-w n1")[0] == 0
+    words = Path(f"{srun}.words").read_text()
+    assert words.startswith("-w n1 --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=3 --cpus-per-task=2 ")
+    assert words.endswith(" -m mpisgd train --out run\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "said"),
+    [
+        ("srun", "", "--launcher srun: expected one of mpirun, srun-pmix, srun-pmi2, srun-cray, aprun, mpiexec.hydra$"),
+        ("flux", "", "--launcher flux: expected one of .*: it does not pass signals on"),
+        ("jsrun", "", "--launcher jsrun: expected one of .*: its resource sets"),
+        (
+            "srun-pmi2",
+            "Open MPI v5.0.11",
+            "launcher = 'srun-pmi2': expected one of mpirun, srun-pmix, flux for Open MPI: .* PMIx alone",
+        ),
+        (
+            "srun-pmix",
+            "CRAY MPICH version 8.1.28 (ANL base 3.4a2)",
+            "launcher = 'srun-pmix': expected one of srun-cray, aprun, flux for",
+        ),
+        ("mpirun", "Intel(R) MPI Library 2021.11", "launcher = 'mpirun': .* for Intel MPI: .* mpiexec.hydra"),
+        ("mpiexec.hydra", "IBM Spectrum MPI v10.4", "launcher = 'mpiexec.hydra': expected one of jsrun for Spectrum MPI"),
+        ("aprun", "", "--launcher aprun: aprun is not on the PATH"),
+    ],
+)
+def test_a_launcher_that_does_not_fit_starts_no_rank(name: str, library: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(launchers, "library_of", lambda python: library)
+    with pytest.raises(ConfigError, match=said):
+        main(["-n", "3", "--launcher", name])
+
+
+def test_whose_library_it_is_is_read_from_this_python() -> None:
+    told = launchers.library_of(sys.executable)
+    if not told:
+        pytest.skip("mpi4py finds no MPI here")
+    assert launchers.family(told) in ("Open MPI", "MPICH")
+    assert launchers.library_of("/nowhere/python") == ""
 
 
 def test_done_is_believed_and_not_the_launcher(capfd: pytest.CaptureFixture[str]) -> None:

@@ -668,6 +668,34 @@ def test_updates_are_made_in_the_drain(log: Path) -> None:
     assert Event.DEPARTED not in read_table(log, "events")["kind"]
 
 
+def test_what_one_who_left_had_pushed_before_its_turn_makes_an_update_of_the_drain(log: Path) -> None:
+    """On other shards it was not before its turn, and the update has been made there."""
+    script = [
+        *pulls(*EVERYBODY), (push(1, 0), 1.0), (push(2, 0), 2.0), Interrupt(10), Pull(1, 1), Pull(2, 1), *goodbyes(1, 1, 1)[1:3],
+        (push(0, 0), 4.0), Pull(0, 1), *goodbyes(1, 1, 1)[:1],
+    ]  # fmt: skip
+    shard, noted, _ = interrupted(log, [*script, *goodbyes(1, 1, 1)[3:]], HardsyncOptions())
+    assert shard.rules.clock == noted.taken[-1]["clock"] == 1
+    assert read_table(log, "pushes")["learner_id"].tolist() == [0, 1, 2], "in the order of learners"
+
+
+@pytest.mark.parametrize("signal_first", [True, False])
+def test_where_enough_was_seen_the_run_is_finished_and_what_nobody_wants_is_late(log: Path, signal_first: bool) -> None:
+    """Learner 0, whose turn it would be, is stopped; the gradients of the others are for a sum that will not be finished."""
+    signal = [Interrupt(10)] if signal_first else []
+    script = [
+        *pulls(1, 2), *signal, SnapshotPull(0, 3), Pull(0, 0), Goodbye(0, 0, Ending.ENOUGH), (push(1, 0), 1.0), (push(2, 0), 2.0),
+        Pull(1, 1), Pull(2, 1), Goodbye(1, 1, Ending.ENOUGH), Goodbye(2, 1, Ending.ENOUGH), SnapshotPull(FINAL, 3), LEAVE,
+    ]  # fmt: skip
+    shard, noted, answers = interrupted(log, script, HardsyncOptions())
+    assert (shard.rules.finished, shard.rules.clock, noted.taken) == (True, 0, [])
+    assert answers[-1] == ("snapshot", 0, 0, [[0.0]])
+    rows, events = read_table(log, "pushes"), read_table(log, "events")
+    assert rows[["learner_id", "verdict", "reason"]].tolist() == [(each, Verdict.LATE, Reason.FINISHED) for each in (1, 2)]
+    assert events[events["kind"] == Event.ENOUGH][["clock", "value"]].tolist() == [(0, 2)], "once"
+    assert shard.received == shard.pushed == [0, 1, 1]
+
+
 def test_a_budget_that_the_drain_uses_up_ends_the_run(log: Path) -> None:
     """Five gradients of two samples, and the sixth: all shards come to that, for all have the same pushes in the end."""
     script = [*DRAIN, (push(1, 1), 2.0), Pull(1, 2), *goodbyes(3, 2, 1)[:-1], SnapshotPull(FINAL), LEAVE]

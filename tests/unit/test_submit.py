@@ -163,7 +163,7 @@ def test_the_virtual_environment_is_this_one(
     [
         (["--learners", "4", "--time", "0:03"], "time = '0:03': expected more than 180 s"),
         (["--learners", "4", "--chain", "--links", "0"], "links = 0: expected a finite number >= 1"),
-        (["--learners", "4", "--time", "1h"], "time = '1h': expected hours:minutes"),
+        (["--learners", "4", "--time", "an hour"], "time = 'an hour': expected hours:minutes"),
         (["--learners", "4", "--name", "a b"], "name = 'a b': expected letters"),
         (["--learners", "4", "--queue", "a\n#SBATCH --x"], "queue = .*: expected one word"),
         (["--learners", "4", "--array", "softsync --protocol.n 5"], "protocol.n = 5: expected"),

@@ -52,7 +52,7 @@ class Channel(ScriptedChannel):
 
     def __init__(self, script: list[Any]) -> None:
         super().__init__(script)
-        self.duties: list[tuple[int, bool]] = []
+        self.duties: list[tuple[int, int]] = []
         self.given_up: list[int] = []
         self.told: list[int] = []
         self.passed_on = 0
@@ -65,8 +65,8 @@ class Channel(ScriptedChannel):
 
     def has_parted(self, learner_id: int) -> None: ...
 
-    def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
-        self.duties.append((learner_id, evaluate))
+    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
+        self.duties.append((learner_id, appointed))
 
     def pass_on_nothing_more(self) -> None:
         self.passed_on += 1
@@ -398,7 +398,7 @@ def test_a_run_whose_others_have_done_their_share_ends_when_the_last_one_dies(lo
 def test_the_evaluator_says_goodbye_to_the_first_shard_which_passes_it_on(log: Path) -> None:
     done = serve(log, [*pulls(0), (now(0), 1.0), *pulls(0, clock=1), *byes(l0=1)], lambda_=1, budget=2, first=True)
     assert done.channel.passed_on == 1
-    assert done.channel.duties == [(0, False)]
+    assert done.channel.duties == [(0, 0)]
 
 
 def test_a_learner_follows_the_evaluator_and_another_follows_that(log: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_learner_follows_the_evaluator_and_another_follows_that(log: Path) -> 
         SnapshotPull(FINAL), LEAVE,
     ]  # fmt: skip
     done = serve(log, script, lambda_=3, budget=6, first=True)
-    assert done.channel.duties == [(2, True), (1, True), (0, False)]
+    assert done.channel.duties == [(2, 1), (1, 2), (0, 0)]
     assert done.answers[-1][0] == "snapshot"
 
 
@@ -437,7 +437,7 @@ class FaultyCrew(Crew):
         self._hidden: list[Any] = []
         self._last_words: dict[int, Any] = {}
         self.lost: list[int] = []
-        self.duties: list[tuple[int, bool]] = []
+        self.duties: list[tuple[int, int]] = []
 
     def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
         self._befall()
@@ -519,8 +519,8 @@ class FaultyCrew(Crew):
 
     def has_parted(self, learner_id: int) -> None: ...
 
-    def answer_goodbye(self, learner_id: int, *, evaluate: bool) -> None:
-        self.duties.append((learner_id, evaluate))
+    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
+        self.duties.append((learner_id, appointed))
 
     def pass_on_nothing_more(self) -> None:
         """There is one shard."""

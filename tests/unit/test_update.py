@@ -370,9 +370,9 @@ def test_a_shard_runs_without_torchs_compiler() -> None:
     """Which would take as long to import as torch; a user's own torch.compile still finds it."""
     code = """
 import sys, torch
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, RmspropOptions, SgdOptions
+from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, LambOptions, LarsOptions, RmspropOptions, SgdOptions
 from mpisgd.update.slice_update import SliceUpdate
-for options in (AdagradOptions(), AdamOptions(), AdamwOptions(), RmspropOptions(), SgdOptions()):
+for options in (AdagradOptions(), AdamOptions(), AdamwOptions(), RmspropOptions(), SgdOptions(), LarsOptions(), LambOptions()):
     update = SliceUpdate(torch.zeros(9), options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
     update.accumulate(1.0, 4, 0)
     update.step()

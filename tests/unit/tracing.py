@@ -54,7 +54,7 @@ class Traced:
             said += ["in time"] * rules.on_interrupt()
         elif what in ("pull", "owing"):
             said.append(self._pull(learner_id, number))
-            if what == "owing" and rules.passes(learner_id, number):
+            if what == "owing" and rules.passes(learner_id, number, rules.stuck):
                 said.append("passes")
         elif what in ("push", "bad"):
             seq = rules.applied_seq[learner_id] + 1 if seq < 0 else seq

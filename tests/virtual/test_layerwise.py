@@ -43,7 +43,8 @@ SYNCHRONOUS = [{"name": "hardsync"}, {"name": "backup", "b": 1}, {"name": "timeo
 STAGES: dict[str, tuple[Any, Any]] = {
     "clip_norm": (0.0, 0.3),
     "nonfinite": ("stop", "drop"),
-    "push_format": ("float32", "bfloat16"),
+    "push_format": ("float32", "bfloat16", "topk"),
+    "pull_format": ("float32", "bfloat16"),
 }
 VERSIONED = [{"name": "versioned"}, {"name": "versioned", "tolerance": 1}]
 

@@ -16,13 +16,14 @@ from torch import nn
 from mpisgd import data, models, replay
 from mpisgd.analysis import timeline
 from mpisgd.base.errors import ConfigError, DataError, DeadlockError
+from mpisgd.comm.messages import Tag
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.exchange import pipeline
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.group_channel import GroupChannel
-from mpisgd.gradient.pieces import Pieces
 from mpisgd.job.parts import Brought
+from mpisgd.pipeline import stage
+from mpisgd.pipeline.group_channel import GroupChannel
+from mpisgd.pipeline.pieces import Pieces
 from mpisgd.plan.costs import fit
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
@@ -76,15 +77,15 @@ def test_some_groups_obey_the_laws(protocol: dict[str, Any], tmp_path: Path) -> 
 
 def test_an_order_that_waits_in_a_circle_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With sends that block: were a stage to wait for gradients before all of its activations had left, nobody could go on."""
-    compute = pipeline.Stage.compute
+    compute = stage.Stage.compute
 
     def backward_first(stage: Any, seq: int) -> float:
         if stage._after is not None:
             stage._seq = seq
-            stage._take(pipeline.Tag.DELTA, stage._after, 0)
+            stage._take(Tag.DELTA, stage._after, 0)
         return compute(stage, seq)
 
-    monkeypatch.setattr(pipeline.Stage, "compute", backward_first)
+    monkeypatch.setattr(stage.Stage, "compute", backward_first)
     with pytest.raises(DeadlockError, match="waits for DELTA"):
         simulated(tmp_path / "run", TENSORS, group_size=2, shards=2)
 

@@ -20,7 +20,7 @@ from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.gradient.gradient import Gradient
-from mpisgd.job import roles
+from mpisgd.job.roles import sgd
 from mpisgd.protocols.hardsync import Hardsync
 from mpisgd.protocols.softsync import Softsync
 from mpisgd.shard import Shard
@@ -46,13 +46,16 @@ LOOPS = [
             "exchange/team_channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
-            "exchange/group_channel",
-            "exchange/pipeline",
+            "pipeline/group_channel",
+            "pipeline/stage",
             "evaluator",
             "comm/communicator",
             "comm/messages",
             "update/slice_update",
             "update/device_update",
+            "sandblaster/slots",
+            "sandblaster/channels",
+            *(f"sandblaster/{each}" for each in ("coordinator", "evaluations", "shard", "learner")),
         )
     ),
     *sorted((PACKAGE / "rules").glob("*.py")),
@@ -130,9 +133,10 @@ def test_a_branch_that_asked_would_be_found(source: str) -> None:
 # ----------------------------------------------------------------------------------------------- the very same functions
 
 
-@pytest.mark.parametrize(
-    "path", [PACKAGE / "job" / f"{name}.py" for name in ("roles", "tensors", "world")], ids=lambda path: path.stem
-)
+BUILDING = [*sorted((PACKAGE / "job" / "roles").glob("*.py")), PACKAGE / "job" / "tensors.py", PACKAGE / "job" / "world.py"]
+
+
+@pytest.mark.parametrize("path", BUILDING, ids=lambda path: path.stem)
 def test_what_builds_the_roles_does_not_ask_either(path: Path) -> None:
     """Of a world it knows only what `World` says; nor does it ask a channel of what kind it is."""
     assert set(asks(path.read_text())) <= {"world", ".world"}
@@ -150,7 +154,7 @@ def test_each_role_is_built_in_one_place() -> None:
         return {name.rpartition(".")[2] for path in paths for name in imported(ast.parse(path.read_text()))}
 
     assert not named(*WORLDS_OWN) & ROLES_PARTS
-    assert named(PACKAGE / "job" / "roles.py", PACKAGE / "job" / "tensors.py") & ROLES_PARTS == ROLES_PARTS
+    assert named(*BUILDING) & ROLES_PARTS == ROLES_PARTS
     builders = [path.relative_to(PACKAGE).as_posix() for path in WORLDS_OWN if "build(" in path.read_text()]
     assert builders == ["job/run/rank.py", "simulate/job.py"]
 
@@ -168,7 +172,7 @@ def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(roles, "learn")
+    counting(sgd, "learn")
     for cls, names in {
         Shard: "serve",
         LearnerChannel: "push pull goodbye",
@@ -202,7 +206,7 @@ def test_so_does_one_whose_learners_double_as_shards(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(roles, "learn")
+    counting(sgd, "learn")
     for cls, names in {
         Shard: "begin serve_on",
         TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",

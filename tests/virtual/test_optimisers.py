@@ -37,10 +37,10 @@ JOB: dict[str, Any] = {
 Weights = dict[str, torch.Tensor]
 
 
-def serial(make: Callable[[nn.Module], tuple[torch.optim.Optimizer, Any]]) -> tuple[Weights, Weights]:
+def serial(make: Callable[[nn.Module], tuple[Any, Any]], hidden: tuple[int, ...] = (24,)) -> tuple[Weights, Weights]:
     """The first and the last weights of a loop as anybody writes it; `make` gives its optimiser, and a scheduler or None."""
     digits = data.load(DigitsOptions(), seed=SEED)
-    model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
+    model = models.make(MlpOptions(hidden=hidden), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     optimizer, scheduler = make(model)
     sampling = EpochSampling(len(digits.train), LEARNERS * MU, 1, SEED)

@@ -78,7 +78,7 @@ PROTOCOLS: list[dict[str, Any]] = [
     learners=st.integers(2, 5),
     shards=st.integers(1, 3),
     seed=st.integers(0, 2**32),
-    sampling=st.sampled_from(["epoch", "replacement"]),
+    sampling=st.sampled_from(["epoch", "own", "replacement"]),
 )
 def test_random_schedules_with_random_samples_are_replayed(
     protocol: dict[str, Any], learners: int, shards: int, seed: int, sampling: str

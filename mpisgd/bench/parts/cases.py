@@ -80,6 +80,7 @@ WAYS = {
     "allreduce": Way({"protocol": AllreduceOptions()}, synchronous=True),
     "allreduce-node": Way({"protocol": AllreduceOptions(), "aggregation": "node"}, synchronous=True),
     "hardsync-bfloat16": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16"}),
+    "hardsync-bfloat16-both": Way({"protocol": HardsyncOptions(), "push_format": "bfloat16", "pull_format": "bfloat16"}),
     "softsync": Way({"protocol": SoftsyncOptions(n=LEARNERS)}),
     "async": Way({"protocol": AsyncOptions()}),
     "ssp": Way({"protocol": SspOptions()}),

@@ -27,6 +27,7 @@ class Outbox:
 
     def copy(self, body: np.ndarray) -> np.ndarray:
         """A copy to send from."""
+        self._free = [copy for copy in self._free if copy.nbytes == body.nbytes]
         still = []
         for copy, requests in self._under_way:
             requests[:] = [request for request in requests if not request.Test()]

@@ -53,7 +53,8 @@ class Opened:
 class Receiving:
     """A message whose receives are posted: the header's, then the bodies'.
 
-    `rooms`: bytes that each body has room for; `nbytes`: of the slice, as the header says; 0 = the bodies are empty.
+    `rooms`: bytes that each body has room for; `nbytes`: of all, as the header says; 0 = the bodies are empty. A single body may be
+    shorter than its room.
     """
 
     __slots__ = ("buffer", "layout", "nbytes", "requests", "rooms", "source")
@@ -78,7 +79,7 @@ class Receiving:
 
     def check(self, at: int, nbytes: int) -> None:
         """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""
-        expected = self.rooms[at] if self.nbytes else 0
+        expected = min(self.rooms[at], self.nbytes)
         if nbytes != expected:
             raise PeerError(f"{name_of_tag(self.layout.body)} from rank {self.source}: {nbytes} bytes, expected {expected}")
 

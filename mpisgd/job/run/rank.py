@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
@@ -19,7 +20,7 @@ from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
 from mpisgd.config.trust import resume_line
-from mpisgd.exchange.pipeline import Stage
+from mpisgd.exchange import links
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import SharedMemory
@@ -37,6 +38,8 @@ from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
+from mpisgd.pipeline.stage import Stage
+from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -86,6 +89,7 @@ class Rank:
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
+        self.callbacks = brought.callbacks
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
@@ -111,7 +115,9 @@ class Rank:
 
     @property
     def _resuming(self) -> str:
-        """The command that goes on with this run, and brings what it was brought."""
+        """The command that goes on with this run, and brings what it was brought; of a batch optimisation, with its weights."""
+        if self.setup.config.protocol.batch:
+            return f"mpisgd export {self.path} WEIGHTS.pt --clock CLOCK, and --init-from WEIGHTS.pt, without its history"
         return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
 
     def run(self) -> Outcome:
@@ -127,10 +133,14 @@ class Rank:
         quiet_s = self.setup.config.log.quiet_s
         self.signals.every_second = Watchdog(wire, quiet_s, self._name(self.rank), waits_for).look
         if self.rank == 0:
-            self._say(f"mpisgd {__version__}: {self._headline()}")
+            carried, wasted = links.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
+            self._say(f"mpisgd {__version__}: {self._headline(carried)}")
+            if wasted:
+                self._say(f"mpisgd: warning: {wasted}")
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
+        world.callbacks = self.callbacks
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
@@ -173,6 +183,8 @@ class Rank:
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
             self._say(farewell(outcome, logged=logged))
+            end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
+            call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
             told[[1 + rank for rank in wire.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
@@ -216,12 +228,13 @@ class Rank:
         if self.signals.hurried and interruption.tell_terminal(interruption.last_words(self.path, signal, self._resuming)):
             self.claim.unlock()
 
-    def _headline(self) -> str:
+    def _headline(self, carried: str) -> str:
         setup, learners, ranks = self.setup, self.roles.lambda_, self.roles.streams
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
             f" {len(set(setup.hosts))} host(s)"
+            f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
             f" {tolerance.said(setup.config, setup.tolerant, self.pulse.beats)}; log in {self.path}{self._going_on()}"
         )
@@ -232,7 +245,8 @@ class Rank:
             return ""
         bits = "asynchronously"
         if protocol.consistent and protocol.ordered:
-            same = resumption.same_layout and self.setup.config.push_format == "float32"
+            exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
+            same = resumption.same_layout and exact
             bits = "to the bits of a run without interruption" if same else "no longer to the bits of a run without interruption"
         return f"; attempt {resumption.attempt} goes on at clock {resumption.checkpoint.clock:,}, {bits}"
 
@@ -267,7 +281,8 @@ class MpiWorld(World):
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
         gradient = self.tensors.gradient(roles.number(rank), memory)
-        gradient.read_ahead()
+        if not self._config.protocol.batch:  # whose portions come in no order of their own
+            gradient.read_ahead()
         self._gradient = gradient
         return gradient
 
@@ -277,6 +292,11 @@ class MpiWorld(World):
         if rank != roles.evaluator_rank:
             del self.tensors.model
         return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
+
+    def weights(self, bounds: tuple[int, int]) -> Tensor:
+        weights = super().weights(bounds)
+        del self.tensors.model
+        return weights
 
     def close(self) -> None:
         """End the processes that fetch mini-batches."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, MpisgdError
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.siblings import Siblings
@@ -48,13 +49,15 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     computes = learns or ranks.rank == roles.evaluator_rank
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
     meta: Meta = comm.bcast(parts.meta_of(data) if data is not None and ranks.rank == first else None, root=first)
+    if data is not None and ranks.rank == first and data.train.advice:
+        speech.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
     model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed))
     require_alike(comm, "model", of_model(model), root=0)
     bounds = agree(comm, lambda: parts.bounds(config, model))
-    sampling = parts.make_sampling(config, meta, roles.streams)
+    sampling = agree(comm, lambda: parts.make_sampling(config, meta, roles.streams))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)

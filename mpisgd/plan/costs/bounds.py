@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.config import Config, StragglerOptions, replace
+from mpisgd.config import Config, StragglerOptions, footprint, replace
 from mpisgd.exchange.roles import assign
 from mpisgd.gradient.straggler import Delays
 from mpisgd.simulate import compute
@@ -63,7 +63,8 @@ def bounds(config: Config) -> Bounds:
     per_update = protocol.gradients_per_update
     pushes = lambda_ / per_update if protocol.consistent else 1.0  # and answers, for each gradient that is applied
     whole = 4 * config.virtual.parameters
-    both_ways = whole * (1.5 if config.push_format == "bfloat16" else 2)
+    ways = [each * config.virtual.parameters for each in footprint.of_exchange(vars(config))]
+    both_ways = sum(ways)
     nbytes = whole / config.shards
     on_node, remote, nodes = _layout(config)
     slowest = min(network.bandwidth, network.node_bandwidth) if remote else min(network.bandwidth, network.local_bandwidth)
@@ -83,7 +84,7 @@ def bounds(config: Config) -> Bounds:
         shard_link=_rate(link_s),
         shard_service=_rate(pushes * gradient_s),
         shard_update=_rate(update_s / per_update),
-        node_link=_rate(pushes * on_node * nbytes * remote / network.node_bandwidth),
+        node_link=_rate(pushes * on_node * max(ways) / config.shards * remote / network.node_bandwidth),
     )
 
 

@@ -45,12 +45,16 @@ def pushes_per_update(config: Config) -> int:
 
 
 def _cut(config: Config, samples: int, out: Path) -> Config:
-    """Cut a configuration to so many applied samples, for its timing alone."""
+    """Cut a configuration to so many applied samples, for its timing alone: without what takes no virtual second, and might not go
+    with another protocol or number of shards."""
     return replace(
         config,
         out=str(out),
         epochs=1.0,
         schedule=ConstantOptions(),
+        modulate="gradient",
+        compensation=0.0,
+        clip_average=0.0,
         virtual=dataclasses.replace(config.virtual, gradients=False, batched=False, train_samples=samples),
         evaluation=EvaluationOptions(every_epochs=0),
         log=LogOptions(flush_rows=_ROWS, flush_s=3600, progress="off"),  # what is in memory is amended fast

@@ -21,6 +21,7 @@ import numpy as np
 
 from mpisgd.analysis import arrivals
 from mpisgd.analysis.timeline import ranks_of
+from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
@@ -60,17 +61,18 @@ def measured(run: Run) -> Wire:
 def _network(run: Run, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
     """Latency, and the bandwidth between ranks of one node and of two, as far as the log has seen them."""
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["seq"] > 1)]
-    network, costs = _bandwidths(run, rows, nbytes)
+    pushed, pulled = (nbytes * each / 4 for each in footprint.of_exchange(run.config))
+    network, costs = _bandwidths(run, rows, pulled)
     latency_s, source = network.latency_s, "assumed: no push in the log tells it"
     if len(rows):
         least_s = float(np.quantile(rows["push_s"], LOW))
-        latency_s = max(0.0, least_s - _transfer_s(run, network, nbytes) - 2 * network.overhead_s)
+        latency_s = max(0.0, least_s - _transfer_s(run, network, pushed) - 2 * network.overhead_s)
         source = f"{100 * LOW:.0f} % quantile of push_s, without the transfer"
     costs.append(Cost("latency", latency_s, "s", source))
     return dataclasses.replace(network, latency_s=latency_s), costs
 
 
-def _bandwidths(run: Run, rows: np.ndarray, nbytes: int) -> tuple[NetworkOptions, list[Cost]]:
+def _bandwidths(run: Run, rows: np.ndarray, nbytes: float) -> tuple[NetworkOptions, list[Cost]]:
     """A node's link is taken to be as fast as the fastest transfer between two nodes, which is what one rank can make of it."""
     default = NetworkOptions()
     slice_nbytes = nbytes / run.shards
@@ -110,7 +112,7 @@ def _low_share(run: Run) -> float:
     return min(LOW, 0.5 / run.lambda_) if arrivals.synchronous(run) else LOW
 
 
-def _rate(nbytes: int, pull_s: np.ndarray, low: float) -> float | None:
+def _rate(nbytes: float, pull_s: np.ndarray, low: float) -> float | None:
     """Bytes per second of the weights' transfer; None where nothing was pulled in more than no time."""
     least_s = float(np.quantile(pull_s, low)) if len(pull_s) else 0.0
     return nbytes / least_s if least_s > 0 else None
@@ -120,7 +122,7 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
     """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
     default = ServiceOptions()
     updates = run.updates[run.updates["gradients"] > 0]
-    transfer_s = _transfer_s(run, network, slice_nbytes)
+    transfer_s = _transfer_s(run, network, slice_nbytes * footprint.of_exchange(run.config)[0] / 4)
     after_s = np.concatenate([_last_gradients(run, shard, transfer_s) for shard in range(run.shards)])
     if not len(updates) or not len(after_s):
         return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells it")]

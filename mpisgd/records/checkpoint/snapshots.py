@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.base.errors import DataError
 from mpisgd.base.storage import writing
-from mpisgd.vectors.computing import Updates
+from mpisgd.vectors.computing import Copied
 from mpisgd.vectors.memory import on_host
 
 
@@ -99,7 +99,7 @@ class Snapshots:
     def due(self, epochs_before: float, epochs: float) -> bool:
         return due(self._every_epochs, epochs_before, epochs)
 
-    def take(self, update: Updates, clock: int, now_s: float) -> None:
+    def take(self, update: Copied, clock: int, now_s: float) -> None:
         """Copy the weights as they are (into the page cache; the disk is the kernel's business)."""
         crc32 = 0
         with writing(self._path):
@@ -148,7 +148,7 @@ class Nowhere(Snapshots):
     def due(self, epochs_before: float, epochs: float) -> bool:
         return False
 
-    def take(self, update: Updates, clock: int, now_s: float) -> None:
+    def take(self, update: Copied, clock: int, now_s: float) -> None:
         """Nothing is copied."""
 
     def close(self, keep: bool = False) -> None:

@@ -46,6 +46,12 @@ def evaluated(
     return done, before
 
 
+def rows_evaluated(run: Path, before: list[list[int]]) -> np.ndarray:
+    """The rows of `evaluations` that `evaluated` says come before."""
+    parts = [Rows(run / schema.evaluator_file(each), dict(zip(schema.TABLES, counts, strict=True))) for each, *counts in before]
+    return schema.joined("evaluations", [part.rows("evaluations") for part in parts])
+
+
 def check_rows(run: Path, shard: int, rows: list[list[int]]) -> None:
     """Whether the rows are there that a checkpoint says come before it (`schema`, `continues`), and are those that were written.
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from mpisgd.base.speech import say
 from mpisgd.records.log.schema import EVALUATIONS
@@ -37,6 +37,16 @@ def terminal() -> TextIO | None:
     return sys.stdout if watched and sys.stdout.isatty() else None
 
 
+class Hearer(Protocol):
+    """Is told of updates beside the progress line."""
+
+    def __call__(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
+        """An update has been made."""
+
+    def close(self) -> None:
+        """No other will be."""
+
+
 class Progress:
     """Told of each push and update by shard 0; prints epoch, loss, updates/s, mean staleness, time left.
 
@@ -44,9 +54,13 @@ class Progress:
         mode: as in `LogOptions.progress`.
         total_epochs: length of the run.
         every_s: seconds between plain lines.
+
+    Attributes:
+        hear: is told of each update as `update` is; and closed with this.
     """
 
     def __init__(self, mode: Literal["auto", "bar", "plain", "off"], total_epochs: float, every_s: float) -> None:
+        self.hear: Hearer | None = None
         stream = terminal()
         if mode == "auto":
             mode = "bar" if stream is not None else "plain"
@@ -69,6 +83,8 @@ class Progress:
         self._pushes += 1
 
     def update(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
+        if self.hear is not None:
+            self.hear(clock, epochs, loss, now_s)
         elapsed_s = now_s - self._told_s
         if self._mode == "off" or (elapsed_s < self._every_s and epochs < self._total):
             return
@@ -78,7 +94,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=min(epochs, self._total), text=text, refresh=True)
             if epochs >= self._total:
-                self.close()  # what else is told, of evaluations, comes below it
+                self._end_bar()  # what else is told, of evaluations, comes below it
                 self._mode = "off"
         else:
             left_s = now_s * (self._total - epochs) / epochs if epochs > 0 else 0.0
@@ -87,6 +103,12 @@ class Progress:
         self._told_s, self._told_clock, self._staleness, self._pushes = now_s, clock, 0, 0
 
     def close(self) -> None:
+        self._end_bar()
+        hear, self.hear = self.hear, None
+        if hear is not None:
+            hear.close()
+
+    def _end_bar(self) -> None:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
@@ -165,6 +187,11 @@ class Evaluations:
         if not math.isnan(row["loss"]):
             metrics = [name for name in row if name not in (EVALUATIONS.names or ())]
             self._found = f"; the one before: test {in_words(row, self._loss, metrics)}"
+
+    def say(self, text: str) -> None:
+        """Tell something else, at once."""
+        if self._on:
+            say(text)
 
     def begin(self, number: int) -> None:
         """Begin the snapshot of this number, from 0: its first batch is next."""

@@ -97,6 +97,14 @@ def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
+def appointed_of(path: Path) -> int:
+    """As the how-manieth the writer of an evaluator's file was appointed; 0: it was the first to evaluate, or there is no file."""
+    if not path.is_file():
+        return 0
+    found = read_file(path, "who wrote it", lambda file, _: contained.attribute(file, "appointed"))
+    return 0 if found is None else int(found)
+
+
 def attempt_of(path: Path) -> int:
     match = FILE.match(path.name)
     assert match
@@ -168,7 +176,7 @@ def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
 
 
 def _committed(file: h5py.File, name: str) -> int:
-    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[list(schema.TABLES).index(name)]))
+    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[schema.place(name)]))
 
 
 def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
-from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
+from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary, read_table
 
 _COUNTED = 4096
 """Rows that are counted at a time: what is chosen of them is copied."""
@@ -243,6 +243,17 @@ class Run(Directory):
             rows = [read_summary(path) for path in self._files if path.name.startswith("shard-")]
             self._summaries = np.concatenate([np.empty(0, schema.SUMMARY), *rows])
         return self._summaries
+
+    @cached_property
+    def is_batch(self) -> bool:
+        """Whether a coordinator has dealt portions of a batch."""
+        return (self.path / schema.coordinator_file()).is_file()
+
+    def of_coordinator(self, name: str) -> np.ndarray:
+        """The rows of a table of the coordinator's, dtype `schema.COORDINATOR[name]`; none where there is no coordinator."""
+        if not self.is_batch:
+            return np.empty(0, schema.COORDINATOR[name])
+        return read_table(self.path / schema.coordinator_file(), name)
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""

@@ -6,6 +6,13 @@ has the tables of all of them. A file holds the tables below as one-dimensional 
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
 barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
 
+In a fault-tolerant run another may follow an evaluator that hangs, and its file replaces that one's. Its attribute `appointed` says
+as the how-manieth it was appointed, from 1: so one that wakes late replaces nothing.
+
+Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
+`gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
+`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`.
+
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
 
@@ -72,6 +79,28 @@ class Event(enum.IntEnum):
     PASSED = 17  # a learner asks for a later clock, of which another shard is: it will push nothing of this one
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
     GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
+    ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
+
+
+class Outcome(enum.IntEnum):
+    """What became of a portion that was dealt."""
+
+    COUNTED = 0  # it is in the sum
+    DUPLICATE = 1  # the result came, but another learner's had come before, or the evaluation was over
+    LATE = 2  # it was not computed: when its learner had pulled, the evaluation was over
+    LOST = 3  # its learner left before all shards had been told to sum it; it was dealt again
+
+
+class Why(enum.IntEnum):
+    """Whether an iteration of L-BFGS was the last one, and why."""
+
+    GOES_ON = 0
+    ITERATIONS = 1  # as many as the configuration allows
+    GRADIENT = 2  # no element of the gradient is above tolerance_grad
+    CHANGE = 3  # neither loss nor weights changed by more than tolerance_change
+    DIRECTION = 4  # along the direction the loss does not fall: no step was made
+    LINE_SEARCH = 5  # no lower loss was found
+    INTERRUPTED = 6  # a signal had come
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -87,7 +116,7 @@ PUSHES = np.dtype(
         ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
         ("verdict", np.uint8),  # Verdict
         ("reason", np.uint8),  # Reason
-        ("weight", np.float64),  # factor of the gradient in the sum: 1/tau or 1
+        ("weight", np.float64),  # factor of the gradient in the sum, or, of `modulate = "rate"`, for the rate: 1/tau or 1
         ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
         ("arrival_s", np.float64),  # header received
         ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
@@ -109,7 +138,7 @@ UPDATES = np.dtype(
         ("clock", np.int64),  # after the update: 1, 2, 3 ...
         ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
         ("samples", np.int64),  # applied up to and with this update
-        ("learning_rate", np.float64),
+        ("learning_rate", np.float64),  # of this update; of `modulate = "rate"`, times the mean of its gradients' weights
         ("time_s", np.float64),  # update done
         ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
         ("mean_loss", np.float64),  # of the mini-batches in this update
@@ -147,6 +176,44 @@ EVENTS = np.dtype(
     ]
 )
 
+#: One row per portion that was dealt to a learner; those that count in the order in which they were summed.
+PORTIONS = np.dtype(
+    [
+        ("clock", np.int64),  # evaluations before this one
+        ("portion", np.int64),  # samples portion * mu ... of the batch's order
+        ("learner_id", np.int32),
+        ("seq", np.int64),  # of the push that it is in; -1 = none
+        ("samples", np.int32),
+        ("loss", np.float64),  # mean over its samples
+        ("dealt_s", np.float64),  # when the coordinator dealt it
+        ("done_s", np.float64),  # when it heard that it was computed; NaN: it did not
+        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s
+        ("delay_s", np.float64),  # straggler injection, on the learner
+        ("outcome", np.uint8),  # Outcome
+        ("copy", np.uint8),  # 1 = another learner had it already
+    ]
+)
+
+#: One row per iteration of L-BFGS.
+ITERATIONS = np.dtype(
+    [
+        ("iteration", np.int64),  # 1, 2, 3 ...
+        ("clock", np.int64),  # evaluations up to and with it
+        ("loss", np.float64),  # at its end: of the whole batch, with weight decay
+        ("gradient_max", np.float64),  # the greatest element of the gradient there, absolutely
+        ("step", np.float64),  # length of the step, in directions; 0 = none was made
+        ("evaluations", np.int32),  # that it made: its line search, and of the first one where it begins
+        ("history", np.int32),  # steps whose curvature its direction was made of
+        ("why", np.uint8),  # Why
+        ("time_s", np.float64),  # when it was over
+        ("evaluating_s", np.float64),  # seconds of its evaluations, in which the coordinator waited for learners
+        ("commanding_s", np.float64),  # the other seconds: it commanded shards, and waited for their answers
+    ]
+)
+
+COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS}
+"""Tables of the coordinator's file, where there is one (protocol sandblaster)."""
+
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
 
 
@@ -162,7 +229,12 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
-    return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else TABLES[table])
+    return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
+
+
+def place(table: str) -> int:
+    """The place of a table among those of its file."""
+    return list(COORDINATOR if table in COORDINATOR else TABLES).index(table)
 
 
 def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -200,6 +272,7 @@ CONFIG = "config.toml"
 DONE = "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
 WEIGHTS = "weights.pt"
+BEST = "best.pt"
 LOCK = "LOCK"
 RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
@@ -222,6 +295,10 @@ def shard_file(shard: int, attempt: int = 0) -> str:
 def spool_file(shard: int, layout: int = 0) -> str:
     """Snapshots that wait for evaluation; `layout` is the first attempt whose slices are cut so."""
     return f"{SPOOL}{shard:03d}.layout-{layout}" if layout else f"{SPOOL}{shard:03d}"
+
+
+def coordinator_file(attempt: int = 0) -> str:
+    return f"coordinator.attempt-{attempt}.h5"
 
 
 def evaluator_file(attempt: int = 0) -> str:

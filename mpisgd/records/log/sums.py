@@ -58,7 +58,7 @@ class Summing:
         self.count, self._told = committed, -1
         data = contained.data_set(file, table)
         if _has_sums(file):
-            self.count, self._told = (int(each) for each in contained.whole(file, "sums")[list(schema.TABLES).index(table)])
+            self.count, self._told = (int(each) for each in contained.whole(file, "sums")[schema.place(table)])
         if not 0 <= committed <= len(data):
             raise DataError(f"{what} has {len(data)} rows, but {committed} were committed")
         if not (committed <= self.count <= len(data) if left_open else committed == self.count):

@@ -77,6 +77,7 @@ class TableFile:
         instead: it may exist, and is then replaced: its writer, who may have died, can write no more to it.
         shard: the shard's number, -1 for the evaluator.
         metrics: names of those that rows of `evaluations` have.
+        tables: those of the file.
         attributes: more of the file, as `schema` says what an attempt that continues another has.
     """
 
@@ -90,8 +91,9 @@ class TableFile:
         attributes: Mapping[str, Any] | None = None,
         instead: bool = False,
         metrics: Sequence[str] = (),
+        tables: Mapping[str, np.dtype] = schema.TABLES,
     ) -> None:
-        self.tables = {**schema.TABLES, "evaluations": schema.with_metrics(metrics)}
+        self.tables = {**tables, "evaluations": schema.with_metrics(metrics)} if "evaluations" in tables else dict(tables)
         self.kept = path is not None
         self._path = path or Path()
         self._file: h5py.File | None = None
@@ -101,10 +103,10 @@ class TableFile:
         self._flush_s = flush_s
         self._flushed_at_s = time.monotonic()
         self._rows = {name: np.zeros(flush_rows, dtype) for name, dtype in self.tables.items()}
-        self._filled = dict.fromkeys(schema.TABLES, 0)
-        self._committed = dict.fromkeys(schema.TABLES, 0)
-        self._crc32 = dict.fromkeys(schema.TABLES, 0)
-        self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in schema.TABLES}
+        self._filled = dict.fromkeys(self.tables, 0)
+        self._committed = dict.fromkeys(self.tables, 0)
+        self._crc32 = dict.fromkeys(self.tables, 0)
+        self._amendments: dict[str, list[tuple[int, str, float]]] = {name: [] for name in self.tables}
         if path is not None:
             with self._writing():
                 if path.exists() and not instead:
@@ -126,10 +128,10 @@ class TableFile:
         for name, dtype in self.tables.items():
             file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
         self._create_more(file)
-        file.create_dataset("committed", data=np.zeros(len(schema.TABLES), np.int64))
-        file.create_dataset("sums", data=np.zeros((len(schema.TABLES), 2), np.int64))
+        file.create_dataset("committed", data=np.zeros(len(self.tables), np.int64))
+        file.create_dataset("sums", data=np.zeros((len(self.tables), 2), np.int64))
         file.create_dataset("closing", data=np.zeros(3, np.int64))
-        self._data = {name: Rows(file[name]) for name in (*schema.TABLES, "committed", "sums")}
+        self._data = {name: Rows(file[name]) for name in (*self.tables, "committed", "sums")}
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
         file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
@@ -197,23 +199,23 @@ class TableFile:
         Raises StorageError where it cannot be, or would be read by nobody: the file has been removed.
         """
         if self._file is None:
-            return [0] * len(schema.TABLES)
+            return [0] * len(self.tables)
         with self._writing():
             self._write()
             if self._path.stat().st_ino != self._inode:
                 raise OSError(errno.ENOENT, "another file has its name")
         self._flushed_at_s = time.monotonic()
-        return [self._on_disk(name) for name in schema.TABLES]
+        return [self._on_disk(name) for name in self.tables]
 
     def _write(self) -> None:
-        for name in schema.TABLES:
+        for name in self.tables:
             self._amend_file(name)
             filled = self._filled[name]
             if filled:
                 self._extend(name, self._rows[name][:filled])
                 self._committed[name] += filled
                 self._filled[name] = 0
-        on_disk = [self._on_disk(name) for name in schema.TABLES]
+        on_disk = [self._on_disk(name) for name in self.tables]
         self._replace("sums", list(zip(on_disk, self._crc32.values(), strict=True)))
         self._write_more()
         self._replace("committed", on_disk)
@@ -254,7 +256,7 @@ class TableFile:
     def _sum_of_amended(self) -> int:
         """Read again, some rows at a time: there may be more than memory holds."""
         crc32 = 0
-        for name in sums.AMENDED:
+        for name in sums.AMENDED.keys() & self.tables:
             for start in range(0, self._on_disk(name), schema.STEP):
                 rows = self._data[name].read(start, min(start + schema.STEP, self._on_disk(name)))
                 crc32 = sums.add_amended(crc32, name, rows)
@@ -262,14 +264,24 @@ class TableFile:
 
 
 class ShardLog:
-    def __init__(self, file: TableFile, shard: int) -> None:
+    """Log of a shard.
+
+    `duplex`: a learner's pull may be answered before the push that the learner asked after has come (`exchange/duplex.py`).
+    """
+
+    def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
         self._unanswered: dict[int, int] = {}
+        self._answered: dict[int, float] | None = {} if duplex else None
+        """Per learner, when the pull after the push that is to come was answered."""
+        self._begun = set[int]()
+        """Learners whose first pull was answered, which comes after no push."""
 
     def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
         if not self._file.kept:
             return
+        answer_s = math.nan if self._answered is None else self._answered.pop(push.learner_id, math.nan)
         number = self._file.append(
             "pushes",
             (
@@ -286,7 +298,7 @@ class ShardLog:
                 verdict.weight,
                 learning_rate,
                 push.arrival_ns * 1e-9,
-                math.nan,
+                answer_s,
                 push.compute_ns * 1e-9,
                 push.delay_ns * 1e-9,
                 push.push_ns * 1e-9,
@@ -296,7 +308,8 @@ class ShardLog:
                 push.loss,
             ),
         )
-        self._unanswered[push.learner_id] = number
+        if math.isnan(answer_s):
+            self._unanswered[push.learner_id] = number
 
     def answered(self, learner_id: int, now_s: float) -> None:
         """The pull after the learner's last push was answered."""
@@ -305,6 +318,9 @@ class ShardLog:
         number = self._unanswered.pop(learner_id, None)
         if number is not None:
             self._file.amend("pushes", number, "answer_s", now_s)
+        elif self._answered is not None:
+            self._answered[learner_id] = now_s if learner_id in self._begun else math.nan
+            self._begun.add(learner_id)
 
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         self._file.append(

@@ -12,6 +12,7 @@ import numpy as np
 from mpisgd.job.parts import budget_samples
 from mpisgd.records.checkpoint.snapshots import due
 from mpisgd.records.log.schema import Event
+from mpisgd.records.patience import Patience
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 
@@ -21,7 +22,7 @@ _OF_A_LEARNER = (
 )  # fmt: skip
 _WITH_A_VALUE = (
     Event.NONFINITE, Event.GAVE_UP, Event.CHECKPOINT, Event.INTERRUPTED, Event.UNSAVED, Event.LOST, Event.MISSED, Event.REFUSED,
-    Event.GOODBYE,
+    Event.GOODBYE, Event.ENOUGH,
 )  # fmt: skip
 _WITH_NONE = frozenset(Event) - {*_WITH_A_VALUE, Event.DEPARTED, Event.RETURNED}
 _GONE = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP)
@@ -60,7 +61,17 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
             return -1 <= value <= clock
         case Event.MISSED:
             return value >= 0
-    return True
+    return kind != Event.ENOUGH or (_over_at(record) >= 0 and (math.isnan(value) or value == _over_at(record)))
+
+
+def _over_at(record: Record) -> int:
+    """The snapshot at which evaluations had been no better for too long, as the log has them; -1 = none."""
+    rows, options = record.run.evaluations, record.config.evaluation
+    if not options.patience or options.best not in (rows.dtype.names or ()):
+        return -1
+    if record.done is not None:  # the last weights end nothing
+        rows = rows[rows["snapshot"] < rows["snapshot"].max(initial=-1)]
+    return Patience(options).note_all(rows).over_at
 
 
 def _check_order(shard: ShardRecord) -> None:

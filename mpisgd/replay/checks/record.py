@@ -125,6 +125,11 @@ class ShardRecord:
         return bool(self.summary["final_clock"] >= 0)
 
     @property
+    def enough(self) -> bool:
+        """Whether it was told to end before its samples were applied, for evaluations were no better any more."""
+        return Event.ENOUGH in self.events["kind"]
+
+    @property
     def final_clock(self) -> int:
         return self.start.clock + len(self.updates)
 

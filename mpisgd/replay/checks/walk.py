@@ -21,6 +21,7 @@ from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, Tim
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
+from mpisgd.update.weighting import Weighting
 
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
@@ -64,6 +65,9 @@ class _Walk:
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.departures = list(shard.departures)
+        gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
+        self.may_be_stuck = not gone.isdisjoint((Event.LOST, Event.MISSED))
+        """Whether all may have waited here, as a shard has gone on without a learner; who waits the log does not say."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -79,6 +83,7 @@ class _Walk:
         self.arrival_s = 0.0
         self.samples = start.samples
         self.rate = self.rate_at(self.samples)
+        self.weighting = Weighting(self.config.modulate)
         self._begin_sum()
 
     def _begin_sum(self) -> None:
@@ -93,6 +98,7 @@ class _Walk:
             self._check_numbers(row)
             self._let_happen(row)
             self._end_if_deserted(row)
+            self._end_if_enough(row)
             self._check_clock(row)
             self._check_turn(row)
             self._check_learner(row)
@@ -103,6 +109,7 @@ class _Walk:
                 self.gradients += row.gradients
                 self.pending_samples += row.samples
                 self.losses += row.loss * row.gradients
+                self.weighting.add(row.weight, row.gradients)
             self._update_while_due()
         self._check_end()
 
@@ -174,7 +181,7 @@ class _Walk:
         if self.rules.clock < len(self.updated_s) and row.arrival_s > self.updated_s[self.rules.clock]:
             done_s = self.updated_s[self.rules.clock]
             self._refuse(f"it arrived at {row.arrival_s} s, after update {self.rules.clock + 1} was done, {done_s} s")
-        if self.rules.turn() is None:
+        if self.rules.turn() is None and not (self.rules.finished and self.shard.enough):  # they had waited till the end
             before_s = max(self.arrival_s, self.updated_s[self.rules.clock - 1] if self.rules.clock else 0.0)
             if row.arrival_s < before_s:
                 self._refuse(f"it arrived at {row.arrival_s} s, before what the log has before it, {before_s} s")
@@ -192,7 +199,7 @@ class _Walk:
         """Judge a row. Where gradients that are not finite are dropped, learners give them the loss NaN."""
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
-        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs):
+        if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
             return rules.on_torn(learner_id, row.timestamp, row.seq)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
         if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
@@ -201,6 +208,10 @@ class _Walk:
             return rules.judge(learner_id, row.timestamp, row.seq, usable)
         except ProtocolError as error:
             self._refuse(str(error))
+
+    def _is_cut_off(self, learner_id: int) -> bool:
+        """Whether this row is a learner's last, of a shard that died before it could say that the learner had."""
+        return not self.shard.finished and learner_id not in self.shard.pushes["learner_id"][self.place["row"] + 1 :]
 
     def _update_while_due(self) -> None:
         while self.rules.update_due():
@@ -221,7 +232,7 @@ class _Walk:
             "clock": self.rules.clock + 1,
             "gradients": self.gradients,
             "samples": self.samples + self.pending_samples,
-            "learning_rate": self.rate,
+            "learning_rate": self.rate * self.weighting.take(),
             "mean_loss": self.losses / self.gradients if self.gradients else math.nan,
         }
         for name, value in expected.items():
@@ -258,6 +269,11 @@ class _Walk:
                 rules.on_departure(learner_id, Gone.STOPPED)
             rules.end_if_deserted()
 
+    def _end_if_enough(self, row: Row) -> None:
+        """A run that evaluations have ended is over with its last update; what came too late for that is logged after all else."""
+        if self.rules.ordered and self.shard.enough and row.clock == self.shard.final_clock and row.reason == Reason.FINISHED:
+            self.rules.finished = True
+
     def _is_before(self, event: Departure | TimeOut, row: Row | None) -> bool:
         clock = self.rules.clock
         if row is None:
@@ -292,7 +308,7 @@ class _Walk:
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
         if left.kind == Event.PASSED:
-            if not self.rules.passes(left.learner_id, self.rules.clock + 1):
+            if not self.rules.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
         elif left.kind != Event.RETURNED:
             self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])

@@ -58,7 +58,7 @@ class Job(Ranks):
         disk = Disk(self.path) if any(fault.what == "power" for fault in self.faults) else None
         with (
             package.on(machine),
-            mock.patch.object(roles, "open_tables", self.open_tables),
+            mock.patch.object(roles.base, "open_tables", self.open_tables),
             mock.patch.object(tensors, "Evaluations", Takes),
             contextlib.redirect_stderr(said),
             disk.watched() if disk else contextlib.nullcontext(),

@@ -1,4 +1,4 @@
-"""The ranks of a job, in a world of their own: the roles that `job/roles.py` builds, on a virtual MPI.
+"""The ranks of a job, in a world of their own: the roles that `job/roles/` builds, on a virtual MPI.
 
 Shard, rules, channels, the tolerant wire, faults, succession, records, checkpoints, the learner's and the evaluator's loops, the
 end where all meet, the pulse: all are the package's own.
@@ -138,7 +138,7 @@ class Ranks(World):
         return checkpoints
 
     def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
-        """The log file of the rank that runs now, in the place of `roles.open_tables`."""
+        """The log file of the rank that runs now, in the place of `roles.base.open_tables`."""
         rank = self.machine.rank
         file = open_tables(path, **fields)
         self.files[rank].append(file)

@@ -1,0 +1,95 @@
+"""What the link of each node carries, by where shards and learners are: the least seconds of an exchange.
+
+In a round each learner pushes one gradient to all shards, and pulls the weights from all of them. What is exchanged within a node
+does not come to its link; each other byte leaves one node and enters another. A link is as busy as its busier direction. So one
+shard on a node of its own, and lambda learners elsewhere: lambda vectors. S shards, one on each of S nodes, with k learners beside
+each: 2 k (S - 1) / S vectors, as a ring would [Zhang16 2.3].
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, footprint, replace
+from mpisgd.exchange.roles import Roles, of_job
+
+GIGABIT = 125e6
+"""Bytes per second."""
+_WASTE = 1.5
+"""So many times what could be is worth a word."""
+
+
+def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
+    """Bytes of one push and of one pull of so many parameters."""
+    push, pull = footprint.of_exchange(vars(config))
+    return parameters * push, parameters * pull
+
+
+def busiest(
+    learner_hosts: Sequence[str], shard_hosts: Sequence[str], sizes: Sequence[float], push: float, pull: float
+) -> tuple[str, float]:
+    """The node with the busiest link, and bytes of its busier direction in one round; ("", 0.0) where nothing comes to a link.
+
+    Args:
+        learner_hosts: the host of each learner.
+        shard_hosts: the host of each shard.
+        sizes: the share of the parameters that each shard owns, in sum 1.
+        push, pull: bytes of a whole push, and of a whole pull.
+    """
+    learners, held, sent, received = Counter(learner_hosts), Counter[str](), Counter[str](), Counter[str]()
+    for host, size in zip(shard_hosts, sizes, strict=True):
+        held[host] += size  # type: ignore[assignment]
+    for host in dict.fromkeys((*shard_hosts, *learner_hosts)):
+        elsewhere, given = len(learner_hosts) - learners[host], 1 - held[host]
+        sent[host] = pull * held[host] * elsewhere + push * given * learners[host]  # type: ignore[assignment]
+        received[host] = push * held[host] * elsewhere + pull * given * learners[host]  # type: ignore[assignment]
+    host, nbytes = max(((host, max(sent[host], received[host])) for host in sent), key=lambda each: each[1])
+    return (host, nbytes) if nbytes > 0 else ("", 0.0)
+
+
+def said(config: Config, roles: Roles, hosts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> tuple[str, str]:
+    """What is said of the links at the start of a run: a part of its first line, and a warning; each may be "".
+
+    Args:
+        hosts: of each rank.
+        bounds: the slice of each shard.
+    """
+    if config.in_groups:  # whose ranks exchange with the shards of their stage alone
+        return "", ""
+    parameters = bounds[-1][1]
+    host, nbytes = _of_roles(config, roles, hosts, [end - start for start, end in bounds])
+    if not host:
+        return "", ""
+    carried = f"links carry up to {_megabytes(nbytes)} one way for a push and a pull of each learner ({host}):"
+    text = f"{carried} at least {nbytes / GIGABIT:.3g} s at 1 Gbit/s"
+    better = _best(config, hosts)
+    if better is None:
+        return text, ""
+    shards = len(better.shard_ranks)
+    least = _of_roles(config, better, hosts, [parameters / shards] * shards)[1] * roles.lambda_ / better.lambda_
+    if nbytes < _WASTE * least:
+        return text, ""
+    what = f"a shard beside the learners of each node (--shards {shards} --placement spread) would have {_megabytes(least)}"
+    return text, f"the link of {host} carries {_megabytes(nbytes)} one way in each round; {what} for as many learners"
+
+
+def _of_roles(config: Config, roles: Roles, hosts: Sequence[str], sizes: Sequence[float]) -> tuple[str, float]:
+    learner_hosts, shard_hosts = ([hosts[rank] for rank in ranks] for ranks in (roles.learner_ranks, roles.shard_ranks))
+    whole = sum(sizes)
+    return busiest(learner_hosts, shard_hosts, [size / whole for size in sizes], *nbytes_each_way(config, whole))
+
+
+def _best(config: Config, hosts: Sequence[str]) -> Roles | None:
+    """The roles with one shard on each node; None where they leave no learner, or learners are shards anyway."""
+    if config.protocol.collective:
+        return None
+    try:
+        return of_job(replace(config, shards=len(set(hosts)), placement="spread"), hosts)
+    except ConfigError:
+        return None
+
+
+def _megabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.4g} MB"

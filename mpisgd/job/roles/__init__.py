@@ -1,0 +1,16 @@
+"""Each role of a rank, built from its world: the only place that knows them all (DESIGN 3)."""
+
+from __future__ import annotations
+
+from mpisgd.job.roles import batch, sgd
+from mpisgd.job.roles.base import Built
+from mpisgd.job.roles.sgd import BuiltShard
+from mpisgd.job.world import Setup, World
+
+__all__ = ["Built", "BuiltShard", "build"]
+
+
+def build(setup: Setup, world: World, rank: int) -> Built:
+    """Make a rank's role. Nothing is sent before the clock starts, but what ranks of a node need to share memory."""
+    kinds = batch.KINDS if setup.config.protocol.batch else sgd.KINDS
+    return kinds[setup.roles.of(rank)](setup, world, rank)

@@ -1,0 +1,125 @@
+"""What all ranks' roles have in common: their place in the job, their log, and that any of them may evaluate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import Member, SharedMemory
+from mpisgd.gradient.straggler import Delays
+from mpisgd.job.finish import account
+from mpisgd.job.world import Setup, World
+from mpisgd.records.log import schema
+from mpisgd.records.log.bounded import open_tables
+from mpisgd.records.log.continuing import evaluated, rows_evaluated
+from mpisgd.records.log.rank_file import appointed_of
+from mpisgd.records.log.writer import EvaluatorLog, TableFile
+from mpisgd.vectors.computing import Travels
+
+
+class Built:
+    """A rank's role. When the clock has started: `train`, `end`, `close`; when all ranks have met then, `leave`.
+
+    Attributes:
+        expendable: the others can go on without this rank, now.
+        leaves_by: says goodbye for a learner that can leave alone; None = nobody could go on then.
+    """
+
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        self.setup = setup
+        self.world = world
+        self.rank = rank
+        self.wire = world.wire(rank)
+        self.index = setup.roles.index(rank)
+        self.expendable = False
+        self.leaves_by: Callable[..., None] | None = None
+
+    def train(self) -> None:
+        """Compute, or serve, until the run is over."""
+
+    def end(self) -> np.ndarray:
+        """Do what is left to be done; returns this rank's account (`finish.account`)."""
+        return account()
+
+    def close(self) -> None:
+        """Close the files, after a failure too: the last rows are what one wants to see then."""
+
+    def leave(self) -> None:
+        """Give back what others could still use until all have met."""
+
+    def newest_clock(self) -> int | None:
+        """The newest clock that this rank knows of."""
+        return None
+
+    def waits_for(self) -> str:
+        """Whom this rank waits for, where its wire cannot say it."""
+        return ""
+
+    def _gradient_of(self, shared: SharedMemory | None = None) -> Travels:
+        """This rank's own."""
+        return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared))
+
+    def _join_team(self) -> Member:
+        """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""
+        setup, world, rank = self.setup, self.world, self.rank
+        shared = world.shared(self.wire.node(setup.roles.teams[self.index]))
+        delays = Delays(setup.config.straggler, setup.config.seed, setup.roles.number(rank))
+        return Member(shared, self._gradient_of(shared), delays, self.wire, world.sum_cost(rank, shared.node.places))
+
+    def _evaluate(self, serve_here: Callable[[], None] | None = None, appointed: int = 0) -> None:
+        """Evaluate all snapshots; `appointed`: as the how-manieth, where who evaluates may change."""
+        setup, config, resumption = self.setup, self.setup.config, self.setup.resumption
+        fields: dict[str, Any] = {"bounds": setup.bounds, "serve_here": serve_here, "to_first": setup.tolerant}
+        channel = functools.partial(EvaluatorChannel, self.wire, setup.roles, **fields)
+        first, before = 0, list[list[int]]()
+        if resumption is not None and config.log.enabled:
+            snapshots = min(len(part.account.snapshots) for part in resumption.checkpoint.parts)
+            rows_each = (2 if config.averaging > 0 else 1) * (2 if config.evaluation.train else 1)
+            warn = functools.partial(self.world.warn, self.rank)
+            first, before = evaluated(setup.path, resumption.checkpoint.attempts, snapshots, rows_each, warn)
+        name, metrics = schema.evaluator_file(setup.attempt), () if self.world.tensors is None else self.world.tensors.metrics
+
+        def begin() -> TableFile:
+            """Who follows one that died or hangs replaces its file, and evaluates all again; who was followed writes none."""
+            followed = setup.tolerant and appointed_of(setup.path / name) > appointed
+            return self._open("" if followed else name, -1, before, appointed=appointed, metrics=metrics)
+
+        log = EvaluatorLog(begin)
+        if self.world.tensors is None:
+            log.begin()
+            EvaluatorChannel(self.wire, setup.roles, weights=np.empty(0), averaged=None, **fields).goodbye()
+        else:
+            rows = rows_evaluated(setup.path, before)
+            hearers = [] if self.world.callbacks.on_evaluation is None else [self.world.callbacks.tell_evaluation]
+            self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
+        log.close()
+
+    def _open(
+        self,
+        name: str,
+        shard: int,
+        before: list[list[int]],
+        counts: Sequence[int] = (),
+        *,
+        appointed: int = 0,
+        metrics: Sequence[str] = (),
+    ) -> TableFile:
+        """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's. "": none."""
+        log, resumption = self.setup.config.log, self.setup.resumption
+        attributes = {} if resumption is None else resumption.attributes(before)
+        return open_tables(
+            self.setup.path / name if log.enabled and name else None,
+            max_bytes=log.max_bytes if shard >= 0 else 0,
+            counts=counts,
+            shard=shard,
+            flush_rows=log.flush_rows,
+            flush_s=log.flush_s,
+            attributes=attributes | ({"appointed": appointed} if appointed else {}),
+            instead=shard < 0 and self.setup.tolerant,
+            metrics=metrics,
+        )

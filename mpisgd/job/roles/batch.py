@@ -1,0 +1,151 @@
+"""The ranks of a batch optimisation (`sandblaster/`): the coordinator, its shards, its learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from mpisgd.base.speech import say, warn
+from mpisgd.data.sampling import PortionSampling
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.roles import Role
+from mpisgd.gradient import stages
+from mpisgd.job.finish import account
+from mpisgd.job.roles.base import Built
+from mpisgd.job.roles.sgd import BuiltEvaluator
+from mpisgd.job.tensors import Tensors
+from mpisgd.job.world import Setup, World
+from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.log import schema
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.writer import ShardLog, TableFile
+from mpisgd.records.shard_records import ShardRecords
+from mpisgd.rules.rules import Rules
+from mpisgd.sandblaster.channels import BatchShardChannel, CoordinatorChannel, Desk
+from mpisgd.sandblaster.coordinator import Coordinator
+from mpisgd.sandblaster.evaluations import Evaluations
+from mpisgd.sandblaster.learner import Sum, learn
+from mpisgd.sandblaster.shard import BatchShard
+from mpisgd.sandblaster.slots import Slots
+
+
+def options_of(setup: Setup) -> SandblasterOptions:
+    return cast(SandblasterOptions, setup.config.protocol)
+
+
+def tensors_of(world: World) -> Tensors:
+    """Sizes alone have no loss: the table of what does not go together refuses them."""
+    assert world.tensors is not None
+    return world.tensors
+
+
+class BuiltCoordinator(Built):
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
+        path = setup.path / schema.coordinator_file(setup.attempt) if config.log.enabled else None
+        flush_rows, flush_s = config.log.flush_rows, config.log.flush_s
+        log = CoordinatorLog(TableFile(path, shard=-1, flush_rows=flush_rows, flush_s=flush_s, tables=schema.COORDINATOR))
+        self._log = log
+        channel = CoordinatorChannel(self.wire, setup.roles)
+        self._evaluations = Evaluations(channel, options, sampling.portions, setup.roles.lambda_, log)
+        elements = setup.bounds[-1][1]
+        self._coordinator = Coordinator(channel, self._evaluations, options, elements, log.iteration, told=self._tell, warn=warn)
+        self._told_s = 0.0
+
+    def _tell(self, iteration: int, loss: float, gradient: float, evaluations: int, now_s: float) -> None:
+        """A line now and then, for people."""
+        config = self.setup.config
+        last = iteration == options_of(self.setup).iterations
+        if self.world.progress == "off" or (now_s - self._told_s < config.log.progress_s and not last):
+            return
+        self._told_s = now_s
+        say(
+            f"iteration {iteration}/{options_of(self.setup).iterations}: loss {loss:.6g}, gradient at most {gradient:.2g},"
+            f" {evaluations:,} evaluations, {now_s:.0f} s"
+        )
+
+    def train(self) -> None:
+        self._coordinator.run()
+
+    def close(self) -> None:
+        self._log.close()
+
+    def newest_clock(self) -> int:
+        return self._evaluations.clock
+
+    def waits_for(self) -> str:
+        return f"at clock {self._evaluations.clock} waits for learners"
+
+
+class BuiltBatchShard(Built):
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        bounds = setup.bounds[self.index]
+        slots = Slots(world.weights(bounds))
+        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, ())
+        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, [])
+        progress = Progress("off", 0.0, 0.0)  # the coordinator tells
+        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, world.checkpoints(rank, slots, []))
+        channel = BatchShardChannel(self.wire, setup.roles, self.index)
+        rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
+        self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
+
+    def train(self) -> None:
+        self.server.serve()
+
+    def end(self) -> np.ndarray:
+        server, rules, refused = self.server, self.server.rules, self.server.refusals
+        interrupted = rules.interrupted and not rules.finished
+        return account(rules.clock, server.slots.samples, False, server.updated_s, refused.total, refused.most, interrupted)
+
+    def close(self) -> None:
+        self._file.close()
+        self._snapshots.close()
+
+    def newest_clock(self) -> int:
+        return self.server.rules.clock
+
+    def waits_for(self) -> str:
+        rank = self.setup.roles.coordinator_rank
+        return f"at clock {self.server.rules.clock} waits for the coordinator (rank {rank} on {self.setup.hosts[rank]}) or learners"
+
+
+class BuiltBatchLearner(Built):
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        self._gradient = self._gradient_of()
+        self._sum = Sum(self._gradient, alone=options_of(setup).push_every == 1)
+        self._desk = Desk(self.wire, setup.roles, self.index)
+        weights, gradients = self._gradient.memory.weights, self._sum.vector
+        fields = {"weights": weights, "gradients": gradients, "bounds": setup.bounds}
+        self._channel = LearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        self.leaves_by = self._leave
+
+    def _leave(self, *, ending: int) -> None:
+        """Others do what this learner had."""
+        self._desk.leave(self._channel.pushed[0])
+        self._channel.goodbye(ending=ending)
+
+    def train(self) -> None:
+        delays = stages.loop_delays(self.setup.config, self.index)
+        learn(self._desk, self._channel, self._gradient, self._sum, delays)
+
+    def end(self) -> np.ndarray:
+        if self.rank == self.setup.roles.evaluator_rank:
+            self._evaluate()
+        return account()
+
+    def newest_clock(self) -> int:
+        return self._channel.newest_clock
+
+
+KINDS: dict[Role, Callable[[Setup, World, int], Built]] = {
+    Role.COORDINATOR: BuiltCoordinator,
+    Role.SHARD: BuiltBatchShard,
+    Role.LEARNER: BuiltBatchLearner,
+    Role.EVALUATOR: BuiltEvaluator,
+}

@@ -1,0 +1,221 @@
+"""The ranks of parameter-server SGD: shards, learners, alone, in teams, or both in one, and the evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mpisgd.exchange import deltas
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.layerwise import learner_channel
+from mpisgd.exchange.roles import Role
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.shared_team import team_channel
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
+from mpisgd.gradient import stages
+from mpisgd.gradient.aggregate import Leader, follow
+from mpisgd.job import parts
+from mpisgd.job.allreduce import Collective
+from mpisgd.job.finish import account, blown_up
+from mpisgd.job.roles.base import Built
+from mpisgd.job.world import Setup, World
+from mpisgd.learner import learn
+from mpisgd.liveness import watchdog
+from mpisgd.pipeline.group_channel import GroupChannel
+from mpisgd.records.callbacks import UpdateTeller
+from mpisgd.records.checkpoint.snapshots import Nowhere, Snapshots
+from mpisgd.records.log import schema
+from mpisgd.records.log.continuing import counted
+from mpisgd.records.log.progress import Progress
+from mpisgd.records.log.writer import ShardLog
+from mpisgd.records.shard_records import ShardRecords
+from mpisgd.rules.rules import Rules
+from mpisgd.serving.faults import Faults
+from mpisgd.serving.succession import Succession
+from mpisgd.shard import Shard
+from mpisgd.update.groups import within
+from mpisgd.vectors.computing import Computes, Updates
+
+
+class BuiltShard(Built):
+    """A shard; `server` is its loop."""
+
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        update = world.update(rank, setup.gradients_per_update)
+        self._seen = setup.seen_by(rank).roles
+        if not setup.tolerant:
+            duplex = setup.config.exchange == "duplex"
+            self.server = self._make_server(ShardChannel(self.wire, self._seen, self.index, duplex=duplex), update)
+            return
+        channel = TolerantShardChannel(self.wire, setup.roles, self.index)
+        self.server = self._make_server(channel, update)
+        succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
+        name = f"shard {self.index} on {setup.hosts[rank]}"
+        Faults(self.server, channel, setup.config.faults.patience_s, succession, name)
+
+    def train(self) -> None:
+        self.server.serve()
+
+    def end(self) -> np.ndarray:
+        server, rules, refused = self.server, self.server.rules, self.server.refusals
+        interrupted = rules.interrupted and not rules.finished
+        return account(
+            rules.clock, server.update.samples, blown_up(server), server.updated_s, refused.total, refused.most, interrupted
+        )
+
+    def close(self) -> None:
+        records, setup = self.server.records, self.setup
+        self._file.close()
+        records.progress.close()
+        goes_on = setup.resumption is not None or setup.config.checkpoint.every_updates > 0  # it may have to, until it is DONE
+        records.snapshots.close(keep=records.checkpoints is not None and (goes_on or self.server.rules.interrupted))
+
+    def newest_clock(self) -> int:
+        return self.server.rules.clock
+
+    def waits_for(self) -> str:
+        return watchdog.of_shard(self.server, self._seen, self.setup.hosts)
+
+    def _make_server(self, channel: ShardChannel, update: Updates) -> Shard:
+        """The shard, with its log and all that it writes to."""
+        setup, world, shard = self.setup, self.world, self.index
+        config, lambda_ = setup.config, setup.roles.lambda_
+        before = setup.account(shard)
+        snapshots: Snapshots = Nowhere()
+        if world.tensors is not None:
+            snapshots = world.tensors.snapshots(setup.spool(shard), update, () if before is None else before.snapshots)
+        rows, counts = ([], []) if before is None else (before.rows, before.counts)
+        if before is not None and config.log.max_bytes and not counts:  # it had no bound: its rows are all there to count
+            counts = counted(setup.path, shard, rows)
+        self._file = self._open(schema.shard_file(shard, setup.attempt), shard, rows, counts)
+        progress = Progress(world.progress if shard == 0 else "off", config.epochs, config.log.progress_s)
+        if shard == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
+        protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
+        log = ShardLog(self._file, shard, duplex=channel.duplex)
+        server = Shard(
+            channel,
+            Rules(protocol, lambda_, parts.budget_samples(config, protocol, setup.meta.train_samples)),
+            update,
+            ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
+            nonfinite=config.nonfinite,
+            timeout_s=config.protocol.deadline_s,
+            deltas=deltas.of_run(config, protocol, update.weights),
+        )
+        if setup.resumption is not None and before is not None:
+            server.restore(before, setup.resumption.checkpoint.next_seq)
+        return server
+
+
+class BuiltBoth(BuiltShard):
+    """A learner that doubles as a shard."""
+
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        Built.__init__(self, setup, world, rank)
+        in_memory = setup.config.aggregation == "node"
+        shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
+        self._gradient, update = self._gradient_of(shared), world.update(rank, setup.gradients_per_update)
+        self._channel = team_channel(self.wire, setup.roles, self.index, self._gradient, update, setup.bounds, shared)
+        self.server = self._make_server(self._channel, update)
+
+    def train(self) -> None:
+        setup, learner_id = self.setup, self.index
+        collective, delays = Collective(self._channel, self.server), stages.loop_delays(setup.config, learner_id)
+        learn(collective, setup.protocol, self._gradient, delays, first_seq=setup.first_seq(learner_id))
+
+    def end(self) -> np.ndarray:
+        if self.rank == self.setup.roles.evaluator_rank:
+            self._evaluate(self.server.serve_one)
+        self.server.serve_on()
+        return super().end()
+
+    def waits_for(self) -> str:
+        return ""
+
+
+class BuiltLearner(Built):
+    """A learner, which may be the leader of a team, or its rank of one stage."""
+
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        config = setup.config
+        self._member = self._join_team() if config.in_teams else None
+        self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
+        computed = self._leader or self._gradient_of()
+        seen = setup.seen_by(rank)
+        segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
+        pushed = stages.chain(config, computed, seen.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
+        memory, protocol = pushed.memory, setup.protocol
+        self._channel: LearnerChannel
+        if config.in_groups:
+            vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "bounds": seen.bounds}
+            group = setup.roles.groups[self.index]
+            self._channel = GroupChannel(self.wire, seen.roles, self.index, group, **vectors, consistent=protocol.consistent)
+        else:
+            self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds)
+        self.leaves_by = self._channel.goodbye
+        self._gradient: Computes = pushed
+        if config.exchange == "layerwise":
+            self._gradient = world.by_layers(rank, computed, pushed, self._channel)
+        if setup.tolerant:
+            self._channel.ask_for_duty()
+
+    def train(self) -> None:
+        setup, learner_id, protocol = self.setup, self.index, self.setup.protocol
+        self.expendable = setup.tolerant
+        share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
+        delays = stages.loop_delays(setup.config, learner_id)
+        learn(self._channel, protocol, self._gradient, delays, share, setup.first_seq(learner_id))
+
+    def end(self) -> np.ndarray:
+        if self._leader is not None:
+            self._leader.stop()
+        if self.setup.tolerant:
+            if appointed := self._channel.duty():
+                self._evaluate(appointed=appointed)
+        elif self.rank == self.setup.roles.evaluator_rank:
+            self._evaluate()
+        return account()
+
+    def leave(self) -> None:
+        if self._member is not None:
+            self._member.disband()
+        self._channel.withdraw()
+
+    def newest_clock(self) -> int:
+        return self._channel.newest_clock
+
+
+class BuiltMember(Built):
+    """A member of a learner's team."""
+
+    def __init__(self, setup: Setup, world: World, rank: int) -> None:
+        super().__init__(setup, world, rank)
+        self._member = self._join_team()
+
+    def train(self) -> None:
+        follow(self._member)
+
+    def leave(self) -> None:
+        self._member.disband()
+
+
+class BuiltEvaluator(Built):
+    """The evaluator that does nothing else."""
+
+    def end(self) -> np.ndarray:
+        self.expendable = self.setup.tolerant
+        self._evaluate()
+        return account()
+
+
+KINDS: dict[Role, Callable[[Setup, World, int], Built]] = {
+    Role.SHARD: BuiltShard,
+    Role.BOTH: BuiltBoth,
+    Role.LEARNER: BuiltLearner,
+    Role.MEMBER: BuiltMember,
+    Role.EVALUATOR: BuiltEvaluator,
+}

@@ -1,0 +1,303 @@
+"""The gradient of a mini-batch in pieces: in micro-batches, one after the other, and stage by stage, where the model is cut.
+
+`Pieces` computes all of them in one process: what a group's ranks compute together, for replay and for virtual groups; and what one
+rank computes in micro-batches. `StagePasses` computes one stage of a group, between messages (`stage.py`). The bits are
+the same: gradients are summed in the order of micro-batches, each stage has an autograd graph of its own, tensors keep their
+strides on the wire, and what a stage draws is named by (seed, learner_id, seq, stage, micro-batch).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base.draws import seed_all, seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.streams import Domain
+from mpisgd.comm.messages import MOST_DIMENSIONS
+from mpisgd.config import Config
+from mpisgd.data import DataSet
+from mpisgd.data.sampling import Sampling
+from mpisgd.gradient.gradient import Gradient, moved
+from mpisgd.gradient.objective import Objective, described
+from mpisgd.vectors import nest
+from mpisgd.vectors.cut import Stages
+from mpisgd.vectors.flat import FlatModel
+
+_TYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.uint8,
+    torch.bool,
+)
+_NONE = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
+_MISFIT = (RuntimeError, ValueError, TypeError, IndexError)
+
+
+class _InMicroBatches(Gradient):
+    """What both have in common."""
+
+    def __init__(self, *arguments: Any, micro_batches: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._micro_batches = micro_batches
+
+    def _part(self, batch: Any, micro: int) -> Any:
+        """A micro-batch of a mini-batch, or of its inputs or targets. Raises ConfigError where it cannot be cut."""
+        parts, samples = self._micro_batches, self.samples
+        if parts == 1:
+            return batch
+
+        def cut(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != samples:
+                found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+                raise ConfigError(f"micro_batches = {parts}: batch{name} is of {found}, expected a tensor of {samples} samples")
+            return value[samples * micro // parts : samples * (micro + 1) // parts]
+
+        return nest.mapped(batch, cut)
+
+    def _draw_for(self, seq: int, stage: int, micro: int) -> None:
+        """What a stage draws for a micro-batch depends on the names alone; of the first, where there is no other, as ever."""
+        seed_all(seeds_of(Domain.DROPOUT, self._seed, self._learner_id, seq, (micro << 32) + stage))
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss / self._micro_batches if self._micro_batches > 1 else loss
+
+
+class Pieces(_InMicroBatches):
+    """A learner's gradient, in one process; `stages` are those of `model`, one after the other, or the model alone.
+
+    Attributes:
+        crossed: bytes that went from each stage to the next in the micro-batch computed last.
+    """
+
+    def __init__(self, *arguments: Any, stages: Sequence[nn.Module], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._stages = stages
+        self.crossed = [0 for _ in stages[1:]]
+        self._borders: list[tuple[Any, Any]] = []
+        """Of each border in the micro-batch under way: what one stage passed on, and what the next began with."""
+
+    def output(self, seq: int) -> tuple[Any, Any]:
+        """As `Gradient.output`, of the first micro-batch. Raises ConfigError where a stage does not fit the one before."""
+        inputs, targets = self._begin(seq)
+        return self._through(self._part(inputs, 0), seq, 0), moved(self._part(targets, 0), self._model.weights.device)
+
+    def compute(self, seq: int) -> float:
+        """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss."""
+        if self._prepared is None or self._prepared[0] != seq:
+            self.prepare(seq)
+        if self._apart is not None:
+            self._model.weights.copy_(self._apart[0], non_blocking=True)
+        inputs, targets = self._begin(seq)
+        self._prepared = None
+        losses = []
+        for micro in range(self._micro_batches):
+            with self._model.casting():
+                output = self._through(self._part(inputs, micro), seq, micro)
+                loss = self.loss_of(output, moved(self._part(targets, micro), self._model.weights.device))
+            if not loss.requires_grad:
+                raise self.detached()
+            losses.append(loss.detach())
+            self._scaled(loss).backward()  # type: ignore[no-untyped-call]
+            for output, given in reversed(self._borders):
+                _pass_back(output, _mapped(_travelled, _gradients_of(given)))
+        return self.hand_over(torch.stack(losses).mean())
+
+    def _through(self, inputs: Any, seq: int, micro: int) -> Any:
+        passed = inputs
+        self._borders.clear()
+        for stage, module in enumerate(self._stages):
+            self._draw_for(seq, stage, micro)
+            try:
+                output = module(passed)
+            except _MISFIT as error:
+                if not stage:
+                    raise
+                shapes = " and ".join(str(tuple(each.shape)) for each in _tensors(passed))
+                weights = tuple(next(module.parameters()).shape)
+                raise ConfigError(
+                    f"group_size = {len(self._stages)}: the output of stage {stage - 1}, of shape {shapes}, does not fit stage"
+                    f" {stage}, whose first weights are of shape {weights}: {type(error).__name__}: {error}"
+                ) from error
+            if stage < len(self.crossed):
+                output = crossing(output, stage)
+                self.crossed[stage] = sum(each.nbytes for each in _tensors(output))
+                self._borders.append((output, _mapped(_entered, output)))
+            passed = self._borders[-1][1] if stage < len(self.crossed) else output
+        return passed
+
+
+class StagePasses(_InMicroBatches):
+    """The passes of one stage (`exchange.pipeline.Passes`); `model` is that stage, number `stage` of `stages`, on the CPU."""
+
+    def __init__(self, *arguments: Any, stage: int, stages: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._stage = stage
+        self._first, self._last = stage == 0, stage == stages - 1
+        self._inputs: Any = None
+        self._targets: Any = None
+        self._seq = 0
+        self._kept: dict[int, tuple[Any, Any]] = {}
+        """Of each micro-batch that has not been passed backward: what the stage was given, and what came of it."""
+        self._losses: list[Tensor] = []
+
+    @property
+    def loss(self) -> float:
+        return torch.stack(self._losses).mean().item()
+
+    def read_ahead(self) -> None:
+        if self._first or self._last:
+            super().read_ahead()
+
+    def prepare(self, seq: int) -> None:
+        """Only the first stage needs inputs, and the last one targets: these are functions of the names, and nothing is sent."""
+        if self._first or self._last:
+            super().prepare(seq)
+        else:
+            self._model.zero_gradients()
+            self._prepared = (seq, (None, None), len(self._sampling.indices(self._learner_id, seq)))
+
+    def begin(self, seq: int) -> None:
+        if self._prepared is None or self._prepared[0] != seq:
+            self.prepare(seq)
+        (self._inputs, self._targets), self.samples = self._batch(seq)
+        self._prepared, self._seq = None, seq
+        self._losses.clear()
+
+    def pass_on(self, micro: int, received: Any) -> Any:
+        """Returns None from the last stage, which computes the loss."""
+        inputs = self._part(self._inputs, micro) if self._first else _mapped(_entered, received)
+        self._draw_for(self._seq, self._stage, micro)
+        with self._model.casting():
+            output = self._model.module(inputs)
+            if self._last:
+                output = self.loss_of(output, self._part(self._targets, micro))
+        if not self._last:
+            output = crossing(output, self._stage)
+        elif not output.requires_grad:
+            raise self.detached()
+        else:
+            self._losses.append(output.detach())
+        self._kept[micro] = inputs, output
+        return None if self._last else output
+
+    def pass_back(self, micro: int, received: Any) -> Any:
+        """Returns None from the first stage."""
+        inputs, output = self._kept.pop(micro)
+        if self._last:
+            self._scaled(output).backward()  # type: ignore[no-untyped-call]
+        else:
+            _pass_back(output, received)
+        return None if self._first else _gradients_of(inputs)
+
+    def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
+        return len(passed) if isinstance(passed, tuple) else 0, _tensors(passed)
+
+    def describe(self, passed: Any) -> tuple[tuple[int, ...], Any]:
+        """As `Passes.describe`: of a tensor that is not dense, a contiguous copy. Raises ConfigError for what cannot travel."""
+        if passed is None:
+            return _NONE, None
+        if passed.dtype not in _TYPES or passed.dim() > MOST_DIMENSIONS:
+            found = f"{passed.dtype} of {passed.dim()} dimensions"
+            raise ConfigError(f"stage {self._stage} passes on {found}, expected at most {MOST_DIMENSIONS}, of floats or integers")
+        tensor = _travelled(passed.detach())
+        rest = [0] * (MOST_DIMENSIONS - tensor.dim())
+        kind = (_TYPES.index(tensor.dtype), int(passed.requires_grad), tensor.dim())
+        flat = torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
+        return (*kind, *tensor.shape, *rest, *tensor.stride(), *rest), flat.view(torch.uint8).numpy()
+
+    def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
+        kind, wanted, dimensions, *rest = described
+        if dimensions < 0:
+            return None, None
+        sizes, strides = rest[:dimensions], rest[MOST_DIMENSIONS : MOST_DIMENSIONS + dimensions]
+        tensor = torch.empty_strided(sizes, strides, dtype=_TYPES[kind])
+        body = torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
+        return tensor.requires_grad_() if wanted else tensor, body
+
+
+def crossing(output: Any, stage: int) -> Any:
+    """What goes from a stage to the next: a tensor, or a tuple of them. Raises ConfigError for anything else."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, tuple | list) and output and all(isinstance(each, Tensor) for each in output):
+        return tuple(output)
+    raise ConfigError(f"stage {stage} of the model returned {described(output)}, expected a tensor or a tuple of tensors")
+
+
+def _entered(received: Tensor) -> Tensor:
+    """What a stage computes from: a copy, for it may change it in place, that keeps its gradient as it comes, strides and all."""
+    if not received.requires_grad:
+        return received
+    copy: Tensor = _travelled(received.detach()).requires_grad_().clone()
+    copy.retain_grad()
+    return copy
+
+
+def _pass_back(output: Any, received: Any) -> None:
+    """The backward pass of a stage, from gradients of its output: None, of a tensor that had no part in the loss."""
+    wanted = [(each, grad) for each, grad in zip(_tensors(output), _tensors(received), strict=True) if grad is not None]
+    if wanted:
+        torch.autograd.backward([each for each, _ in wanted], [grad for _, grad in wanted])
+
+
+def _gradients_of(given: Any) -> Any:
+    """Of the tensors that a stage began with."""
+    return _mapped(lambda tensor: tensor.grad, given)
+
+
+def _mapped(function: Callable[[Any], Any], passed: Any) -> Any:
+    return tuple(map(function, passed)) if isinstance(passed, tuple) else function(passed)
+
+
+def _tensors(passed: Any) -> tuple[Any, ...]:
+    return passed if isinstance(passed, tuple) else (passed,)
+
+
+def _travelled(tensor: Any) -> Any:
+    """A tensor as it is on the other side: strides are kept, but of one that is not dense."""
+    return tensor if tensor is None or _dense(tensor) else tensor.contiguous()
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether its elements lie one behind the other in memory, in the order of any of its dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def kind_of_gradient(config: Config, module: nn.Module, stages: Stages | None) -> Callable[..., Gradient]:
+    """What makes the gradient of a rank that has this whole model: in one piece, unless it is cut, or passed in micro-batches."""
+    if stages is None and config.micro_batches == 1:
+        return Gradient
+    pieces = [module] if stages is None else stages.modules(module)
+    return functools.partial(Pieces, stages=pieces, micro_batches=config.micro_batches)
+
+
+def make_passes(
+    config: Config, model: FlatModel, loss: Objective, data: DataSet, sampling: Sampling, number: int, stage: int
+) -> StagePasses:
+    """Make the passes of one stage of a group, of which `model` is that stage alone; `number` as in `stages.make_gradient`."""
+    passes = StagePasses(
+        *(model, loss, data.train, sampling, model.memory),
+        seed=config.seed,
+        learner_id=number,
+        stage=stage,
+        stages=config.group_size,
+        micro_batches=config.micro_batches,
+    )
+    passes.read_ahead()
+    return passes

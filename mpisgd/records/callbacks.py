@@ -1,0 +1,159 @@
+"""Functions of the user's that are told how a run goes, on the ranks where it is known.
+
+`on_update` is told by shard 0, which learners wait for: so a thread of that rank calls it, and what comes meanwhile is summed up
+for the next call. `on_evaluation` is called by whoever evaluates, for whom nobody waits, `on_end` by rank 0 once the run is DONE.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpisgd.base.checks import require
+from mpisgd.records.log.schema import EVALUATIONS
+
+
+@dataclass(frozen=True)
+class Update:
+    """Updates of shard 0 since the last call.
+
+    Attributes:
+        clock: after the last of them.
+        updates: how many there were.
+        epochs: applied samples / training samples, after the last.
+        loss: mean of the mini-batches that made them, each update counting alike; NaN where one had none.
+        now_s: when the last was done, in seconds since the run began.
+    """
+
+    clock: int
+    updates: int
+    epochs: float
+    loss: float
+    now_s: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A row of `evaluations` (docs/reference/log-format.md).
+
+    Attributes:
+        last: these are the last weights of the run.
+        metrics: those of an own step.
+    """
+
+    snapshot: int
+    clock_min: int
+    clock_max: int
+    samples: int
+    epochs: float
+    taken_s: float
+    averaged: bool
+    train: bool
+    loss: float
+    error: float
+    evaluate_s: float
+    last: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run that is DONE ended; as the outcome that `mpisgd.train` returns."""
+
+    path: Path
+    clocks: tuple[int, ...]
+    samples: tuple[int, ...]
+    diverged: bool
+    training_s: float
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The functions; None = nobody is told. Raises ConfigError where one cannot be called."""
+
+    on_update: Callable[[Update], Any] | None = None
+    on_evaluation: Callable[[Evaluation], Any] | None = None
+    on_end: Callable[[End], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, function in vars(self).items():
+            require(function is None or callable(function), name, function, "a function of one argument, or None")
+
+    def tell_evaluation(self, rows: list[dict[str, Any]], states: object, last: bool) -> None:
+        """Tell of each row; a hearer of the evaluator's."""
+        own = EVALUATIONS.names or ()
+        for row in rows:
+            metrics = {name: float(value) for name, value in row.items() if name not in own}
+            told = {name: row[name] for name in own} | {name: bool(row[name]) for name in ("averaged", "train")}
+            call("on_evaluation", self.on_evaluation, Evaluation(**told, last=last, metrics=metrics))
+
+
+NO_CALLBACKS = Callbacks()
+
+
+def call(name: str, function: Callable[[Any], Any] | None, told: object) -> None:
+    """Call one, if it is there. Raises RuntimeError, which names it, where it raises anything."""
+    if function is None:
+        return
+    try:
+        function(told)
+    except Exception as error:
+        raise RuntimeError(f"the callback {name} failed: {type(error).__name__}: {error}") from error
+
+
+class UpdateTeller:
+    """Calls `on_update` in a thread, with the sum of what has come since its last call; nobody waits for it before `close`.
+
+    A call raises what the callback has raised before.
+    """
+
+    def __init__(self, function: Callable[[Update], Any]) -> None:
+        self._function = function
+        self._news = threading.Condition()
+        self._last: tuple[int, float, float] | None = None
+        """Clock, epochs and second of the last update that was not told."""
+        self._updates = 0
+        self._losses = 0.0
+        self._closed = False
+        self._failure: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._tell, name="on_update", daemon=True)
+        self._thread.start()
+
+    def __call__(self, clock: int, epochs: float, loss: float, now_s: float) -> None:
+        """An update has been made."""
+        self._raise()
+        with self._news:
+            self._last = (clock, epochs, now_s)
+            self._updates += 1
+            self._losses += loss
+            self._news.notify()
+
+    def close(self) -> None:
+        """Tell what has not been told, and end the thread."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _tell(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._last is not None or self._closed)
+                if self._last is None:
+                    return
+                (clock, epochs, now_s), updates, losses = self._last, self._updates, self._losses
+                self._last, self._updates, self._losses = None, 0, 0.0
+            try:
+                call("on_update", self._function, Update(clock, updates, epochs, losses / updates, now_s))
+            except RuntimeError as failure:
+                self._failure = failure
+                return

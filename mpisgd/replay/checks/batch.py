@@ -1,0 +1,192 @@
+"""A batch optimisation computed again: the coordinator's own code, on evaluations made from what was claimed (`claimed.py`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mpisgd.base.errors import DivergenceError
+from mpisgd.comm.messages import Ending
+from mpisgd.data import DataSet
+from mpisgd.job import parts
+from mpisgd.job.tensors import Tensors
+from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.checkpoint import snapshots
+from mpisgd.records.log.schema import Why
+from mpisgd.replay.checks.claimed import Claimed
+from mpisgd.replay.checks.finding import refuse, same
+from mpisgd.replay.checks.record import Record
+from mpisgd.sandblaster.again import Here
+from mpisgd.sandblaster.coordinator import Coordinator
+from mpisgd.sandblaster.learner import Sum
+from mpisgd.sandblaster.remote import Slot
+from mpisgd.vectors.memory import Memory
+
+_NORM_TOLERANCE = 1e-3
+"""Squared norms are float32 sums whose order numpy chooses by its own number of threads."""
+
+
+class _LogEnds(Exception):
+    """The run did not finish, and its log goes no further."""
+
+
+class Batch:
+    """In the place of `sandblaster.evaluations.Evaluations`. Raises Untrue where it comes to something else than the log says.
+
+    Args:
+        which: as in `prove.replay`.
+
+    Attributes:
+        clock, seconds: as there.
+        gradients: of portions, that were computed again.
+        evaluated: rows of `evaluations` that were.
+    """
+
+    def __init__(self, record: Record, claimed: Claimed, tensors: Tensors, data: DataSet, which: str) -> None:
+        self.clock = self.gradients = self.evaluated = 0
+        self.seconds = 0.0
+        self.tensors = tensors
+        self.initial = tensors.model.weights.clone()
+        self.bounds = parts.bounds(record.config, tensors.model)
+        options = record.config.protocol
+        assert isinstance(options, SandblasterOptions)
+        self._record = record
+        self._claimed = claimed
+        self._which = which
+        self._here = Here(self.initial, self.bounds, self._accepted)
+        self._gradient = tensors.gradient(0, Memory.zeros(tensors.model.size))
+        self._sum = Sum(self._gradient, alone=options.push_every == 1)
+        self._measure = parts.make_measure(record.config, tensors.model, tensors.loss, data)
+        self._iterations = self._snapshots = self._row = 0
+        self._epochs = 0.0
+        size = tensors.model.size
+        self._coordinator = Coordinator(self._here, self, options, size, self._iteration, told=_nobody, warn=_nobody)
+
+    @property
+    def clocks(self) -> tuple[int, ...]:
+        return tuple(self.clock for _ in self.bounds)
+
+    def weights(self) -> Any:
+        return self._here.weights()
+
+    def run(self) -> None:
+        self._evaluate_snapshot()
+        self._foresee()
+        finished = self._record.done is not None
+        try:
+            self._coordinator.run()
+        except _LogEnds:
+            if finished:
+                refuse(f"it ends at clock {self.clock}, and another evaluation follows", -1, "updates", clock=self.clock)
+            return
+        except DivergenceError as error:
+            if finished:
+                refuse(f"recomputed, it fails: {error}", -1, "updates", clock=self.clock)
+            return
+        if self.clock != self._claimed.evaluations:
+            refuse(f"recomputed, it ends at clock {self.clock}", -1, "updates", clock=self._claimed.evaluations)
+        if finished:
+            self._evaluate_snapshot(final=True)
+            if self._row != len(self._record.run.evaluations):
+                refuse(f"it has {len(self._record.run.evaluations)} rows, expected {self._row}", -1, "evaluations", row=self._row)
+
+    # ---------------------------------------------------------------------------------------------------- evaluations
+
+    def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
+        """The loss at a point, from the recorded claims; compared with what the log says."""
+        if self.clock == self._claimed.evaluations:
+            raise _LogEnds
+        rows, losses = self._claimed.rows, dict[int, tuple[float, int]]()
+        weights = self._gradient.memory.weights
+        self._here.begin(point.number, weights)
+        for learner_id, seq, members in self._claimed.pushes[self.clock]:
+            for number in members:
+                portion = int(rows["portion"][number])
+                loss = self._gradient.compute(portion)
+                self.gradients += 1
+                if not same(loss, float(rows["loss"][number])):
+                    why = f"loss {rows['loss'][number].item()!r}, recomputed {loss!r}"
+                    refuse(why, -1, "portions", row=number, clock=self.clock, learner_id=learner_id)
+                losses[portion] = (loss, self._gradient.samples)
+                self._sum.add(self._gradient.samples, loss, 0, 0)
+            self._here.push(self._sum.vector, learner_id, seq, self._sum.samples)
+            self._sum.clear()
+        summed = [losses[portion] for portion in range(len(losses))]
+        loss = sum(loss * samples for loss, samples in summed) / sum(samples for _, samples in summed)
+        squared = self._here.end(out)
+        self._compare_updates(loss, step, squared)
+        self.clock += 1
+        return loss, sum(squared)
+
+    def _compare_updates(self, loss: float, step: float, squared: list[float]) -> None:
+        for log, norm in zip(self._record.shards, squared, strict=True):
+            row = log.updates[self.clock]
+            for name, value in (("mean_loss", loss), ("learning_rate", step)):
+                if not same(row[name].item(), value):
+                    why = f"{name} {row[name].item()!r}, recomputed {value!r}"
+                    refuse(why, log.shard, "updates", row=self.clock, clock=self.clock + 1)
+            if not math.isclose(row["sum_sq"].item(), norm, rel_tol=_NORM_TOLERANCE):
+                why = f"sum_sq {row['sum_sq'].item()!r}, recomputed {norm!r}"
+                refuse(why, log.shard, "updates", row=self.clock, clock=self.clock + 1)
+
+    def end(self, ending: Ending) -> None:
+        """There are no more."""
+
+    # ----------------------------------------------------------------------------------------------------- iterations
+
+    def _foresee(self) -> None:
+        """A signal came when the log says so: that is on trust."""
+        rows = self._claimed.iterations
+        here = self._iterations < len(rows) and rows["why"][self._iterations] == Why.INTERRUPTED
+        self._here.signal = int(here)
+
+    def _iteration(self, **fields: float) -> None:
+        """A row that the coordinator writes, compared with the one it wrote."""
+        rows, at = self._claimed.iterations, self._iterations
+        if at == len(rows):
+            raise _LogEnds
+        for name, value in fields.items():
+            said = rows[name][at].item()
+            if not name.endswith("_s") and not same(said, value):
+                refuse(f"{name} {said!r}, recomputed {value!r}", -1, "iterations", row=at, clock=self.clock)
+        self._iterations += 1
+        self._foresee()
+
+    def _accepted(self) -> None:
+        before, self._epochs = self._epochs, self._here.slots[0].samples / self.tensors.meta.train_samples
+        if snapshots.due(self._record.config.evaluation.every_epochs, before, self._epochs):
+            self._evaluate_snapshot()
+
+    def _evaluate_snapshot(self, *, final: bool = False) -> None:
+        """Evaluate the weights, as the evaluator did, where the run has come so far, and it is asked for."""
+        rows, record = self._record.run.evaluations, self._record
+        number, self._snapshots = self._snapshots, self._snapshots + 1
+        evaluates = self._which == "all" or (self._which == "last" and final)
+        self.tensors.model.weights.copy_(self._here.weights())
+        if evaluates:
+            self._measure.prepare()
+        for train in (False, True) if record.config.evaluation.train else (False,):
+            if self._row >= len(rows):
+                return
+            row, at, samples = rows[self._row], self._row, self._here.slots[0].samples
+            self._row += 1
+            expected: dict[str, float] = {
+                "snapshot": number,
+                "clock_min": self.clock,
+                "clock_max": self.clock,
+                "samples": samples,
+                "epochs": samples / self.tensors.meta.train_samples,
+                "averaged": 0,
+                "train": int(train),
+            }
+            if evaluates:
+                found = self._measure.of(train=train)
+                expected |= {"loss": found.loss, "error": found.error, **found.metrics}
+                self.evaluated += 1
+            for name, value in expected.items():
+                if not same(row[name].item(), value):
+                    refuse(f"{name} {row[name].item()!r}, recomputed {value!r}", -1, "evaluations", row=at, clock=self.clock)
+
+
+def _nobody(*_: Any) -> None:
+    """Told nothing."""

@@ -1,0 +1,1 @@
+"""Batch optimisation on the shards [Dean12 4.2]: a coordinator commands, shards keep vectors, learners evaluate."""

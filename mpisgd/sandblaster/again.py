@@ -1,0 +1,68 @@
+"""Slots of all shards in one process: what a coordinator commands there is obeyed here (`replay`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mpisgd.comm.messages import Ending, Op
+from mpisgd.sandblaster.slots import Slots
+from mpisgd.vectors.memory import host_view
+
+
+class Here:
+    """In the place of the coordinator's channel.
+
+    Args:
+        weights: the initial ones, (parameters,) float32.
+        bounds: the slice of each shard.
+        accepted: is told when an iteration is over.
+    """
+
+    def __init__(self, weights: Tensor, bounds: Sequence[tuple[int, int]], accepted: Callable[[], None]) -> None:
+        self.slots = [Slots(weights[start:end].clone()) for start, end in bounds]
+        self.signal = 0
+        self._bounds = bounds
+        self._accepted = accepted
+
+    def now_s(self) -> float:
+        """Nobody asks how long it takes."""
+        return 0.0
+
+    def finish(self, ending: Ending) -> None:
+        """There are no more commands."""
+
+    def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
+        if op is Op.ACCEPT:
+            for slots in self.slots:
+                slots.accept(a)
+            self._accepted()
+            return
+        self.ask(op, out, a, b, alpha)
+
+    def ask(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> list[float]:
+        return [slots.compute(op, out, a, b, alpha) for slots in self.slots]
+
+    def begin(self, number: int, into: np.ndarray) -> None:
+        """Evaluate at a slot, whose elements, (parameters,), are copied."""
+        for slots, (start, end) in zip(self.slots, self._bounds, strict=True):
+            slots.begin(number)
+            into[start:end] = host_view(slots.served)
+
+    def push(self, vector: np.ndarray, learner_id: int, seq: int, samples: int) -> None:
+        """A push, (parameters,), is added to the sum."""
+        for slots, (start, end) in zip(self.slots, self._bounds, strict=True):
+            slots.inbox[:] = vector[start:end]
+            slots.park(learner_id, seq)
+            slots.commit(learner_id, seq, samples)
+
+    def end(self, out: int) -> list[float]:
+        """The squared norm of the gradient's slice on each shard."""
+        return [slots.end(out) for slots in self.slots]
+
+    def weights(self) -> Tensor:
+        """Those of the last iteration, (parameters,) float32."""
+        return torch.cat([slots.weights for slots in self.slots])

@@ -1,0 +1,205 @@
+"""The coordinator: `torch.optim.LBFGS`, unmodified, on vectors that lie on shards, and evaluations that learners make [Dean12 4.2].
+
+    direction     commands to the shards (`remote.py`)
+    line search   torch's; for each trial it calls `_evaluated`
+    evaluation    learners make it (`evaluations.py`)
+
+A rank of its own, without weights and without data. What it decides, it logs. Law 2, shards decide alone, is given up here: this is
+batch optimisation.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from mpisgd.base.errors import DivergenceError
+from mpisgd.comm.messages import Ending, Op
+from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.log.schema import Why
+from mpisgd.sandblaster.remote import Commands, RemoteVector, Slot, Store
+
+
+class Channel(Commands, Protocol):
+    """What it asks of its channel, besides commands."""
+
+    @property
+    def signal(self) -> int:
+        """One that has told a rank to come to an end; 0 = none has."""
+
+    def now_s(self) -> float: ...
+
+    def finish(self, ending: Ending) -> None:
+        """There are no more commands."""
+
+
+class Evaluates(Protocol):
+    """Who makes evaluations: learners (`evaluations.py`), or a replay (`again.py`)."""
+
+    clock: int
+    seconds: float
+
+    def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
+        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`."""
+
+    def end(self, ending: Ending) -> None:
+        """There are no more evaluations."""
+
+
+class Coordinator:
+    """L-BFGS.
+
+    Args:
+        elements: of the weights.
+        log: is given each row of `iterations`.
+        told: is told of each iteration: its number, the loss, the greatest element of the gradient, evaluations, seconds.
+        warn: is told what people must hear of.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        evaluations: Evaluates,
+        options: SandblasterOptions,
+        elements: int,
+        log: Callable[..., None],
+        *,
+        told: Callable[[int, float, float, int, float], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.evaluations = evaluations
+        self.interrupted = False
+        self._channel = channel
+        self._options = options
+        self._log = log
+        self._told = told
+        self._warn = warn
+        self._store = Store(channel, elements)
+        self._weights = RemoteVector(Slot(self._store, 0))
+        self._weights.moved = self._moved
+        self._iteration = 0
+        self._since = (0.0, 0.0, 0)
+        """When the iteration began; seconds of evaluations, and their number, before it."""
+        self._known: dict[Any, tuple[float, weakref.ref[Slot]]] = {}
+        """Points that this step has evaluated, by how they were made: the loss, and the gradient, while torch keeps it."""
+        self._kept: Slot | None = None
+        """The gradient at the weights, where it is known: torch forgets it between two steps, and asks again."""
+
+    def run(self) -> None:
+        """Step until it has converged, cannot go on, has made all iterations, or a signal has come."""
+        options, channel = self._options, self._channel
+        search = None if options.line_search == "none" else options.line_search
+        optimiser = torch.optim.LBFGS(
+            [self._weights],
+            lr=1,
+            max_iter=1,
+            max_eval=26,  # the point it stands at, and 25 trials
+            tolerance_grad=options.tolerance_grad,
+            tolerance_change=options.tolerance_change,
+            history_size=options.history,
+            line_search_fn=search,
+        )
+        self._since = channel.now_s(), 0.0, 0
+        why, before = Why.GOES_ON, self._evaluated()
+        while why is Why.GOES_ON:
+            why, before = self._step(optimiser, before)
+        ending = Ending.INTERRUPTED if why is Why.INTERRUPTED else Ending.FINISHED
+        self.interrupted = ending is Ending.INTERRUPTED
+        channel.finish(ending)
+        self.evaluations.end(ending)
+
+    def _step(self, optimiser: torch.optim.LBFGS, before: float) -> tuple[Why, float]:
+        """One iteration, from a point of this loss; why it is the last one, if it is, and the loss that it came to."""
+        evaluations, weights = self.evaluations, self._weights
+        origin, (start_s, evaluating_s, clock) = weights.slot.origin, self._since
+        self._iteration += 1
+        optimiser.step(self._evaluated)  # type: ignore[no-untyped-call]
+        state = optimiser.state[weights]
+        made = weights.slot.origin != origin
+        loss = self._evaluated() if made else before
+        gradient = self._greatest(weights.grad)
+        step = float(state["t"]) if made else 0.0
+        changed = float(state["d"].mul(state["t"]).abs().max()) if made else 0.0
+        why = self._why(made, gradient, changed, before, loss)
+        self._channel.do(Op.ACCEPT, a=weights.slot.number)
+        now_s = self._channel.now_s()
+        made_of = evaluations.clock - clock
+        if why is Why.LINE_SEARCH:
+            self._warn(
+                f"the line search of iteration {self._iteration} found no loss below {before:.9g} in {made_of} evaluations: the run"
+                " ends here. Near a minimum float32 can do no better; else the loss may jump (a step of --protocol.line-search none"
+                " goes on all the same), or begin from weights of another run: --init-from"
+            )
+        self._log(
+            iteration=self._iteration,
+            clock=evaluations.clock,
+            loss=loss,
+            gradient_max=gradient,
+            step=step,
+            evaluations=made_of,
+            history=len(state.get("old_dirs") or ()),
+            why=why,
+            time_s=now_s,
+            evaluating_s=evaluations.seconds - evaluating_s,
+            commanding_s=now_s - start_s - (evaluations.seconds - evaluating_s),
+        )
+        self._since = now_s, evaluations.seconds, evaluations.clock
+        self._told(self._iteration, loss, gradient, evaluations.clock, now_s)
+        return why, loss
+
+    def _why(self, made: bool, gradient: float, changed: float, before: float, loss: float) -> Why:
+        options = self._options
+        if gradient <= options.tolerance_grad:
+            return Why.GRADIENT
+        if not made:
+            return Why.DIRECTION
+        if options.line_search != "none" and loss >= before:
+            return Why.LINE_SEARCH
+        if changed <= options.tolerance_change or abs(loss - before) < options.tolerance_change:
+            return Why.CHANGE
+        if self._iteration == options.iterations:
+            return Why.ITERATIONS
+        return Why.INTERRUPTED if self._channel.signal else Why.GOES_ON
+
+    def _moved(self, slot: Slot) -> None:
+        """The weights have become another point. Torch still holds its gradient, if it has asked for that before."""
+        known = self._known.get(slot.origin)
+        self._kept = None if known is None else known[1]()
+
+    def _evaluated(self) -> float:
+        """The closure of torch's step: the loss at the weights; their gradient becomes `grad`. Raises DivergenceError."""
+        weights = self._weights
+        known = self._known.get(weights.slot.origin)
+        if known is not None and (gradient := known[1]()) is not None:
+            self._known = {weights.slot.origin: known}
+            weights.grad = RemoteVector(gradient)
+            return known[0]
+        weights.grad = None
+        loss, gradient = self._evaluate(weights)
+        self._known[weights.slot.origin] = (loss, weakref.ref(gradient))
+        weights.grad = RemoteVector(gradient)
+        return loss
+
+    def _evaluate(self, weights: RemoteVector) -> tuple[float, Slot]:
+        evaluations, decay = self.evaluations, self._options.weight_decay
+        out, origin = self._store.new(), weights.slot.origin
+        step = float(origin[3]) if origin[0] is Op.ADD else 0.0
+        loss, squared = evaluations.evaluate(weights.slot, out, step)
+        gradient = Slot(self._store, out)
+        if decay > 0:
+            loss += decay / 2 * float(weights.dot(weights))
+            gradient = gradient.made(Op.ADD, weights.slot, decay)
+        if not (math.isfinite(loss) and math.isfinite(squared)):
+            raise DivergenceError(
+                f"evaluation {evaluations.clock} (iteration {self._iteration}, step length {step:g}): loss {loss}, squared norm"
+                f" of the gradient {squared}: not finite; begin nearer to a minimum (--init-from the run of another protocol), or"
+                " add --protocol.weight-decay"
+            )
+        return loss, gradient
+
+    def _greatest(self, vector: RemoteVector | None) -> float:
+        return math.nan if vector is None else float(vector.abs().max())

@@ -1,0 +1,197 @@
+"""Evaluations of a batch's loss: portions are dealt to learners (`rules/dealing.py`), pushes committed [Dean12 4.2].
+
+learner asks              a portion; or: push, once it holds `push_every` results or nothing is left to deal; or it waits
+it has computed one       the first result counts, and is added to its sum; a second one is forgotten
+it has pushed             all shards have it: they are told to add it to theirs
+all portions are summed   the loss is the mean over samples, in the order of portions
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mpisgd.base.errors import PeerError, ProtocolError
+from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Next, Op
+from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.log.schema import Outcome
+from mpisgd.rules.dealing import Dealing
+from mpisgd.sandblaster.channels import CoordinatorChannel
+from mpisgd.sandblaster.remote import Slot
+
+_AHEAD = 2
+"""Where gradients are summed in the order of portions: how many may be dealt ahead of the first that is missing, per learner."""
+
+
+@dataclass
+class Dealt:
+    """A portion that a learner has; then, its result."""
+
+    clock: int
+    portion: int
+    learner_id: int
+    copy: bool
+    dealt_s: float
+    done_s: float = math.nan
+    samples: int = 0
+    loss: float = math.nan
+    compute_s: float = 0.0
+    delay_s: float = 0.0
+
+
+class Evaluations:
+    """Evaluations of the loss and its gradient over the whole batch, one after the other: learners ask, and are dealt portions.
+
+    Attributes:
+        clock: evaluations so far.
+        seconds: that they took, in which the coordinator waited for learners.
+    """
+
+    def __init__(
+        self, channel: CoordinatorChannel, options: SandblasterOptions, portions: int, lambda_: int, log: CoordinatorLog
+    ) -> None:
+        self.clock = 0
+        self.seconds = 0.0
+        self._channel = channel
+        self._options = options
+        self._portions = portions
+        self._present = set(range(lambda_))
+        self._log = log
+        self._ordered = options.order == "portions"
+        self._ahead = _AHEAD * lambda_ if self._ordered else math.inf
+        self._dealing: Dealing | None = None
+        self._stop = 0
+        self._waiting: dict[int, bool] = {}
+        """Learners that ask, and whether what they have done counts."""
+        self._dealt: dict[int, Dealt] = {}
+        """What each learner computes."""
+        self._held: dict[int, list[Dealt]] = {}
+        """Results that count, in a learner's sum."""
+        self._leaving: dict[int, list[Dealt]] = {}
+        """Those that it was told to push."""
+        self._arrived: dict[int, tuple[int, Dealt]] = {}
+        """Where they are summed in order: portions that all shards have, with the number of the push."""
+        self._losses: dict[int, tuple[float, int]] = {}
+
+    def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
+        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
+
+        Raises PeerError where no learner is left.
+        """
+        channel, start_s = self._channel, self._channel.now_s()
+        channel.ask(Op.BEGIN, a=point.number)
+        self._dealing = dealing = Dealing(self._portions, duplicates=self._options.duplicates, ahead=self._ahead)
+        self._losses.clear()
+        self._answer()
+        while not dealing.complete:
+            self._hear()
+        self._dealing = None
+        summed = [self._losses[portion] for portion in range(self._portions)]
+        loss = sum(loss * samples for loss, samples in summed) / sum(samples for _, samples in summed)
+        squared = sum(channel.ask(Op.END, out, self.clock, alpha=loss, beta=step))
+        self.clock += 1
+        self.seconds += channel.now_s() - start_s
+        return loss, squared
+
+    def end(self, ending: Ending) -> None:
+        """Tell all learners to stop, as soon as each of them asks."""
+        self._stop = STOP_FINISHED if ending is Ending.FINISHED else STOP_INTERRUPTED
+        self._answer()
+        while self._present:
+            self._hear()
+
+    # ------------------------------------------------------------------------------------------------------- learners
+
+    def _hear(self) -> None:
+        said = self._channel.receive()
+        if isinstance(said, Next):
+            learner_id = said.learner_id
+            counts = self._result(self._dealt.pop(learner_id), said) if learner_id in self._dealt else False
+            if said.pushed >= 0:
+                self._take(learner_id, said.pushed)
+            self._waiting[learner_id] = counts
+        elif isinstance(said, Goodbye):
+            self._lose(said.learner_id)
+        self._answer()
+
+    def _result(self, dealt: Dealt, said: Next) -> bool:
+        """A learner has computed what it was dealt, or come too late to; whether that counts."""
+        dealt.done_s, dealt.samples, dealt.loss = self._channel.now_s(), said.samples, said.loss
+        dealt.compute_s, dealt.delay_s = said.compute_ns * 1e-9, said.delay_ns * 1e-9
+        if said.portion < 0:
+            self._log.portion(dealt, Outcome.LATE)
+            return False
+        if (said.clock, said.portion) != (dealt.clock, dealt.portion):
+            raise ProtocolError(
+                f"learner {said.learner_id} has computed portion {said.portion} of clock {said.clock}: it was dealt {dealt.portion}"
+                f" of {dealt.clock}"
+            )
+        if self._dealing is None or dealt.clock != self.clock or not self._dealing.done(dealt.portion, dealt.learner_id):
+            self._log.portion(dealt, Outcome.DUPLICATE)
+            return False
+        self._held.setdefault(dealt.learner_id, []).append(dealt)
+        return True
+
+    def _take(self, learner_id: int, seq: int) -> None:
+        """A push is on all shards: it, or what is next in the order of portions, is added to the sum."""
+        pushed = self._leaving.pop(learner_id)
+        if not self._ordered:
+            self._commit(seq, pushed)
+            return
+        for each in pushed:
+            self._arrived[each.portion] = (seq, each)
+        dealing = self._dealing
+        while dealing is not None and dealing.first in self._arrived:
+            seq, each = self._arrived.pop(dealing.first)
+            self._commit(seq, [each])
+
+    def _commit(self, seq: int, pushed: list[Dealt]) -> None:
+        assert self._dealing is not None
+        self._channel.do(Op.COMMIT, len(pushed), pushed[0].learner_id, seq)
+        for each in pushed:
+            self._dealing.commit(each.portion, each.learner_id)
+            self._losses[each.portion] = (each.loss, each.samples)
+            self._log.portion(each, Outcome.COUNTED, seq)
+
+    def _lose(self, learner_id: int) -> None:
+        """A learner is gone: others do what it had. Raises PeerError where there are none."""
+        self._present.discard(learner_id)
+        self._waiting.pop(learner_id, None)
+        lost = [*self._held.pop(learner_id, []), *self._leaving.pop(learner_id, [])]
+        lost += [each for _, each in self._arrived.values() if each.learner_id == learner_id]
+        self._arrived = {portion: it for portion, it in self._arrived.items() if it[1].learner_id != learner_id}
+        if learner_id in self._dealt:
+            lost.append(self._dealt.pop(learner_id))
+        for each in lost:
+            self._log.portion(each, Outcome.LOST)
+        if self._dealing is not None:
+            self._dealing.lost(learner_id)
+        self._channel.do(Op.DISCARD, a=learner_id)
+        if not self._present and not self._stop:
+            raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
+
+    def _answer(self) -> None:
+        """Answer the learners for which there is something to do."""
+        for learner_id, counts in list(self._waiting.items()):
+            told = self._next_of(learner_id)
+            if told is not None:
+                del self._waiting[learner_id]
+                self._channel.deal(learner_id, self.clock, told, counts=counts)
+
+    def _next_of(self, learner_id: int) -> int | None:
+        if self._stop:
+            self._present.discard(learner_id)
+            return self._stop
+        dealing = self._dealing
+        if dealing is None:
+            return None
+        held = self._held.get(learner_id)
+        if held and (len(held) >= self._options.push_every or dealing.exhausted):
+            self._leaving[learner_id] = self._held.pop(learner_id)
+            return PUSH_NOW
+        portion = dealing.ask(learner_id)
+        if portion is not None:
+            copy = dealing.is_copy(portion, learner_id)
+            self._dealt[learner_id] = Dealt(self.clock, portion, learner_id, copy, self._channel.now_s())
+        return portion

@@ -1,0 +1,78 @@
+"""A learner under a coordinator: it pulls once for an evaluation, computes the portions it is dealt, and pushes their sum."""
+
+from __future__ import annotations
+
+from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, Ending
+from mpisgd.exchange.base import Report
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.gradient.straggler import Delays
+from mpisgd.sandblaster.channels import Desk
+from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.memory import host_vector, host_view
+
+
+class Sum:
+    """The gradients of some portions, each times its samples; `vector`, (parameters,) float32, is what is pushed.
+
+    Args:
+        gradient: of a portion, its mean over the samples; may be changed.
+        alone: each portion is pushed by itself: in the place of its gradient.
+    """
+
+    def __init__(self, gradient: Travels, *, alone: bool) -> None:
+        self._gradient = gradient.memory.tensors[1]
+        self._sum = self._gradient if alone else host_vector(len(self._gradient))
+        self.vector = host_view(self._sum)
+        self._alone = alone
+        self.clear()
+
+    def clear(self) -> None:
+        self.samples = self.compute_ns = self.delay_ns = 0
+        self._losses = 0.0
+
+    def add(self, samples: int, loss: float, compute_ns: int, delay_ns: int) -> None:
+        """What is in the gradient counts."""
+        self._gradient.mul_(samples)
+        if not self._alone and self.samples:
+            self._sum.add_(self._gradient)
+        elif not self._alone:
+            self._sum.copy_(self._gradient)
+        self.samples += samples
+        self._losses += loss * samples
+        self.compute_ns += compute_ns
+        self.delay_ns += delay_ns
+
+    def report(self, seq: int) -> Report:
+        return Report(seq, self.samples, self._losses / self.samples, self.compute_ns, self.delay_ns)
+
+
+def learn(desk: Desk, channel: LearnerChannel, gradient: Travels, summed: Sum, delays: Delays) -> None:
+    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8)."""
+    here = begun = -1
+    pushes = 0
+    clock, portion, counts = desk.next(here)
+    while portion >= PUSH_NOW:
+        if portion == PUSH_NOW:
+            channel.push(summed.report(pushes))
+            summed.clear()
+            clock, portion, counts = desk.next(clock, pushed=pushes)
+            pushes += 1
+            continue
+        if clock != here:
+            clocks = set(channel.pull(min_clock=clock).clocks)
+            if clocks != {clock}:  # others have finished that evaluation meanwhile
+                here, (clock, portion, counts) = -1, desk.next(clock)
+                continue
+            here = clock
+        begun += 1
+        start_ns = channel.now_ns()
+        loss = gradient.compute(portion)
+        compute_ns = channel.now_ns() - start_ns
+        delay_s = delays.of(begun, compute_ns * 1e-9)
+        if delay_s > 0:
+            channel.sleep(delay_s)
+        samples, delay_ns = gradient.samples, int(delay_s * 1e9)
+        clock, portion, counts = desk.next(here, portion, samples, loss, compute_ns=compute_ns, delay_ns=delay_ns)
+        if counts:
+            summed.add(samples, loss, compute_ns, delay_ns)
+    channel.goodbye(ending=Ending.FINISHED if portion == STOP_FINISHED else Ending.INTERRUPTED)

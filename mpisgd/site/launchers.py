@@ -1,0 +1,181 @@
+"""Launchers, and the MPI libraries whose ranks they start: one table for `submit`, `run` and `doctor`.
+
+A launcher and a library that do not know each other's way of saying who is who (PMI-1, PMI-2, PMIx) start N jobs of one rank in the
+place of one job of N (TRAPS 7). What stands here is what the libraries' and the batch systems' documentation say; only Open MPI 5
+by mpirun, and MPICH by its own launcher and by srun, were tried.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.mpi.launch import mpirun
+
+LauncherName = Literal["mpirun", "srun-pmix", "srun-pmi2", "srun-cray", "jsrun", "aprun", "flux", "mpiexec.hydra"]
+Family = Literal["Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI"]
+
+#: Words of MPI.Get_library_version() -> whose it is; the first that is found counts: Cray's and MVAPICH's name MPICH, too.
+_TOLD: Mapping[str, Family] = {
+    "CRAY MPICH": "Cray MPICH",
+    "Intel(R) MPI": "Intel MPI",
+    "MVAPICH": "MVAPICH",
+    "Spectrum MPI": "Spectrum MPI",
+    "Open MPI": "Open MPI",
+    "MPICH": "MPICH",
+}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One way to start ranks.
+
+    Attributes:
+        command: its words for bash, with {ranks} and {threads}.
+        more: batch system -> the words that a script of its needs besides, with {nodes}, {per_node}, {gpus} and {cores}; a system
+            that is not here does not have this launcher.
+        not_by_run: why `mpisgd run` cannot start ranks by it; "" where it can.
+        fits: whose ranks it starts.
+        fails: whose it does not, and why.
+    """
+
+    command: str
+    more: Mapping[str, str]
+    fits: frozenset[Family]
+    fails: Mapping[Family, str] = field(default_factory=dict)
+    not_by_run: str = ""
+
+
+_SRUN = "srun --mpi={} --kill-on-bad-exit=1 --ntasks={{ranks}} --cpus-per-task={{threads}}"
+_PMIX_ALONE = "it speaks no PMIx: it believes that it is alone"
+_HYDRA = "it speaks PMI-1 and PMI-2, which is not understood there: each rank believes that it is alone"
+LAUNCHERS: Mapping[LauncherName, Launcher] = {
+    "mpirun": Launcher(
+        "mpirun -n {ranks} --bind-to none -x OMP_NUM_THREADS",
+        {
+            "slurm": "",
+            "lsf": '--hostfile "$LSB_DJOB_HOSTFILE" --prtemca plm_ssh_agent blaunch',
+            "pbs": '--hostfile "$PBS_NODEFILE" --prtemca plm_ssh_agent pbs_tmrsh',
+        },
+        frozenset({"Open MPI"}),
+        {
+            "MPICH": "this is Open MPI's, and MPICH's own is mpiexec.hydra",
+            "Cray MPICH": "there is none of Cray's: srun-cray, aprun or flux",
+            "Intel MPI": "this is Open MPI's, and Intel's own is mpiexec.hydra",
+            "MVAPICH": "this is Open MPI's, and MVAPICH's own is mpiexec.hydra",
+        },
+    ),
+    "srun-pmix": Launcher(
+        _SRUN.format("pmix"),
+        {"slurm": ""},
+        frozenset({"Open MPI", "MPICH", "Intel MPI"}),
+        {"Cray MPICH": _PMIX_ALONE, "Spectrum MPI": "it is started by jsrun"},
+    ),
+    "srun-pmi2": Launcher(
+        _SRUN.format("pmi2"),
+        {"slurm": ""},
+        frozenset({"MPICH", "MVAPICH", "Intel MPI"}),
+        {
+            "Open MPI": "Open MPI 5 speaks PMIx alone: srun would start N jobs of one rank, and say 0",
+            "Spectrum MPI": "it is started by jsrun",
+        },
+    ),
+    "srun-cray": Launcher(
+        _SRUN.format("cray_shasta"),
+        {"slurm": ""},
+        frozenset({"Cray MPICH"}),
+        {"Open MPI": "it speaks PMIx alone: srun-pmix", "Spectrum MPI": "it is started by jsrun"},
+    ),
+    "jsrun": Launcher(
+        "jsrun --launch_distribution packed --bind packed:{threads} --smpiargs=-gpu --exit_on_error 1",
+        {"jsrun": "--nrs {nodes} --rs_per_host 1 --tasks_per_rs {per_node} --cpu_per_rs {cores} --gpu_per_rs {gpus}"},
+        frozenset({"Spectrum MPI"}),
+        {"MPICH": _PMIX_ALONE, "Cray MPICH": _PMIX_ALONE, "Intel MPI": _PMIX_ALONE},
+        not_by_run="its resource sets are a batch script's: mpisgd submit --system jsrun",
+    ),
+    "aprun": Launcher(
+        "aprun -n {ranks} -d {threads} -cc depth -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
+        {"pbs": "-N {per_node}"},
+        frozenset({"Cray MPICH"}),
+        {name: "ALPS speaks to Cray's MPICH alone" for name in ("Open MPI", "MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI")},
+    ),
+    "flux": Launcher(
+        "flux run --ntasks={ranks} --cores-per-task={threads}",
+        {"flux": "--nodes={nodes}"},
+        frozenset({"Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH"}),
+        {"Spectrum MPI": "it is started by jsrun"},
+        not_by_run="it does not pass signals on, so that Ctrl-C would not save: mpisgd submit --system flux",
+    ),
+    "mpiexec.hydra": Launcher(
+        "mpiexec.hydra -n {ranks}",
+        {
+            "slurm": "-ppn {per_node} -bootstrap slurm",
+            "lsf": "-ppn {per_node} -rmk lsf -bootstrap lsf",
+            "pbs": "-ppn {per_node} -rmk pbs -bootstrap rsh -bootstrap-exec pbs_tmrsh",
+        },
+        frozenset({"Intel MPI", "MPICH", "MVAPICH"}),
+        {"Open MPI": _HYDRA, "Cray MPICH": "it is started by srun-cray, aprun or flux", "Spectrum MPI": _HYDRA},
+    ),
+}
+assert set(LAUNCHERS) == set(get_args(LauncherName))
+
+
+def family(library: str) -> Family | None:
+    """Whose library it is, by MPI.Get_library_version() or its first line; None: nobody's that is known here."""
+    return next((name for words, name in _TOLD.items() if words.lower() in library.lower()), None)
+
+
+def fitting(owner: Family) -> list[LauncherName]:
+    """The launchers that start its ranks, in the table's order."""
+    return [name for name, launcher in LAUNCHERS.items() if owner in launcher.fits]
+
+
+def check(name: LauncherName, library: str) -> None:
+    """Raises ConfigError where a launcher is known not to start this library's ranks."""
+    owner = family(library)
+    if owner is not None and owner in LAUNCHERS[name].fails:
+        reason = LAUNCHERS[name].fails[owner]
+        raise ConfigError(f"launcher = {name!r}: expected one of {', '.join(fitting(owner))} for {owner}: {reason}")
+
+
+def words(name: LauncherName, system: str, **counts: object) -> str:
+    """Its command for the bash of a batch system's script, with these counts."""
+    launcher = LAUNCHERS[name]
+    return f"{launcher.command} {launcher.more[system]}".format(**counts).rstrip()
+
+
+def by_run(name: str, ranks: int) -> list[str]:
+    """The words with which `mpisgd run` starts so many ranks, in the allocation of this shell.
+
+    Raises ConfigError: none of the table, or one that cannot be used so, or that does not start the ranks of this Python's MPI.
+    """
+    can = [known for known, each in LAUNCHERS.items() if not each.not_by_run]
+    known = next((each for each in LAUNCHERS if each == name), None)
+    if known is None or known not in can:
+        reason = f": {LAUNCHERS[known].not_by_run}" if known else ""
+        raise ConfigError(f"--launcher {name}: expected one of {', '.join(can)}{reason}")
+    check(known, library_of(sys.executable))
+    if known == "mpirun":
+        return mpirun(ranks)
+    first, *rest = shlex.split(LAUNCHERS[known].command.format(ranks=ranks, threads=os.environ.get("OMP_NUM_THREADS", "1")))
+    found = shutil.which(first)
+    if found is None:
+        raise ConfigError(f"--launcher {name}: {first} is not on the PATH")
+    return [found, *rest]
+
+
+def library_of(python: str) -> str:
+    """What the MPI of a Python's mpi4py says that it is; "" where it does not load, as on a login node without modules."""
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,55 @@
+"""A time limit, in any of the forms that batch systems take, and in that which each of them wants."""
+
+from __future__ import annotations
+
+import re
+
+from mpisgd.base.errors import ConfigError
+
+FORMS = (
+    "hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or a number with a"
+    " unit, s, m, h or d, as in 90m or 1.5h"
+)
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+)(?::(?P<minutes>[0-5]?\d)(?::(?P<seconds>[0-5]?\d))?)?", re.ASCII)
+_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
+
+
+def seconds(text: str) -> int:
+    """Seconds of a time limit.
+
+    Two numbers, `2:00`, are hours:minutes, as LSF reads them and as this command always has, also where SLURM itself would read
+    minutes:seconds; one number is minutes, as SLURM, LSF and Flux read it. Raises ConfigError: any other form.
+    """
+    if found := _WITH_UNIT.fullmatch(text):
+        return round(float(found[1]) * _UNITS_S[found[2]])
+    if is_bare(text):
+        return 60 * int(text)
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"time = {text!r}: expected {FORMS}")
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    if found["days"] and hours > 23:
+        raise ConfigError(f"time = {text!r}: expected fewer than 24 hours beside days")
+    return 86400 * days + 3600 * hours + 60 * minutes + rest
+
+
+def is_bare(text: str) -> bool:
+    """Whether it is a number without a unit: minutes for most, but seconds for PBS."""
+    return text.isascii() and text.isdecimal()
+
+
+def hms(seconds: int) -> str:
+    """hours:minutes:seconds, for SLURM and PBS: `01:00:00`."""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def hm(seconds: int) -> str:
+    """hours:minutes, rounded up, for LSF: `01:00`."""
+    minutes = -(-seconds // 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+def fsd(seconds: int) -> str:
+    """A Flux standard duration: `60m`, or `90s` where it is no whole number of minutes."""
+    return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"

@@ -1,0 +1,94 @@
+"""From what is asked for to a job: the script that it means, and handing that over."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mpisgd.base.checks import require
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, kind_of, replace
+from mpisgd.site import launchers
+from mpisgd.site.layout import Layout, Wishes, fit
+from mpisgd.site.scripts.options import Request
+from mpisgd.site.scripts.render import Script
+
+Read = Callable[[Sequence[str]], Config]
+"""A configuration from a file's path, and options of `train` after it."""
+
+
+def make(request: Request, read: Read, command: str) -> Script:
+    """The script that is asked for, made by `command`. Raises ConfigError: whatever cannot be."""
+    venv = _venv() if request.venv is None else request.venv
+    script = Script(request, _layout(request, read), command, venv)
+    if request.launcher is not None:
+        launchers.check(request.launcher, launchers.library_of(script.python or sys.executable))
+    return script
+
+
+def _layout(request: Request, read: Read) -> Layout:
+    """Fit the ranks, the same for every element of an array; each element's protocol must go with them."""
+    wishes = Wishes(request.nodes, request.tasks_per_node, request.learners, request.gpus_per_node)
+    own = read([str(request.config)])
+    if not request.array:
+        return fit(_with_roles(own, request), wishes)
+    layouts = []
+    for element in request.array:
+        require(bool(element.split()), "array", element, "a protocol, and its options")
+        config = read([str(request.config), "--protocol", *element.split()])
+        layouts.append(fit(_with_roles(config, request), wishes))
+    most = max(layouts, key=lambda layout: layout.ranks)
+    learners = {layout.learners for layout in layouts}
+    require(len(learners) == 1, "array", request.array, "as many learners for all: give --learners, since allreduce has no shards")
+    return most
+
+
+def _with_roles(config: Config, request: Request) -> Config:
+    """The configuration with which the script will start its ranks."""
+    expected = "'auto' or 'fail-fast'; or --fault-tolerant, which has mpirun tell of failures"
+    require(request.fault_tolerant or config.faults.mode != "tolerant", "faults.mode", config.faults.mode, expected)
+    if request.shards is not None and not (request.array and kind_of(config.protocol) == "allreduce"):  # which is given none there
+        config = replace(config, shards=request.shards)
+    return replace(config, evaluator=config.evaluator or request.evaluator)
+
+
+def _venv() -> str:
+    """The virtual environment of this Python; empty where there is none to activate, as in conda's, whose PATH jobs inherit."""
+    return sys.prefix if (Path(sys.prefix) / "bin" / "activate").exists() else ""
+
+
+def call(words: Sequence[str], text: str | None = None) -> str:
+    """Run a program of the batch system; what it printed. Raises ConfigError: it is not here, or refuses, in its own words."""
+    try:
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    except OSError as error:
+        hint = "; --dry-run prints the script" * (text is not None)
+        raise ConfigError(f"{words[0]} cannot be started ({error}){hint}") from error
+    if done.returncode != 0:
+        raise ConfigError(f"{words[0]} refuses: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def submit(script: Script) -> str:
+    """Hand the script to the batch system; its number of the job.
+
+    Raises ConfigError: the batch system is not here, or refuses, in its own words.
+    """
+    words = script.of.submit
+    told = call(words, script.text)
+    found = _number(script.request.system, told)
+    if found is None:
+        raise ConfigError(f"{words[0]} took the job, but gave no number: {told.strip()!r}")
+    return found
+
+
+def _number(system: str, told: str) -> str | None:
+    """`17;cluster` of SLURM, `Job <17> is submitted` of LSF, `17.server` or `17[].server` of PBS, `ƒ3XyZ` of Flux, as f3XyZ."""
+    if system == "flux":
+        found = re.search(r"^[ƒf]([1-9A-HJ-NP-Za-km-z]+)\s*$", told, re.MULTILINE)
+        return f"f{found[1]}" if found else None
+    found = re.search(r"^(\d+)|Job <(\d+)>", told, re.MULTILINE)
+    return (found[1] or found[2]) if found else None

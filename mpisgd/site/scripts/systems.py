@@ -1,0 +1,202 @@
+"""Batch systems: one table says what each of them calls what all have, and what it has not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mpisgd.base.checks import require
+from mpisgd.base.errors import ConfigError
+
+SystemName = Literal["slurm", "lsf", "jsrun", "pbs", "flux"]
+
+WARNING_S = 120
+"""Seconds before the time limit at which the script is warned; SLURM's warning can come 60 s early (TRAPS 7)."""
+
+#: Of a job that must have come so far before this one begins; what follows is its number, and more after colons.
+DEPENDENCIES = ("after", "afterany", "afterok", "afternotok")
+MAIL = ("begin", "end", "fail")
+
+
+@dataclass(frozen=True)
+class System:
+    """One batch system.
+
+    Attributes:
+        title: its name, for people.
+        keyword: what begins a line that the system reads.
+        submit: the command that takes a script from its standard input.
+        says: option -> what the system calls it, with {} for the value; "" where the template says it in a place of its own.
+        lacks: option -> what is to be done in its place.
+        after: kind of a dependency -> what the system calls it, with {} for one job's number.
+        joins: what stands between several.
+        mail: when there is mail -> the word for it.
+        repeated: words that may begin several lines.
+    """
+
+    title: str
+    keyword: str
+    submit: tuple[str, ...]
+    says: Mapping[str, str]
+    lacks: Mapping[str, str]
+    after: Mapping[str, str]
+    joins: str
+    mail: Mapping[str, str]
+    repeated: frozenset[str] = frozenset()
+
+    def refuse_what_it_lacks(self, given: Mapping[str, object]) -> None:
+        """Raises ConfigError for the first option that is given and that the system has not."""
+        for option, instead in self.lacks.items():
+            if given.get(option):
+                raise ConfigError(f"{option} = {given[option]!r}: expected none with {self.title}: {instead}")
+
+    def lines(self, option: str, value: object) -> list[str]:
+        """What the system is told, without its keyword; none where nothing is asked for, or where the template says it."""
+        said = self.says.get(option, "")
+        return [said.format(value)] if value and said else []
+
+    def depends(self, text: str) -> list[str]:
+        """A dependency, checked, in the system's words. Raises ConfigError: another form."""
+        kind, jobs = split_dependency(text)
+        each = [self.after[kind].format(job) for job in jobs]
+        if self.joins == "\n":
+            return [self.says["dependency"].format(one) for one in each]
+        return self.lines("dependency", self.joins.join(each))
+
+    def mails(self, address: str, when: Sequence[str]) -> list[str]:
+        """Who is written to, and when; `fail` alone cannot be had where one mail stands for every end."""
+        if not address:
+            return []
+        words = list(dict.fromkeys(self.mail[each] for each in when))
+        return self.lines("mail", address) + self.lines("mail_when", self._joined(words))
+
+    def _joined(self, words: Sequence[str]) -> str:
+        return {"SLURM": ",", "LSF": " ", "PBS": ""}[self.title].join(words)
+
+    def check_directives(self, directives: Sequence[str], script: str) -> None:
+        """Raises ConfigError where one says what the script says already: of two, the last would count, unseen."""
+        lines = [line.removeprefix(self.keyword) for line in script.splitlines() if line.startswith(self.keyword)]
+        for directive in directives:
+            if directive in lines:  # a template of the user's may have none
+                lines.remove(directive)
+        own = {first_word(line) for line in lines}
+        for directive in directives:
+            word = first_word(directive)
+            expected = "what the script does not say itself; there is an option of submit for it"
+            require(word in self.repeated or word not in own, "directive", directive, expected)
+
+
+def first_word(directive: str) -> str:
+    """What is asked for: `--time` of `--time=1:00`, `-W` of `-W 60`, and `-l select` of PBS's `-l select=1:ncpus=4`."""
+    found = re.match(r"-l\s+[^\s=:]+|[^\s=]+", directive.strip())
+    return found[0] if found else ""
+
+
+def split_dependency(text: str) -> tuple[str, list[str]]:
+    """`afterok:17:18` -> ("afterok", ["17", "18"]). Raises ConfigError: another form."""
+    kind, *jobs = text.split(":")
+    good = kind in DEPENDENCIES and jobs and all(re.fullmatch(r"[\w.\[\]-]+", job) for job in jobs)
+    expected = f"KIND:JOB, or KIND:JOB:JOB, with one of {', '.join(DEPENDENCIES)}: afterok:4711"
+    require(bool(good), "dependency", text, expected)
+    return kind, jobs
+
+
+_SLURM = System(
+    title="SLURM",
+    keyword="#SBATCH ",
+    submit=("sbatch", "--parsable"),
+    says={
+        "account": "",
+        "queue": "",
+        "memory": "--mem={}",
+        "qos": "--qos={}",
+        "constraint": "--constraint={}",
+        "reservation": "--reservation={}",
+        "exclusive": "--exclusive",
+        "mail": "--mail-user={}",
+        "mail_when": "--mail-type={}",
+        "dependency": "--dependency={}",
+        "array": "",
+        "chain": "",
+    },
+    lacks={},
+    after={kind: f"{kind}:{{}}" for kind in DEPENDENCIES},
+    joins=",",
+    mail={"begin": "BEGIN", "end": "END", "fail": "FAIL"},
+)
+_LSF = System(
+    title="LSF",
+    keyword="#BSUB ",
+    submit=("bsub",),
+    says={
+        "account": "",
+        "queue": "",
+        "memory": '-R "rusage[mem={}B]"',
+        "constraint": '-R "select[{}]"',
+        "reservation": "-U {}",
+        "exclusive": "-x",
+        "mail": "-u {}",
+        "mail_when": "{}",
+        "dependency": '-w "{}"',
+        "array": "",
+        "chain": "",
+    },
+    lacks={"qos": "its service classes are the site's: --directive '-sla NAME'"},
+    after={"after": "started({})", "afterany": "ended({})", "afterok": "done({})", "afternotok": "exit({})"},
+    joins=" && ",
+    mail={"begin": "-B", "end": "-N", "fail": "-N"},
+    repeated=frozenset({"-R"}),
+)
+_PBS = System(
+    title="PBS",
+    keyword="#PBS ",
+    submit=("qsub",),
+    says={
+        "account": "",
+        "queue": "",
+        "memory": "",
+        "constraint": "",
+        "exclusive": "",
+        "mail": "-M {}",
+        "mail_when": "-m {}",
+        "dependency": "-W depend={}",
+        "array": "",
+        "chain": "",
+    },
+    lacks={
+        "qos": "it is a queue, or a resource of the site's: --queue, or --directive '-l NAME=...'",
+        "reservation": "a reservation is a queue: give its name, R17 say, by --queue",
+    },
+    after={kind: f"{kind}:{{}}" for kind in DEPENDENCIES},
+    joins=",",
+    mail={"begin": "b", "end": "e", "fail": "a"},
+    repeated=frozenset({"-W"}),
+)
+_FLUX = System(
+    title="Flux",
+    keyword="#flux: ",
+    submit=("flux", "batch"),
+    says={
+        "account": "",
+        "queue": "",
+        "constraint": "--requires={}",
+        "exclusive": "--exclusive",
+        "dependency": "--dependency={}",
+    },
+    lacks={
+        "memory": "it does not deal out memory; --exclusive gives whole nodes",
+        "qos": "priorities are the bank's and the queue's: --account, --queue",
+        "reservation": "give the queue or the property that the site has made: --queue, --constraint",
+        "mail": "it writes none; flux job wait-event, or the handle of mpisgd.submit, waits for a job",
+        "array": "it has no arrays: submit once for each protocol",
+        "chain": "a job cannot be queued again, nor warn itself of its end to be: submit the next link by --dependency"
+        " afterany:JOB, with a configuration that resumes",
+    },
+    after={"after": "afterstart:{}", **{kind: f"{kind}:{{}}" for kind in DEPENDENCIES[1:]}},
+    joins="\n",
+    mail={},
+    repeated=frozenset({"--dependency", "--setattr", "--env", "-o", "-S", "--setopt"}),
+)
+SYSTEMS: Mapping[SystemName, System] = {"slurm": _SLURM, "lsf": _LSF, "jsrun": _LSF, "pbs": _PBS, "flux": _FLUX}

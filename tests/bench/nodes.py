@@ -1,0 +1,163 @@
+"""`python -m tests.bench nodes`: seconds of a round over the links of several nodes, beside DDP's and the links' limit, in turn.
+
+As root. The nodes are namespaces of this machine with shaped links (`tests/nodes/cluster.py`). Their ranks share its cores, and
+wait politely: what is compared is the use of the links, not of the cores. There is a learner on each node, and a round is a
+mini-batch of each. The limit is what the busiest link carries in a round, in its busier direction, at the link's rate
+(`exchange/links.py`).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.bench.checkpoint import in_turn
+from mpisgd.bench.parts.cases import CASES, WARM_UP, Case, config_of
+from mpisgd.bench.parts.spread import over, spread, told
+from mpisgd.bench.train import rate_of
+from mpisgd.comm.mpi.launch import environment
+from mpisgd.config import Config, config_file
+from mpisgd.exchange import links
+from mpisgd.protocols import AllreduceOptions, HardsyncOptions, SoftsyncOptions
+from mpisgd.records.log.reader import Run
+from tests.bench.peers import told_in
+from tests.nodes.cluster import Cluster, missing
+from tests.nodes.job import Job
+
+PATIENCE_S = 600
+_PORT = 29500
+_DDP = Path(__file__).with_name("peers") / "ddp.py"
+DDP, DDP_HALF = "DDP", "DDP, fp16 hook"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of mpisgd's: its differences from hardsync with a shard on each node."""
+
+    special: dict[str, Any] = field(default_factory=dict)
+    shards: int | None = None
+    """None: one for each node."""
+    beside: str = DDP
+    """The DDP that it is compared with."""
+
+
+WAYS = {
+    "hardsync": Way(),
+    "hardsync, 1 shard": Way(shards=1),
+    "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
+    "layerwise": Way({"exchange": "layerwise"}),
+    "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
+    "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
+    "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
+}
+
+
+def measure(repetitions: int, cases: Sequence[str], nodes: Sequence[int], gbit: Sequence[float]) -> list[dict[str, Any]]:
+    """A row for each case, number of nodes and rate. Raises ConfigError: no namespaces here; a run that fails."""
+    if why := missing():
+        raise ConfigError(why)
+    rows = []
+    for count in nodes:
+        with Cluster(count) as cluster:
+            for rate in gbit:
+                for node in cluster.nodes:
+                    cluster.shape(node, f"{rate * 1000:.0f}mbit")
+                rows += [_row(cluster, key, rate, repetitions) for key in cases]
+    return rows
+
+
+def _row(cluster: Cluster, key: str, gbit: float, repetitions: int) -> dict[str, Any]:
+    case, places = CASES[key], len(cluster.nodes)
+    seconds: dict[str, list[float]] = {name: [] for name in (DDP, DDP_HALF, *WAYS)}
+    carried: dict[str, float] = {}
+    for name in in_turn(list(seconds), repetitions):
+        if name in WAYS:
+            found, carried[name] = _trained(cluster, case, WAYS[name])
+        else:
+            found = _ddp(cluster, key, case, "fp16" if name == DDP_HALF else "")
+        seconds[name].append(found)
+    limits = {name: nbytes / (gbit * links.GIGABIT) for name, nbytes in carried.items()}
+    return {
+        "case": case.name,
+        "nodes": places,
+        "gbit_per_s": gbit,
+        "round_s": {name: spread(values) for name, values in seconds.items()},
+        "megabytes": {name: nbytes / 1e6 for name, nbytes in carried.items()},
+        "over_limit": {name: spread([each / limits[name] for each in seconds[name]]) for name in limits},
+        "speed_over_ddp": {name: over(seconds[way.beside], seconds[name]) for name, way in WAYS.items()},
+    }
+
+
+def _trained(cluster: Cluster, case: Case, way: Way) -> tuple[float, float]:
+    """Seconds of a round, and bytes that the busiest link carries in it."""
+    places = len(cluster.nodes)
+    shards = places if way.shards is None else way.shards
+    ranks = [1 + (node < shards) for node in cluster.nodes]
+    with tempfile.TemporaryDirectory() as directory:
+        config = _config(Path(directory), case, way, places, shards)
+        job = Path(directory) / "job.toml"
+        job.write_text(config_file.dumps(config))
+        launched = Job(cluster, ranks, [str(job)])
+        if launched.end(PATIENCE_S) != 0:
+            raise ConfigError(f"{way}: {launched.text}")
+        log = Run(config.out)
+        learners, held = ([f"node{node}" for node in range(count)] for count in (places, shards or places))
+        whole = links.nbytes_each_way(config, float(log.environment["parameters"]))
+        _, nbytes = links.busiest(learners, held, [1 / len(held)] * len(held), *whole)
+        return places * case.mu / rate_of(log, case, places), nbytes
+
+
+def _config(directory: Path, case: Case, way: Way, learners: int, shards: int) -> Config:
+    special = dict(way.special)
+    if special.get("protocol") is SoftsyncOptions:
+        special["protocol"] = SoftsyncOptions(n=learners)
+    config = config_of(directory, case, **({"protocol": HardsyncOptions(), "shards": max(1, shards)} | special))
+    return replace(config, epochs=(WARM_UP + case.updates) * learners * case.mu / case.data.samples)
+
+
+def _ddp(cluster: Cluster, key: str, case: Case, hook: str) -> float:
+    """Seconds of a round, by the slowest."""
+    words = [sys.executable, str(_DDP), key, str(case.mu), str(case.updates)]
+    common = [str(len(cluster.nodes)), f"{cluster.address(0)}:{_PORT}", *([hook] if hook else [])]
+    env = environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    processes = [
+        subprocess.Popen(
+            [*cluster.inside(node), *words, str(node), *common],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+        )
+        for node in cluster.nodes
+    ]
+    try:
+        said = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = told_in(said)
+    if len(found) != len(processes):
+        raise ConfigError(f"DDP: {said}")
+    return float(max(each["seconds"] for each in found)) / case.updates
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the rows for printing."""
+    return [line for row in rows for line in _lines_of(row)]
+
+
+def _lines_of(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{row['case']}, {row['nodes']} nodes, {row['gbit_per_s']:g} Gbit/s: seconds of a round"
+    for name, value in row["round_s"].items():
+        line = f"  {name:<24} {told(value, 3)}"
+        if name in WAYS:
+            beside = row["speed_over_ddp"][name]
+            line += f"; speed over {WAYS[name].beside} {told(beside)}; over the limit of its link {told(row['over_limit'][name])}"
+        yield line

@@ -1,0 +1,54 @@
+"""Real ranks end when evaluations are no better, keep the best weights, and replay proves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpisgd import open_run, replay
+from mpisgd.analysis.books import imbalances
+from mpisgd.records import weights
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
+
+from .conftest import execute
+
+#: Nothing is better than the initial weights by so much: it is over at snapshot 2 of 400.
+JOB = (
+    *("train", "--protocol", "hardsync", "--shards", "2", "--data", "synthetic", "--data.samples", "120", "--data.classes", "3"),
+    *("--mu", "4", "--epochs", "200", "--alpha0", "0.002", "--threads", "1", "--model.hidden", "8", "--evaluator"),
+    *(
+        "--evaluation.every-epochs",
+        "0.5",
+        "--evaluation.best",
+        "loss",
+        "--evaluation.patience",
+        "2",
+        "--evaluation.min-delta",
+        "99",
+    ),
+    *("--straggler.delay", "constant", "--straggler.delay-mean-s", "0.005", "--out", "run"),
+)
+
+
+@pytest.mark.slow
+def test_it_ends_in_order_and_keeps_the_best(tmp_path: Path) -> None:
+    """Two shards, two learners, an evaluator."""
+    (trained,) = execute(tmp_path, [(5, tmp_path, JOB)], ranks=5)
+    assert trained.status == 0, trained.text
+    assert "snapshot 2: loss no better for 2 evaluations: training ends" in trained.text
+    assert ", stopped early, test " in trained.text
+    run = Run(tmp_path / "run")
+    assert run.done is not None
+    assert max(run.done["samples"]) < 100 * 120
+    assert len(set(run.done["clock"])) == 1
+    assert set(run.events["shard"][run.events["kind"] == Event.ENOUGH].tolist()) == {0, 1}
+    assert not imbalances(run)
+    told = weights.read_best(run.path / "best.pt")["evaluation"]
+    best = run.evaluations[run.evaluations["loss"].argmin()]
+    assert (told["value"], told["snapshot"]) == (best["loss"], best["snapshot"])
+    assert all(isinstance(each, torch.Tensor) for each in open_run(run.path).weights(best=True).values())
+    proof = replay.replay(run.path)
+    assert proof.holds, proof.reason
