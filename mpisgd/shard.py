@@ -155,7 +155,7 @@ class Shard:
             self._over_s = math.inf
             self._tell(Event.TIMEOUT)
             rules.on_timeout()
-            self._settle()
+            self.settle()
         else:
             faults.look(whose)
 
@@ -184,7 +184,7 @@ class Shard:
     def _tell(self, event: Event, learner_id: int = -1, value: float = math.nan) -> None:
         self.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Make the updates that are due, and sum the pushes that were kept and whose turn has come."""
         while True:
             if self.rules.update_due():
@@ -210,7 +210,7 @@ class Shard:
         if place is SUM:
             self._sum(push)
             if self._parked or rules.update_due():
-                self._settle()
+                self.settle()
         elif place is PARK:
             self.update.park(learner_id)
             self._parked[learner_id] = push
@@ -225,7 +225,7 @@ class Shard:
         self.received[push.learner_id] += 1
         verdict = self.rules.on_torn(push.learner_id, push.timestamp, push.seq)
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
-        self._settle()
+        self.settle()
 
     def _cannot_be(self, push: Push, why_not: str = "") -> bool:
         """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
@@ -315,21 +315,8 @@ class Shard:
             if self.faults is not None:
                 self.faults.note_if_alone(learner_id)
             self._let_go()
-            if self.rules.stuck:
-                self._note_who_passes()
-        self._note_if_passed(learner_id, pull.min_clock)
-
-    def _note_who_passes(self) -> None:
-        """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
-        for learner_id, min_clock in list(self.rules.waiting.items()):
-            self._note_if_passed(learner_id, min_clock)
-
-    def _note_if_passed(self, learner_id: int, min_clock: int) -> None:
-        """A learner that owes a push asks for a clock that another shard has come to, and this one has not."""
-        rules = self.rules
-        if self.faults is not None and self.faults.owes_push(learner_id) and rules.passes(learner_id, min_clock, rules.stuck):
-            self._tell(Event.PASSED, learner_id)
-            self._settle()
+        if self.faults is not None:
+            self.faults.note_if_passed(learner_id, pull.min_clock)
 
     def _part(self, goodbye: Goodbye) -> None:
         learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
@@ -359,8 +346,9 @@ class Shard:
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         self.answering.gone(learner_id)
-        self._settle()
-        self._note_who_passes()
+        self.settle()
+        if self.faults is not None:
+            self.faults.note_who_passes()
         self.answering.answer_waiting()
         self._let_go()
 
@@ -369,7 +357,7 @@ class Shard:
         if gone := self.rules.let_go():
             for learner_id in gone:
                 self._tell(Event.DEPARTED, learner_id)
-            self._settle()
+            self.settle()
             self.answering.answer_waiting()
 
     def end_if_deserted(self) -> None:

@@ -42,6 +42,9 @@ class Serves(Protocol):
     pushed: list[int]
     faults: Faults | None
 
+    def settle(self) -> None:
+        """Make the updates that are due."""
+
     def tear(self, push: Push) -> None:
         """Of a gradient only a part has come."""
 
@@ -131,9 +134,24 @@ class Faults:
         """A learner owes a pull from now on, or a push."""
         self._since_s[learner_id], self._owes_push[learner_id] = now_s, push
 
-    def owes_push(self, learner_id: int) -> bool:
-        """Whether a learner has been given weights, and has not pushed since."""
-        return self._owes_push[learner_id]
+    def note_if_passed(self, learner_id: int, min_clock: int) -> None:
+        """A learner that owes a push asks for a clock that another shard may have come to, and this one has not."""
+        rules = self._rules
+        if rules.stuck:
+            self.note_who_passes()
+        elif self._owes_push[learner_id] and rules.passes(learner_id, min_clock, stuck=False):
+            self._pass(learner_id)
+
+    def note_who_passes(self) -> None:
+        """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
+        rules = self._rules
+        for learner_id, min_clock in list(rules.waiting.items()):
+            if self._owes_push[learner_id] and rules.passes(learner_id, min_clock, rules.stuck):
+                self._pass(learner_id)
+
+    def _pass(self, learner_id: int) -> None:
+        self._shard.log.event(Event.PASSED, self._rules.clock, self._channel.now_s(), learner_id)
+        self._shard.settle()
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
