@@ -172,7 +172,7 @@ MISTAKES = (
     # Batch jobs.
     Mistake("eight tasks", "submit job.toml --ntasks 8", ("--learners",), {"job.toml": ""}),
     Mistake("GPUs", "submit job.toml --gpus 4", ("--gpus-per-node",), {"job.toml": ""}),
-    Mistake("an hour", "submit job.toml --learners 4 --time 60 --dry-run", ("hours:minutes",), {"job.toml": ""}),
+    Mistake("an hour", "submit job.toml --learners 4 --time 60sec --dry-run", ("hours:minutes",), {"job.toml": ""}),
     # Data and models.
     tried("arrays in a file", "--data arrays.npz", "package.module:factory", "hdf5"),
     tried("a script as the data", "--data user.py", "package.module:factory"),
