@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Staleness and averages": ("modulate", "compensation", "compensation_memory", "averaging", "averaging_bias_correction"),
     "Ranks": ("shards", "evaluator", "placement", "device", "shard_device", "threads", "memory_format", "autocast"),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
-    "Evaluation and log": ("evaluation", "log"),
+    "Evaluation and log": ("evaluation", "log", "loggers"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
 }
