@@ -13,7 +13,11 @@ from mpisgd.report.look import Look, applied
 
 @dataclass(frozen=True)
 class Options(Look):
-    """Print one table with a row per run; write it, with figures of all runs' curves, as CSV, Markdown, and PNG, PDF or SVG."""
+    """Print one table with a row per run; write it, with figures of all runs' curves, as CSV, Markdown, and PNG, PDF or SVG.
+
+    Runs that differ in nothing but the seed are one row and one curve: the mean, from the least to the largest value, and how many
+    they are. runs.csv has each of them.
+    """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """The runs' directories, e.g. results/hardsync results/softsync."""
