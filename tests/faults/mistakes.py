@@ -131,7 +131,7 @@ MISTAKES = (
     Mistake("checkpoints", "train --save-every 100", ("--checkpoint.every-updates",)),
     Mistake("clipping", "train --max-grad-norm 1", ("--clip-norm",)),
     Mistake("a configuration file", "train --config job.toml", ("mpisgd train job.toml",)),
-    Mistake("curves on a server", "train --wandb", ("mpisgd report RUN",)),
+    Mistake("curves on a server", "train --wandb", ("--loggers",)),
     Mistake("validation now and then", "train --val-every 10", ("--evaluation.every-epochs",)),
     Mistake("dropout", "train --dropout 0.5", ("--model.kwargs",)),
     Mistake("another schedule", "train --lr-scheduler cosine", ("--schedule",)),
