@@ -194,7 +194,7 @@ def _run(name: str, text: str) -> str:
 def _options(cls: type) -> str:
     hints, texts = get_type_hints(cls, include_extras=True), help.texts(cls)
     rows = []
-    for field in fields(cls):
+    for field in sorted(fields(cls), key=lambda each: each.kw_only):  # what commands have in common, last
         required = field.default is MISSING and field.default_factory is MISSING
         dashed = f"--{field.name.replace('_', '-')}"
         name = field.name.upper() if required else f"--[no-]{dashed[2:]}" if field.default is True else dashed

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from virtual_runs import Job, panels, show
 
 from mpisgd.analysis import training
@@ -192,6 +193,9 @@ def shown(task: Task, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[
     scaled = "linear" if task.unit else "log"
     over_s.set(xlabel="virtual seconds", yscale=scaled)
     over_bytes.set(xlabel="GB pushed and pulled by all", xscale="log", yscale=scaled)
+    over_bytes.set_xticks([0.1, 0.2, 0.5, 1.0, 2.0])
+    over_bytes.xaxis.set_major_formatter(FuncFormatter(lambda gigabytes, _: f"{gigabytes:g}"))
+    over_bytes.xaxis.set_minor_formatter(NullFormatter())
     over_s.legend(fontsize=7)
     columns = (
         Column("way"),

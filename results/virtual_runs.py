@@ -84,7 +84,7 @@ def main(name: str, text: str | None, draw: Callable[[], tuple[Sequence[Table], 
 def show(name: str, folder: Path, tables: Sequence[Table], figure: Figure) -> None:
     """Tables on the terminal, as Markdown; the figure as NAME.png in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    style.save(figure, folder / f"{name}.png")
+    style.save(figure, folder / name)
     for table in tables:
         print(table.markdown())
     print(f"figure: {folder / name}.png")

@@ -27,6 +27,8 @@ class Curve:
     loss: np.ndarray
     error: np.ndarray
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
+    seeds: tuple[Curve, ...] = ()
+    """Where it is the mean over runs of several seeds: theirs, with as many snapshots."""
 
     @property
     def weights(self) -> str:

@@ -71,9 +71,8 @@ _SAME: Mapping[str, str] = {
     _CHECKPOINT: "save_every save_steps save_freq save_interval checkpoint_every checkpoint_interval",
     _EVALUATE: "eval_every eval_steps eval_interval eval_freq val_every val_interval val_check_interval",
     _TOLD: "log_interval log_every log_every_n_steps logging_steps print_freq verbose quiet v",
-    "nothing is sent anywhere: mpisgd report RUN and compare draw what the run's directory has": (
-        "wandb tensorboard mlflow neptune comet report_to logger project"
-    ),
+    "others' loggers are `loggers`: tensorboard, wandb (offline), mlflow": "wandb tensorboard mlflow report_to logger log_with",
+    "nothing is sent anywhere: mpisgd report RUN and compare draw what the run's directory has": "neptune comet project",
     "what a model is made of are its own options, `model.hidden` say; of one of your own, `model.kwargs`": (
         "dropout hidden_size num_layers depth width"
     ),

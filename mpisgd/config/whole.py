@@ -120,6 +120,9 @@ class Config:
     """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Write losses and metrics for these, too: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
+    directory, W&B's offline runs beside it; nothing is sent. For real runs: `simulate` leaves them aside."""
     overwrite: bool = False
     """Replace an existing run directory."""
     data_dir: str = ""

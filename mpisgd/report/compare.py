@@ -10,9 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from mpisgd.analysis import about, arrivals, books, staleness, throughput, training
-from mpisgd.analysis.tables import Cell, Table, columns_of
+from mpisgd.analysis.tables import Cell, Column, Table, columns_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.records.log.reader import Run
+from mpisgd.report import seeds
 from mpisgd.report.writing import Drawing, tell, terminal, write
 
 COLUMNS = (
@@ -29,7 +30,7 @@ class Comparison:
 
 
 def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None) -> Comparison:
-    """Print one row per run; write the table and the overlaid figures to `out`.
+    """Print one row per run, or for all that differ in the seed alone (`seeds`); write tables and overlaid figures to `out`.
 
     Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
     """
@@ -41,12 +42,26 @@ def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None 
     more = _more(runs)
     rows = tuple(_row(run, name, more) for run, name in zip(runs, names, strict=True))
     columns = columns_of(COLUMNS.format(more="".join(f" | {each}" for each in more)))
-    table = Table("runs", "Runs side by side", columns, rows, "Errors: on test data, at the last evaluation.")
-    table.print_to(console)
-    drawings = _drawings(runs, names)
-    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [table], drawings)
+    note = "Errors: on test data, at the last evaluation."
+    groups = seeds.grouped(runs)
+    tables = [Table("runs", "Runs side by side", columns, rows, note)]
+    if len(groups) < len(runs):
+        tables.insert(0, _over_seeds(groups, names, tables[0]))
+    tables[0].print_to(console)
+    drawings = _drawings(runs, names, groups)
+    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], tables, drawings)
     tell(console, out, drawings)
-    return Comparison(table, drawings, tuple(files))
+    return Comparison(tables[0], drawings, tuple(files))
+
+
+def _over_seeds(groups: Sequence[Sequence[int]], names: Sequence[str], each: Table) -> Table:
+    """One row for all runs that differ in the seed alone."""
+    (first, *columns), rows = each.columns, []
+    for places in groups:
+        cells = seeds.row([each.rows[at][1:] for at in places], columns)
+        rows.append((seeds.name([names[at] for at in places]), len(places), *cells))
+    note = f"{each.note} Runs that differ in the seed alone are one row: mean (least..largest)."
+    return Table("seeds", "Runs side by side, over seeds", (first, Column("seeds"), *columns), tuple(rows), note)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
@@ -99,14 +114,17 @@ def _row(run: Run, name: str, more: Sequence[str]) -> tuple[Cell, ...]:
     )
 
 
-def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
+def _drawings(runs: Sequence[Run], names: Sequence[str], groups: Sequence[Sequence[int]]) -> tuple[Drawing, ...]:
     from mpisgd.report import figures, figures_time
 
     title = "Comparison of " + (names[0] if len(names) == 1 else f"{len(names)} runs")
-    named = [(_legend(run, name), run) for run, name in zip(runs, names, strict=True)]
-    curves = [(name, [curve for curve in training.curves(run) if not curve.train]) for name, run in named]
-    taus = [(name, staleness.histogram(run)) for name, run in named]
-    collected = [(name, arrivals.collected(run)) for name, run in named if not run.left_out]
+    named = [([runs[at] for at in places], [names[at] for at in places]) for places in groups]
+    some = [(_legend(alike, own), alike) for alike, own in named]
+    means = [(name, seeds.curves([training.curves(run) for run in alike])) for name, alike in some]
+    curves = [(name, [curve for curve in found if not curve.train]) for name, found in means]
+    taus = [(name, seeds.histogram([staleness.histogram(run) for run in alike])) for name, alike in some]
+    whole = [(name, alike) for name, alike in some if not any(run.left_out for run in alike)]
+    collected = [(name, seeds.collected([arrivals.collected(run) for run in alike])) for name, alike in whole]
     return (
         *figures.errors("Test error", f"{title}\ntest error", curves, "no run was evaluated"),
         Drawing(
@@ -124,5 +142,6 @@ def _drawings(runs: Sequence[Run], names: Sequence[str]) -> tuple[Drawing, ...]:
     )
 
 
-def _legend(run: Run, name: str) -> str:
-    return f"{name} ({about.protocol_label(run)} · λ={run.lambda_} · μ={run.config.get('mu', '?')})"
+def _legend(alike: Sequence[Run], names: Sequence[str]) -> str:
+    run, several = alike[0], f" · {len(alike)} seeds" if len(alike) > 1 else ""
+    return f"{seeds.name(names)} ({about.protocol_label(run)} · λ={run.lambda_} · μ={run.config.get('mu', '?')}{several})"

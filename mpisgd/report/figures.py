@@ -80,6 +80,7 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
 
     Where no curve has an error, their losses.
     Of one run, every curve has its own colour; of several, every run, and the curves of thetabar are dotted and hollow.
+    Around a mean over seeds lies a band from the least to the largest.
     """
     given = [(name, curve) for name, curves in runs for curve in curves]
     errors = any(curve.has_error for _, curve in given)
@@ -98,16 +99,24 @@ def error(title: str, runs: Sequence[tuple[str, Sequence[Curve]]], against: Lite
         places = getattr(curve, against)
         every = style.sparse(len(places))
         drawn = 100 * curve.error if errors else curve.loss
+        if curve.seeds:
+            least, largest = _range([100 * each.error if errors else each.loss for each in curve.seeds])
+            axes.fill_between(places, least, largest, color=look["color"], alpha=0.2, linewidth=0)
         axes.plot(places, drawn, label=label, markevery=every, clip_on=False, **{"zorder": 3, **look})
     if len(runs) > 1 and any(curve.averaged for _, curve in shown):
         style.explain(axes, "theta", "thetabar")
     right = max(float(np.max(getattr(curve, against))) for _, curve in shown)
     axes.set_xlim(0, 1.02 * right if right > 0 else 1.0)
     if errors:
-        top = max(float(np.nanmax(curve.error)) for _, curve in shown)
+        top = max(float(np.nanmax(each.error)) for _, curve in shown for each in (curve, *curve.seeds))
         axes.set_ylim(0, min(100.0, max(1.0, 105 * top)))
     style.legend(figure, axes)
     return figure
+
+
+def _range(values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest at each place; NaN where one is."""
+    return np.min(values, axis=0), np.max(values, axis=0)
 
 
 def errors(what: str, title: str, runs: Sequence[tuple[str, Sequence[Curve]]], missing: str) -> list[Drawing]:

@@ -113,7 +113,7 @@ def draw(title: str, timeline: Timeline) -> Figure:
     axes.grid(False, axis="y")
     style.legend(figure, axes)
     width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height - style.SIZE_IN[1] + 1.4 + _ROW_IN * len(names))
+    figure.set_size_inches(width, height - style.height_in() + 1.4 + _ROW_IN * len(names))
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Style of the figures: colour-blind-safe colours with line styles and markers beside them, axes with units, PNG at 150 dpi.
+"""Style of the figures: colour-blind-safe colours with line styles and markers beside them, axes with units.
 
 Figures are built with matplotlib's objects alone (no pyplot, no global state, no display).
 """
@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from mpisgd.report.look import WIDTH_IN, present
+
 #: Okabe and Ito's palette, without its yellow, which is hard to see as a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
@@ -21,7 +23,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++")
 GREY = "#767676"
 
-SIZE_IN = (6.8, 4.6)
+_HEIGHT_IN = 4.6
+"""Of a figure that is as wide as they are by default."""
 DPI = 150
 #: Of the legend's font, in the width of a figure.
 LEGEND_CHARACTERS = 100
@@ -29,16 +32,33 @@ LEGEND_CHARACTERS = 100
 POINTS = 1500
 
 
+_LEAST_HEIGHT_IN = 2.8
+_LABELS_IN = 1.2
+"""Of a figure's width, at most: what is beside the axes, and keeps its size."""
+
+
+def height_in() -> float:
+    """Of a figure of the present width."""
+    return max(_LEAST_HEIGHT_IN, _HEIGHT_IN * present().width / WIDTH_IN)
+
+
+def _fitting(characters: int) -> int:
+    """Characters of a line that has so many at the default width."""
+    width = present().width
+    return int(characters * min(width / WIDTH_IN, (width - _LABELS_IN) / (WIDTH_IN - _LABELS_IN)))
+
+
 def new(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """An empty figure; `title` may have a second, smaller line."""
-    figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
+    """An empty figure; `title` may have a second, smaller line. It is as wide, and called, as the present look says."""
+    given = present().title
+    figure = Figure(figsize=(present().width, height_in()), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    first, _, second = title.partition("\n")
-    lines = [*textwrap.wrap(first, 66), *textwrap.wrap(second, 92)]
+    first, _, second = (title if given is None else given).partition("\n")
+    lines = [*textwrap.wrap(first, _fitting(66)), *textwrap.wrap(second, _fitting(92))]
     axes.set_title("\n".join(lines), fontsize=10, parse_math=False)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel("\n".join(textwrap.wrap(x, _fitting(92))))
+    axes.set_ylabel("\n".join(textwrap.wrap(y, _fitting(44))))
     axes.grid(True, color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -79,11 +99,11 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, texts = axes.get_legend_handles_labels()
     if not handles:
         return
-    columns = max(1, LEGEND_CHARACTERS // (max(len(text) for text in texts) + 9))
+    columns = max(1, _fitting(LEGEND_CHARACTERS) // (max(len(text) for text in texts) + 9))
     rows = -(-len(texts) // columns)
     columns = -(-len(texts) // rows)
     figure.legend(handles, texts, loc="outside lower center", ncols=columns, fontsize=8.5, frameon=False)
-    width, height = SIZE_IN
+    width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.18 * (rows - 1))
 
 
@@ -113,5 +133,9 @@ def thinned(points: int) -> np.ndarray:
     return np.unique(np.linspace(0, points - 1, min(points, POINTS)).round().astype(np.int64))
 
 
-def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", dpi=DPI)
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write it in each of the present formats, which end the file's name; returns the files."""
+    paths = [path.with_name(f"{path.name}.{each}") for each in present().format]
+    for each in paths:
+        figure.savefig(each, format=each.suffix[1:], dpi=DPI)
+    return paths

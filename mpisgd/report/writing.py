@@ -1,4 +1,4 @@
-"""Tables and figures onto the terminal and into a folder: CSV, PNG, and one Markdown page that shows them all."""
+"""Tables and figures onto the terminal and into a folder: CSV, PNG (or PDF, SVG), and one Markdown page that shows them all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mpisgd.analysis.tables import Table
 from mpisgd.base.errors import ConfigError
+from mpisgd.report.look import present
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, or the reason why there is none; `key` is the name of its PNG file."""
+    """A figure, or the reason why there is none; `key` is the name of its file."""
 
     key: str
     caption: str
@@ -39,7 +40,7 @@ def say(console: Console, line: str, style_: str = "") -> None:
 
 
 def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Table], drawings: Sequence[Drawing]) -> list[Path]:
-    """Write the Markdown page, which begins with `lines`, and beside it CSV and PNG; makes the folder; returns the files.
+    """Write the Markdown page, which begins with `lines`, and beside it CSV and figures; makes the folder; returns the files.
 
     Raises ConfigError where the folder cannot be written.
     """
@@ -56,9 +57,9 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
             if drawing.figure is None:
                 page.append(f"{drawing.caption}: no figure, {drawing.missing}.\n")
                 continue
-            files.append(folder / f"{drawing.key}.png")
-            style.save(drawing.figure, files[-1])
-            page.append(f"![{drawing.caption}]({drawing.key}.png)\n\n*{drawing.caption}*\n")
+            drawn = style.save(drawing.figure, folder / drawing.key)
+            page.append(_shown(drawing.caption, [path.name for path in drawn]))
+            files += drawn
         files.append(page_path)
         page_path.write_text("\n".join(page), encoding="utf-8")
     except OSError as error:
@@ -66,10 +67,18 @@ def write(page_path: Path, title: str, lines: Sequence[str], tables: Sequence[Ta
     return files
 
 
+def _shown(caption: str, names: Sequence[str]) -> str:
+    """In Markdown: the figure where a page can show one of its files, and links to the others."""
+    image = next((name for name in names if not name.endswith(".pdf")), "")
+    others = " ".join(f"[{name}]({name})" for name in names if name != image)
+    text = f"*{caption}*{others and ': '}{others}\n"
+    return f"![{caption}]({image})\n\n{text}" if image else text
+
+
 def tell(console: Console, folder: Path, drawings: Sequence[Drawing]) -> None:
     """Print what was written, and which figures were not, and why."""
     for drawing in drawings:
         if drawing.figure is None:
             say(console, f"no figure {drawing.key}: {drawing.missing}")
-    drawn = [f"{drawing.key}.png" for drawing in drawings if drawing.figure is not None]
+    drawn = [f"{drawing.key}.{each}" for drawing in drawings if drawing.figure is not None for each in present().format]
     say(console, f"written to {folder}: tables (CSV), all of it (Markdown), {', '.join(drawn) or 'no figures'}")

@@ -161,8 +161,11 @@ class Gun:
             "unknown tag": lambda: [(self.random.randrange(40, 30000), self.random.randbytes(self.random.randrange(200)))],
             "not for shards": lambda: [(tag := self.random.choice([Tag.ANSWER, Tag.NOTICE]), self._header(tag))],
             "goodbye of another": lambda: [(Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((0, 3, 1)))],
-            "ending of a goodbye": lambda: [(Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((1, 3, self.random.choice([-1, 3, 2**40]))))],
+            "ending of a goodbye": lambda: [
+                (Tag.GOODBYE, LAYOUTS[Tag.GOODBYE].pack((1, 3, self.random.choice([-1, 1 + max(Ending), 2**40]))))
+            ],
             "snapshot": lambda: self._snapshot([-3, -9, -(2**62)] if role == "evaluator" else [0, FINAL, -9]),
+            "enough of what": lambda: self._snapshot([0], enough=self.random.choice([-1, -(2**62)])),
             "signal": lambda: [(Tag.INTERRUPT, LAYOUTS[Tag.INTERRUPT].pack((self.random.choice([0, -1, 9, 2**40]),)))],
             "end of the run": lambda: [(self.random.choice([Tag.HERE, Tag.MET]), self._words())],
             "news of the dead": lambda: [(self.random.choice([Tag.LOST, Tag.STUCK, Tag.DUTY, Tag.ROUND]), self._words())],
@@ -185,8 +188,8 @@ class Gun:
     def _tag(self) -> int:
         return self.random.choice([Tag.PUSH, Tag.PULL, Tag.GOODBYE, Tag.GAVE_UP, Tag.SNAPSHOT_PULL])
 
-    def _snapshot(self, numbers: list[int]) -> Shots:
-        return [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice(numbers),)))]
+    def _snapshot(self, numbers: list[int], enough: int = 0) -> Shots:
+        return [(Tag.SNAPSHOT_PULL, LAYOUTS[Tag.SNAPSHOT_PULL].pack((self.random.choice(numbers), enough)))]
 
     def _words(self) -> bytes:
         return self.random.randbytes(self.random.choice([0, 1, 8, 24, 72, 5000]))

@@ -131,7 +131,7 @@ MISTAKES = (
     Mistake("checkpoints", "train --save-every 100", ("--checkpoint.every-updates",)),
     Mistake("clipping", "train --max-grad-norm 1", ("--clip-norm",)),
     Mistake("a configuration file", "train --config job.toml", ("mpisgd train job.toml",)),
-    Mistake("curves on a server", "train --wandb", ("mpisgd report RUN",)),
+    Mistake("curves on a server", "train --wandb", ("--loggers",)),
     Mistake("validation now and then", "train --val-every 10", ("--evaluation.every-epochs",)),
     Mistake("dropout", "train --dropout 0.5", ("--model.kwargs",)),
     Mistake("another schedule", "train --lr-scheduler cosine", ("--schedule",)),
@@ -172,7 +172,7 @@ MISTAKES = (
     # Batch jobs.
     Mistake("eight tasks", "submit job.toml --ntasks 8", ("--learners",), {"job.toml": ""}),
     Mistake("GPUs", "submit job.toml --gpus 4", ("--gpus-per-node",), {"job.toml": ""}),
-    Mistake("an hour", "submit job.toml --learners 4 --time 60 --dry-run", ("hours:minutes",), {"job.toml": ""}),
+    Mistake("an hour", "submit job.toml --learners 4 --time 60sec --dry-run", ("hours:minutes",), {"job.toml": ""}),
     # Data and models.
     tried("arrays in a file", "--data arrays.npz", "package.module:factory", "hdf5"),
     tried("a script as the data", "--data user.py", "package.module:factory"),

@@ -16,6 +16,7 @@ from mpisgd.analysis.arrivals import Collected
 from mpisgd.analysis.training import Curve
 from mpisgd.records.log.reader import Run
 from mpisgd.report import figures, figures_time, style
+from mpisgd.report.look import WIDTH_IN, Look, applied
 from mpisgd.report.single import draw
 from tests.unit import fabricate
 
@@ -70,18 +71,22 @@ def test_all_figures_of_a_run(run: Run, tmp_path: Path) -> None:
         assert axes.get_xlabel()
         assert axes.get_ylabel()
         assert "[" in axes.get_ylabel() or drawing.key == "arrivals"
-        style.save(drawing.figure, tmp_path / "figure.png")
+        assert style.save(drawing.figure, tmp_path / "figure") == [tmp_path / "figure.png"]
         data = (tmp_path / "figure.png").read_bytes()
         assert data.startswith(b"\x89PNG")
         assert len(data) > 10_000
         width = int.from_bytes(data[16:20], "big")
-        assert width == round(style.SIZE_IN[0] * style.DPI)
+        assert width == round(WIDTH_IN * style.DPI)
 
 
-def test_nothing_is_cut_or_overlaps_the_axes(run: Run) -> None:
-    for drawing in draw(run):
+@pytest.mark.parametrize("width", [3.4, WIDTH_IN, 12.0])
+def test_nothing_is_cut_or_overlaps_the_axes(width: float, run: Run) -> None:
+    with applied(Look(width=width)):
+        drawings = draw(run)
+    for drawing in drawings:
         assert drawing.figure is not None
         drawing.figure.draw_without_rendering()
+        assert drawing.figure.get_size_inches()[0] == width
         whole = drawing.figure.bbox
         (axes,) = drawing.figure.axes
         tight, below = axes.get_tightbbox(), axes.xaxis.get_tightbbox()

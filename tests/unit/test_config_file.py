@@ -57,7 +57,8 @@ def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
         given = {int: {3: 2.5}, str: {"depth": 2, "widths": [1, 2], "more": {"a": True, "b": "x"}}}
         return {"*.bias": 0.5} if typing.get_args(hint) == (str, float) else given[typing.get_args(hint)[0]]
     if typing.get_origin(hint) is tuple:
-        return tuple(value + 1 for value in item.default)
+        (each, *_) = typing.get_args(hint)
+        return (typing.get_args(each)[-1],) if typing.get_origin(each) is Literal else tuple(value + 1 for value in item.default)
     if isinstance(hint, types.UnionType):
         return 2
     if hint is bool:

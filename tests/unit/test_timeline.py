@@ -18,8 +18,9 @@ from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.cli.reading import timeline as command
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
-from mpisgd.report import chrome_trace, figures_time, figures_timeline, style
+from mpisgd.report import chrome_trace, figures_time, figures_timeline
 from mpisgd.report import single as report
+from mpisgd.report.look import WIDTH_IN
 from tests.unit import fabricate, logs_by_hand
 from tests.unit.fabricate import Log, row, rows
 
@@ -465,7 +466,7 @@ def test_nothing_of_the_figure_is_cut(tmp_path: Path) -> None:
     assert figure is not None
     figure.draw_without_rendering()
     (axes,), whole = figure.axes, figure.bbox
-    assert figure.get_size_inches()[0] == style.SIZE_IN[0]
+    assert figure.get_size_inches()[0] == WIDTH_IN
     for box in [axes.get_tightbbox(), *(legend.get_window_extent() for legend in figure.legends)]:
         assert box is not None
         assert box.x0 >= whole.x0 - 1

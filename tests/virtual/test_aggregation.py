@@ -58,7 +58,7 @@ def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
     virtual["ranks_per_node"] = draw(st.integers(1, 6))
     size = world_size(Config(shards=changes["shards"], evaluator=changes["evaluator"]), virtual["learners"])
     hosts = [str(rank // virtual["ranks_per_node"]) for rank in range(size)]
-    asked = {name: changes[name] for name in ("shards", "evaluator", "aggregation", "team_size")}
+    asked = {name: changes[name] for name in ("shards", "placement", "evaluator", "aggregation", "team_size")}
     lambda_ = of_job(Config(**asked), hosts).lambda_
     options: dict[str, dict[str, Any]] = {
         "hardsync": {},

@@ -313,18 +313,20 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     if protocol == "allreduce":  # there are no ranks that are shards only, and nobody may leave
         first, shards = 0, 1
     learner = st.integers(0, learners - 1).map(str)
-    node = st.integers(first, first + learners - 1).map(lambda rank: str(rank // ranks_per_node))
+    node = st.integers(first, first + learners - 1).map(lambda rank: str(rank // ranks_per_node))  # where shards are packed
+    slow_nodes = draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2))
     compute = draw(computes)
     return {
         "protocol": draw(protocols(protocol, learners)),
         "exchange": draw(st.sampled_from(["whole", "duplex"] if PROTOCOLS[protocol].duplex else ["whole"])),
         "shards": shards,
+        "placement": "packed" if slow_nodes else draw(st.sampled_from(["packed", "spread"])),
         "evaluator": draw(st.booleans()),
         "seed": draw(st.integers(0, 2**32)),
         "virtual": {
             "learners": learners,
             "ranks_per_node": ranks_per_node,
-            "slow_nodes": draw(st.dictionaries(node, st.sampled_from([0.5, 3.0, 50.0]), max_size=2)),
+            "slow_nodes": slow_nodes,
             "pause_mean_s": draw(st.sampled_from([0.0, 0.0, 0.5])),
             "pause_every_s": 0.5,
         },

@@ -130,7 +130,7 @@ def test_with_one_learner_it_is_serial_sgd_at_what_it_holds(name: str, tmp_path:
 
 @drawn_jobs(max_examples=6, most_learners=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
-    job = {**changes, **HALF, "alpha0": 0.001}
+    job = {**changes, **HALF, "alpha0": 0.001, "exchange": "whole"}
     if changes["protocol"]["name"] == "allreduce":
         with pytest.raises(ConfigError, match="pull_format = 'bfloat16': expected 'float32' beside protocol allreduce"):
             simulated(directory / "run", TENSORS, **job)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import tyro
 
+from mpisgd.report.look import Look, applied
+
 
 @dataclass(frozen=True)
-class Options:
-    """Print the tables of a run and write them, with the papers' figures, as CSV, Markdown and PNG.
+class Options(Look):
+    """Print the tables of a run and write them, with the papers' figures, as CSV, Markdown, and PNG, PDF or SVG.
 
     Works on runs that are under way or were killed. Exit status 1: the books of a run that has ended do not balance.
     """
@@ -25,4 +27,5 @@ def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd report")
     from mpisgd.report.single import report
 
-    return report(options.run, options.out).exit_status
+    with applied(options):
+        return report(options.run, options.out).exit_status

@@ -8,10 +8,11 @@ from pathlib import Path
 import tyro
 
 from mpisgd.base.errors import EXIT_OK, ConfigError
+from mpisgd.report.look import FORMATS, Look, applied
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Look):
     """Write a Chrome trace of a run, for https://ui.perfetto.dev or chrome://tracing, and of a small one a figure beside it.
 
     Works on real and virtual runs, also on those that are under way or were killed.
@@ -20,7 +21,7 @@ class Options:
     run: tyro.conf.Positional[Path]
     """The run's directory, e.g. results/run."""
     out: Path | None = None
-    """The trace; the figure has the same name, but ends in .png. Default: <run>/report/timeline.json."""
+    """The trace; the figure has the same name, but for its end. Default: <run>/report/timeline.json."""
     from_s: float | None = None
     """The window begins so many seconds after the start barrier of the run. Default: 0."""
     to_s: float | None = None
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     from mpisgd.report.writing import say, terminal
 
     out = options.out or options.run / "report" / "timeline.json"
-    if out.suffix == ".png":
+    if out.suffix[1:] in FORMATS:
         raise ConfigError(f"--out {out}: expected the name of a trace, such as timeline.json; the figure becomes timeline.png")
     console, run = terminal(), Run(options.run)
     found = timeline.look(run, from_s=options.from_s, to_s=options.to_s, learners=options.learners)
@@ -51,10 +52,11 @@ def main(argv: list[str]) -> int:
     if options.figure:
         from mpisgd.report import figures_timeline, style
 
-        drawing = figures_timeline.drawing(run, found)
-        if drawing.figure is None:
-            say(console, f"no figure {drawing.key}: {drawing.missing}")
-        else:
-            style.save(drawing.figure, out.with_suffix(".png"))
-            say(console, f"written to {out.with_suffix('.png')}: {drawing.caption.lower()}")
+        with applied(options):
+            drawing = figures_timeline.drawing(run, found)
+            if drawing.figure is None:
+                say(console, f"no figure {drawing.key}: {drawing.missing}")
+            else:
+                for path in style.save(drawing.figure, out.with_suffix("")):
+                    say(console, f"written to {path}: {drawing.caption.lower()}")
     return EXIT_OK

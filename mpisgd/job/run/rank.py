@@ -43,6 +43,7 @@ from mpisgd.records.callbacks import End, call
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
+from mpisgd.records.loggers import Loggers
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Travels
 
@@ -89,13 +90,14 @@ class Rank:
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
-        self.callbacks = brought.callbacks
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
         self.rank = self.ranks.rank
         self.setup = self.claim.setup
         self.roles = self.setup.roles
         self.path = self.setup.path
+        self.loggers = Loggers(self.setup.config.loggers, self.path)
+        self.callbacks = self.loggers.with_own(brought.callbacks)
         self._ready = True
         if self.setup.tolerant:
             self.vigil.stop()
@@ -150,6 +152,7 @@ class Rank:
         finally:
             built.close()
             world.close()
+        self.loggers.close()
         wire.meet()
         built.leave()
         built.expendable = False

@@ -30,7 +30,7 @@ from mpisgd.liveness.guard import AgreedError, agree
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from mpisgd.protocols import Protocol
-from mpisgd.records import directory
+from mpisgd.records import directory, loggers
 from mpisgd.records.checkpoint.snapshots import check_spool
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema
@@ -43,6 +43,8 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     config = naming.as_brought(config, brought)
     roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
     config = replace(config, shards=len(roles.shard_ranks))
+    told = ranks.rank in (roles.shard_ranks[0], roles.evaluator_rank)
+    agree(comm, lambda: loggers.check(config.loggers, used=told))
     pulse.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
     learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
