@@ -43,6 +43,7 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
             for a step, samples of a data set may be any nest of tensors, which torch's `default_collate` makes batches of;
             a `DataLoader` in place of a data set lends its collate function and workers;
+            an `IterableDataset` is one for `sampling = "stream"`;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`

@@ -111,6 +111,8 @@ FEATURES: Mapping[str, Feature] = {
         lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
     ),
     **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
+    "epoch samples": Feature(lambda config: config.epoch_samples > 0, "epoch_samples > 0", "epoch_samples", "0"),
+    "no stream": Feature(lambda config: config.sampling != "stream", "a sampling that is not 'stream'"),
     "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
     "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
     "no evaluator": Feature(lambda config: not config.evaluator, "evaluator = false"),
@@ -254,6 +256,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
         _WHOLE,
     ),
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
+    ("epoch samples", "no stream"): "an epoch is all samples of the data set",
     ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
     ("stages", "batch"): "its learners compute portions of the whole model",
     ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",

@@ -169,9 +169,12 @@ class Config:
     clip_average_of: Literal["model", "slice"] = "model"
     """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
     then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
-    sampling: Literal["epoch", "own", "replacement"] = "epoch"
-    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
-    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
+    sampling: Literal["epoch", "own", "replacement", "stream"] = "epoch"
+    """Deal out samples. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. stream:
+    of an `IterableDataset` each reads its own shard, as a worker of a DataLoader does."""
+    epoch_samples: int = 0
+    """Samples that count as an epoch of a stream; 0 = its __len__."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
@@ -206,6 +209,7 @@ class Config:
             epochs=0,
             mu=1,
             accumulation=1,
+            epoch_samples=0,
             alpha0=0,
             local_steps=0,
             inner_alpha0=0,

@@ -182,6 +182,7 @@ def test_every_pair_can_come_up() -> None:
         {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
+        {"epoch_samples": 9},
     ]
     for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:
