@@ -44,7 +44,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "autocast",
     ),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
-    "Evaluation and log": ("evaluation", "log", "loggers"),
+    "Evaluation and log": ("evaluation", "log", "loggers", "callbacks"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
 }

@@ -121,8 +121,11 @@ class Config:
     out: str = "results/run"
     """Directory of the run, which is made."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Write losses and metrics for these, too: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
+    """Write losses and metrics for these: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
     directory, W&B's offline runs beside it; nothing is sent. For real runs: `simulate` leaves them aside."""
+    callbacks: str = ""
+    """Your own a.b:Class with methods that are told how a run goes. They are some of on_update, on_evaluation and on_end, as
+    `mpisgd.train` takes them. Made without arguments on every rank. For real runs: `simulate` leaves them aside."""
     overwrite: bool = False
     """Replace an existing run directory."""
     data_dir: str = ""
