@@ -56,7 +56,8 @@ FEATURES: Mapping[str, Feature] = {
     "n_push": Feature(_own_steps("n_push"), "protocol.n_push", "protocol.n_push", "1"),
     "n_fetch": Feature(_own_steps("n_fetch"), "protocol.n_fetch", "protocol.n_fetch", "1"),
     "own steps": Feature(_own_steps("get_model_frequency"), "protocol.get_model_frequency", "protocol.get_model_frequency", "1"),
-    "autocast": Feature(lambda config: config.autocast != "off", "autocast = 'bfloat16'", "autocast", "'off'"),
+    "autocast": Feature(lambda config: config.autocast != "off", "autocast = 'bfloat16' or 'float16'", "autocast", "'off'"),
+    "float16": Feature(lambda config: config.autocast == "float16", "autocast = 'float16'", "autocast", "'off' or 'bfloat16'"),
     "accumulation": Feature(lambda config: config.accumulation > 1, "accumulation > 1", "accumulation", "1"),
     "local steps": Feature(lambda config: config.local_steps > 0, "local_steps > 0", "local_steps", "0"),
     "no local steps": Feature(lambda config: config.local_steps == 0, "local_steps = 0"),
@@ -170,6 +171,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("duplex", "rounded pulls"): "the answers of a clock leave together, and what is rounded is each learner's own",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
+    ("float16", "layerwise"): "layers are pushed in each backward pass, and whether it overflowed is known after it",
+    **dict.fromkeys(
+        (("float16", each) for each in ("stages", "micro-batches")), "no stage knows whether another's pass overflowed"
+    ),
+    ("float16", "batch"): "a gradient would depend on what its learner computed before",
     ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
     ("local steps", "layerwise"): "own steps need all layers, and change all, before any is pushed",

@@ -190,9 +190,10 @@ class Config:
     """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
-    autocast: Literal["off", "bfloat16"] = "off"
-    """Training passes under torch.autocast. Torch chooses what gains by bfloat16; weights, gradients and evaluations stay
-    float32."""
+    autocast: Literal["off", "bfloat16", "float16"] = "off"
+    """Training passes under torch.autocast. Torch chooses what gains by it; weights, gradients and evaluations stay float32.
+    float16, for GPUs without bfloat16: each learner scales its loss, and computes a gradient that overflows again at half the
+    scale."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"

@@ -183,6 +183,8 @@ def test_every_pair_can_come_up() -> None:
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
         {"epoch_samples": 9},
+        {"autocast": "float16", "exchange": "layerwise"},
+        {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
     for variant, fields in itertools.product([*VARIANTS, *BATCH], itertools.combinations(CHOICES, 2)):
         for extra in more:
