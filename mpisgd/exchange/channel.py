@@ -130,12 +130,17 @@ class LearnerChannel:
 
     def _begin_push(self, report: Report) -> list[Any]:
         """Begin to send the slices; returns what `finish` waits for."""
-        transfers = []
-        for shard, gradient in enumerate(self._gradients):
-            told = self._told(shard, report, gradient.nbytes)
-            transfers.append(self._wire.start(self._ranks[shard], _PUSH, told, gradient))
+        return self._send(self._headers(report))
+
+    def _headers(self, report: Report) -> list[PushFields]:
+        """What each shard is to be told of a push; as long as the weights are those that it was computed from."""
+        return [self._told(shard, report, gradient.nbytes) for shard, gradient in enumerate(self._gradients)]
+
+    def _send(self, headers: list[PushFields]) -> list[Any]:
+        """Begin to send the slices, each behind its header."""
+        start, ranks = self._wire.start, self._ranks
         self._pushes += 1
-        return transfers
+        return [start(ranks[shard], _PUSH, told, self._gradients[shard]) for shard, told in enumerate(headers)]
 
     def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
         """The header of a push to one shard."""

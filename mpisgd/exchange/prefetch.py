@@ -1,14 +1,13 @@
 """Push and pull while the next gradient is computed: the learner waits only for what takes longer than that.
 
-                 computing of seq        under way meanwhile
-    pull (first)      -                  weights for 0, then those for 1 are asked for
-                      0                  weights for 1
-    push 0, pull      1                  gradient 0 leaves, weights for 2
-    push 1, pull      2                  gradient 1 leaves, weights for 3
+    computes     under way meanwhile
+       0         weights for 1
+       1         weights for 2, gradient 0
+       2         weights for 3, gradient 1
 
 A learner computes in memory of its own. What is pushed is copied from there, and what was pulled is copied into it, so that both
-may be under way. Weights were asked for when the learner's gradient before the last had only begun to leave: they are two rounds
-older than with `whole`. Staleness is logged as it is.
+may be under way. Weights are asked for before the gradient leaves that was computed one mini-batch before them, so that links carry
+both at once: they are two rounds older than with `whole`. Staleness is logged as it is.
 
 No deadlock: a learner has one push and one pull under way, and the receives of the pull are posted. It waits for them alone, before
 it begins the next. A shard serves as for `duplex.py`; the learner that it waits for may be computing, and MPI moves what was begun
@@ -22,6 +21,7 @@ from typing import Any
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import PushFields
 from mpisgd.exchange.base import Answers, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
@@ -40,10 +40,12 @@ class PrefetchChannel(LearnerChannel):
         self._asked: list[Any] = []
         self._least = 0
         """What the weights that are asked for must have as their clock, at least."""
+        self._noted: list[PushFields] = []
+        """What shards are to be told of the gradient that is to leave next."""
         self._leaving: list[Any] = []
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait until the gradient before has left, then begin to send a copy of this one.
+        """Wait until the gradient before has left, and copy this one, which leaves with the next pull.
 
         Raises ProtocolError where no pull follows each push.
         """
@@ -54,12 +56,12 @@ class PrefetchChannel(LearnerChannel):
         start_ns = wire.now_ns()
         self._see_out()
         copy_into(self._travels.gradients, self._memory.gradients)
-        self._leaving = self._begin_push(report)
+        self._noted = self._headers(report)
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
-        """Take the weights that were asked for one mini-batch ago, and ask for the next."""
+        """Take the weights that were asked for one mini-batch ago, ask for the next, and begin to send what was pushed."""
         wire = self._wire
         if self._asked:
             if wire.signal > 0:
@@ -74,6 +76,8 @@ class PrefetchChannel(LearnerChannel):
         if not answers.stop:
             copy_into(self._memory.weights, self._travels.weights)
             self._asked, self._least = self._begin_ask(self._shards, min_clock), min_clock
+        if self._noted:
+            self._leaving, self._noted = self._send(self._noted), []
         if meanwhile is not None:
             meanwhile()
         wire.let_move()
