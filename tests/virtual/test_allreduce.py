@@ -16,7 +16,7 @@ from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.config import config_file
 from mpisgd.exchange.base import Report
-from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.job.parts import Brought
 from mpisgd.plan import fit
 from mpisgd.records.log import schema

@@ -26,14 +26,17 @@ SOFTSYNC = {"name": "softsync", "n": 2}
 BOTH = pytest.mark.parametrize("exchange", ["duplex", "prefetch"])
 
 
-@BOTH
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("protocol", ["softsync", "async"])
-def test_with_one_learner_it_is_sgd_with_a_delay_of_one(protocol: str, shards: int, exchange: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exchange", "delay"), [("duplex", 1), ("prefetch", 2)])
+def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, protocol: str, shards: int, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
-    now = before = by_hand.weights()
+    now = by_hand.weights()
+    before = [now] * delay
     for seq in range(by_hand.mini_batches):
-        now, before = now - ALPHA * by_hand.gradient(before, seq), now
+        before.append(now)
+        weight = 1 / max(1, min(seq, delay)) if protocol == "softsync" else 1.0
+        now = now - weight * ALPHA * by_hand.gradient(before.pop(0), seq)
     found = weights(tmp_path / "run", {"name": protocol}, exchange=exchange, shards=shards)
     torch.testing.assert_close(found, now, rtol=1e-5, atol=1e-6)
 

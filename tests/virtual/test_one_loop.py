@@ -17,8 +17,8 @@ import pytest
 import mpisgd
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job.roles import sgd
 from mpisgd.protocols.hardsync import Hardsync
@@ -43,7 +43,7 @@ LOOPS = [
             "exchange/channel",
             "exchange/base",
             "exchange/shard_channel",
-            "exchange/team_channel",
+            "exchange/collectives/channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
             "pipeline/group_channel",

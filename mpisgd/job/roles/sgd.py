@@ -9,10 +9,10 @@ import numpy as np
 
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.collectives.shared import team_channel
 from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.shared_team import team_channel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
