@@ -83,7 +83,7 @@ def test_one_block_to_edit_then_strict_mode(script):
     head, block = above.split(BLOCK_BEGINS)
     assert all(line.startswith("#") for line in head.splitlines())
     for line in block.splitlines()[1:]:
-        known = line.startswith("#") or re.match(settings, line) or re.fullmatch(r'PROTOCOLS=\(|  ".*"|\)', line)
+        known = line.startswith("#") or re.match(settings, line) or re.fullmatch(r'(PROTOCOLS|ELEMENTS)=\(|  ".*"|\)', line)
         assert known, f"{line!r} is neither a directive nor a setting"
     assert below.splitlines()[1] == "set -euo pipefail"
 
