@@ -142,7 +142,7 @@ class Script:
     def _check_pbs(self) -> None:
         array = self.request.array
         require(len(array) != 1, "array", array, "at least 2 with pbs, which has no arrays of one")
-        alone = "false with --array, or a sweep, and pbs: an element cannot be queued again alone"
+        alone = f"false with {'a sweep' if self.sweep else '--array'} and pbs: an element cannot be queued again alone"
         require(not ((array or self.sweep) and self.request.chain), "chain", True, alone)
 
     def _check_flux(self) -> None:

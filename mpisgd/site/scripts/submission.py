@@ -15,7 +15,7 @@ from mpisgd.site import launchers
 from mpisgd.site.layout import Layout, Wishes, fit
 from mpisgd.site.scripts.options import Request
 from mpisgd.site.scripts.render import Script
-from mpisgd.sweep import elements, outcomes
+from mpisgd.sweep import elements
 
 Read = Callable[[Sequence[str]], Config]
 """A configuration from a file's path, and options of `train` after it."""
@@ -65,6 +65,8 @@ def _swept(request: Request) -> tuple[Layout, tuple[tuple[str, int], ...]]:
         require(len(found) == 1, what, sorted(found), alike)
     names = [each.name for each in sweep.elements]
     if request.resume is not None:
+        from mpisgd.sweep import outcomes
+
         names, busy = outcomes.left(request.config, request.resume)
         others = f", but {len(busy)}: {busy[0].reason}" if busy else ""
         require(bool(names), "resume", str(request.resume), f"a sweep with runs to go on with: all are done{others}")
