@@ -37,6 +37,9 @@ class Several:
 
     def run(self) -> int:
         """0 if, and only if, all are DONE; the status of the job that was told to stop, where one was."""
+        if not self.names:
+            print(f"nothing is left to do in {self.directory}; mpisgd compare --sweep {self.directory}", flush=True)
+            return EXIT_OK
         done = 0
         for place, name in enumerate(self.names, 1):
             attempts = Attempts(self._job(name), self.restarts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -319,6 +320,16 @@ def test_real_ranks_begin_one_run_after_the_other(monkeypatch: pytest.MonkeyPatc
     assert run.main(["-n", "3", "sweep.toml", "--resume", "results/s", "--epochs", "1"]) == 0
     (again,) = [json.loads(line) for line in Path("starts").read_text().splitlines()][3:]
     assert again == ["sweep.toml", "--element", "mu=8", "--epochs", "1", "--out", "results/s/mu=8", "--overwrite"]
+
+
+def test_who_is_told_to_stop_begins_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import os, signal, time\nopen('starts', 'a').write('x')\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    Path("stub.py").write_text(text)
+    monkeypatch.setattr(under_way, "mpirun", lambda ranks: [sys.executable, str(Path("stub.py").resolve())])
+    write("[sweep]\nmu = [4, 8]\n")
+    assert run.main(["-n", "3", "sweep.toml", "--out", "results/s"]) == 128 + signal.SIGTERM
+    assert Path("starts").read_text() == "x"
+    assert "the others go on by: mpisgd run -n 3 sweep.toml --resume results/s" in capsys.readouterr().err
 
 
 def test_a_protocol_that_does_not_fit_so_many_ranks_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
