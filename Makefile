@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit clean
+.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,8 +129,17 @@ audit: .venv-audit/.installed  ## constraints.txt against the database of known 
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	@touch $@
 
+# REPOSITORY=https://...: where images and links of the README lead. ARGS='--only newest': without the oldest versions.
+release: .venv-release/.installed  ## build wheel and sdist into dist/, check them, try the wheel with the oldest and the newest versions
+	.venv-release/bin/python -m tests.release --python $(PYTHON) $(if $(REPOSITORY),--repository $(REPOSITORY)) $(ARGS)
+
+.venv-release/.installed:
+	$(PYTHON) -m venv --clear .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build twine 'setuptools>=70'
+	@touch $@
+
 clean:  ## remove the virtual environments and caches; results/ stays
-	rm -rf .venv .venv-mpich .venv-audit .venv-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-audit .venv-docs .venv-release build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One recipe for both environments. torch goes first and alone, so that a CPU wheel which the user's own pip configuration
