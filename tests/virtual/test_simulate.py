@@ -29,7 +29,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
-from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
+from tests.virtual.jobs import SIZES, TENSORS, config, merged, recording, simulated, tables
 
 pytestmark = pytest.mark.timeout(300)  # a virtual job may also go on for ever
 
@@ -307,22 +307,6 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]
 }
 
 
-def recording(seen: list[np.ndarray]) -> Brought:
-    """The oracle's model, and a loss that writes down the weights whenever a gradient is about to be computed."""
-    modules: list[nn.Module] = []
-
-    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        modules.append(models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED))
-        return modules[-1]
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
-        return nn.functional.cross_entropy(output, target)
-
-    return Brought(factory, loss)
-
-
 def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
     """Weights before each update and after the last, (updates + 1, parameters), of torch.optim with `batch` samples each."""
     digits = data.load(DigitsOptions(), seed=SEED)
@@ -343,7 +327,7 @@ def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
 def test_hardsync_is_serial_sgd_with_lambda_mu_samples(optimizer: str, learners: int, shards: int, tmp_path: Path) -> None:
     seen: list[np.ndarray] = []
     changes = {"optimizer": OPTIMIZERS[optimizer][0], "shards": shards, "virtual": {"learners": learners}, "averaging": 0.75}
-    run = simulated(tmp_path / "run", ORACLE, recording(seen), **changes)
+    run = simulated(tmp_path / "run", ORACLE, recording(seen, SEED), **changes)
     updates = -(-int(0.4 * 1437 + 0.999) // (learners * MU))
     assert run.summaries["final_clock"].tolist() == [updates] * shards
     expected = serial(learners * MU, updates, optimizer)
