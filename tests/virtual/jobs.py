@@ -14,6 +14,7 @@ from mpisgd import models
 from mpisgd.config import Config, MlpOptions
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
@@ -61,6 +62,19 @@ def simulated(out: Path, base: Mapping[str, Any] = SIZES, brought: Brought = NOT
     assert run.done is not None
     assert run.done["clock"] == list(outcome.clocks) == run.summaries["final_clock"].tolist()
     return run
+
+
+def weights(run: Run, kind: str = "theta") -> dict[str, np.ndarray]:
+    states = torch.load(run.path / schema.WEIGHTS, weights_only=True)
+    return {name: tensor.numpy() for name, tensor in states[kind].items()}
+
+
+def flat(run: Run, kind: str = "theta") -> np.ndarray:
+    return np.concatenate([vector.ravel() for vector in weights(run, kind).values()])
+
+
+def bits(run: Run) -> dict[str, bytes]:
+    return {name: vector.tobytes() for name, vector in weights(run).items()}
 
 
 def tables(run: Run) -> dict[str, bytes]:
