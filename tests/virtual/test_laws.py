@@ -27,7 +27,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.simulate import job
 from mpisgd.vectors import chunks
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
 
@@ -443,11 +443,11 @@ COMMON = settings(
 )
 
 
-def drawn_jobs(max_examples: int, most_learners: int = 8) -> Callable[[Check], Any]:
-    """So many drawn jobs of each protocol (`effort.py`), each in a directory of its own."""
+def drawn_jobs(max_examples: int, most_learners: int = 8, step: int = 1) -> Callable[[Check], Any]:
+    """So many drawn jobs of each protocol (or, in `make test`, of each `step`-th: `effort.py`), each in a directory of its own."""
 
     def over_protocols(check: Check) -> Any:
-        @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+        @pytest.mark.parametrize("protocol", spread(sorted(PROTOCOLS), step))
         def test(protocol: str) -> None:
             @settings(COMMON, max_examples=examples(max_examples))
             @given(jobs(protocol, most_learners), jitters)

@@ -36,7 +36,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
     torch.testing.assert_close(found, exact, rtol=0.01, atol=2e-3)
 
 
-@drawn_jobs(max_examples=4, most_learners=4)
+@drawn_jobs(max_examples=4, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001}
     if changes["protocol"]["name"] == "allreduce":

@@ -22,6 +22,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.simulate import simulate
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, bits, config, merged, simulated, tables
 
 pytestmark = pytest.mark.timeout(300)  # a virtual job may also go on for ever
@@ -114,7 +115,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", spread(RUNS, 2))
 def test_the_same_configuration_gives_the_same_bytes_and_another_seed_others(
     name: str, base: dict[str, Any], tmp_path: Path
 ) -> None:

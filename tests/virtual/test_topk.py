@@ -16,6 +16,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.gradient.largest import Largest
 from mpisgd.records.log.schema import Event
 from mpisgd.vectors.flat import slice_bounds
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
@@ -24,7 +25,7 @@ from tests.virtual.test_told import reported
 FEW = {"push_format": "topk", "topk_share": 0.1}
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", spread([2, 1, 3], 3))
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "allreduce"])
 def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, shards: int, tmp_path: Path) -> None:
     """Of each shard's slice the largest; and replay has the bits."""
@@ -44,7 +45,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, shards
     assert replay.check(tmp_path / "run", trust=True) == ""
 
 
-@drawn_jobs(max_examples=5, most_learners=4)
+@drawn_jobs(max_examples=5, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **FEW, "alpha0": 0.001}
     job.pop("compensation", None)
