@@ -467,7 +467,7 @@ def test_any_virtual_job_obeys(directory: Path, changes: dict[str, Any], jitter_
     obeys(directory / "run", SIZES, changes, jitter_s)
 
 
-@drawn_jobs(max_examples=5, most_learners=4)
+@drawn_jobs(max_examples=5, most_learners=4, step=2)
 def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     run = obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s).run
     assert np.isfinite(run.pushes["loss"]).all()
@@ -483,7 +483,7 @@ def test_so_does_one_that_sends_weights_while_they_are_made(directory: Path, cha
         obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s)
 
 
-@drawn_jobs(max_examples=5)
+@drawn_jobs(max_examples=5, step=3)
 def test_it_is_the_same_again(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     runs = [simulated(directory / name, SIZES, **changes) for name in ("first", "again")]
     assert tables(runs[0]) == tables(runs[1])

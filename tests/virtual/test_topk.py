@@ -69,7 +69,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", spread(MORE, 2))
 def test_replay_has_the_bits_of_whatever_it_goes_with(name: str, tmp_path: Path) -> None:
     job = {**FEW, "model": {"name": "mlp", "hidden": [8]}, "shards": 2, "alpha0": 0.01, **MORE[name]}
     runs = [simulated(tmp_path / each, TENSORS, **job) for each in ("first", "again")]
