@@ -13,9 +13,9 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
 
-def hold(run: Run, *, again: bool = False, own_steps: bool = False, duplex: bool = False) -> None:
-    """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes. `duplex`: they
-    are asked for before the push."""
+def hold(run: Run, *, again: bool = False, own_steps: bool = False, ahead: int = 1) -> None:
+    """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes. `ahead`: they may
+    lack the last pushes but those so many before: 2 with `duplex`, 3 with `prefetch`."""
     pushes, done = run.pushes, json.loads((run.path / "DONE").read_text())
     for books, clock in zip(run.books(), done["clock"], strict=True):
         assert books.balanced
@@ -34,9 +34,8 @@ def hold(run: Run, *, again: bool = False, own_steps: bool = False, duplex: bool
             rows = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
             pulled = ~np.isnan(rows["answer_s"][:-1])
             assert pulled.all() or own_steps
-            ahead = 2 if duplex else 1
             in_turn = rows["timestamp"][ahead:] >= rows["clock"][:-ahead]
-            assert in_turn[pulled[ahead - 1 :]].all(), "a pull never overtakes the push before it, or the one before that"
+            assert in_turn[pulled[ahead - 1 :]].all(), "a pull never overtakes a push that had left"
             seqs = rows["seq"]
             if again:
                 assert np.isin(np.diff(seqs), (0, 1)).all()

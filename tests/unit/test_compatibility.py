@@ -151,6 +151,7 @@ def test_every_pair_can_come_up() -> None:
     more += [
         {"accumulation": 2},
         {"exchange": "duplex"},
+        {"exchange": "prefetch", "device": "cuda"},
         {"exchange": "duplex", "faults": {"mode": "tolerant"}},
         {"exchange": "duplex", "pull_format": "bfloat16"},
         {"push_format": "topk"},

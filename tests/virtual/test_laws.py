@@ -57,7 +57,8 @@ class Laws:
         self.exact = self.name == "versioned"
         self.own_seconds = run.config["exchange"] == "layerwise" or run.config["group_size"] > 1
         self.layerwise = run.config["exchange"] == "layerwise"
-        self.duplex = run.config["exchange"] == "duplex"
+        self.ahead = {"duplex": 2, "prefetch": 3}.get(run.config["exchange"], 1)
+        """A pull may overtake all pushes but those so many before."""
         self.lambda_ = run.lambda_
         self.ranks = np.array([len(team) for team in run.teams] or [1] * run.lambda_)  # that compute for each learner
         self.uneven = self.name in ("timeout", "async")  # shards may sum different numbers of gradients
@@ -257,8 +258,9 @@ class Laws:
         assert (rows["samples"] == self.run.config["mu"] * self.n_push * rows["gradients"]).all()
         pulled = (rows["seq"][:-1] + 1) % self.pushes_per_pull == 0
         assert (np.diff(rows["timestamp"])[~pulled] == 0).all(), "without a pull it goes on from the same weights"
-        if self.duplex:
-            assert (rows["timestamp"][2:] >= rows["clock"][:-2]).all(), "a pull never overtakes the push before the last"
+        if self.ahead > 1:
+            overtakes = rows["timestamp"][self.ahead :] < rows["clock"][: -self.ahead]
+            assert not overtakes.any(), "a pull never overtakes a push that had left"
         else:
             assert (rows["timestamp"][1:] >= rows["clock"][:-1])[pulled].all(), "a pull never overtakes the push before it"
         if self.consistent and not self.exact:
@@ -267,7 +269,7 @@ class Laws:
         assert np.array_equal(np.isnan(answered), ~pulled)
         took_s = (rows["compute_s"] + rows["delay_s"])[1:]
         began_s = np.where(pulled, answered, rows["arrival_s"][:-1])
-        assert self.duplex or (began_s >= rows["arrival_s"][:-1]).all()
+        assert self.ahead > 1 or (began_s >= rows["arrival_s"][:-1]).all()
         assert (rows["arrival_s"][1:] >= began_s + took_s - 1e-9).all(), "a mini-batch takes its time"
 
 
@@ -318,7 +320,7 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     compute = draw(computes)
     return {
         "protocol": draw(protocols(protocol, learners)),
-        "exchange": draw(st.sampled_from(["whole", "duplex"] if PROTOCOLS[protocol].duplex else ["whole"])),
+        "exchange": draw(st.sampled_from(["whole", "duplex", "prefetch"] if PROTOCOLS[protocol].duplex else ["whole"])),
         "shards": shards,
         "placement": "packed" if slow_nodes else draw(st.sampled_from(["packed", "spread"])),
         "evaluator": draw(st.booleans()),
