@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
@@ -38,3 +41,16 @@ def hold(run: Run, *, again: bool = False, own_steps: bool = False, ahead: int =
                 assert np.isin(np.diff(seqs), (0, 1)).all()
                 seqs = seqs[rows["verdict"] == Verdict.APPLY]
             assert np.array_equal(seqs, np.arange(len(seqs))), "every mini-batch in order, none lost or doubled"
+
+
+def same_bits(cut: Path, whole: Path) -> set[str]:
+    """A run that was interrupted ends with the weights, the updates and the evaluations of one that was not; which weights."""
+    ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (cut, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in ours for key in ours[kind])
+    one, other = Run(cut), Run(whole)
+    same = ["snapshot", "clock_min", "clock_max", "samples", "averaged", "train", "loss", "error"]
+    assert one.evaluations[same].tolist() == other.evaluations[same].tolist()
+    same = ["shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"]
+    assert one.updates[same].tolist() == other.updates[same].tolist()
+    return set(ours)

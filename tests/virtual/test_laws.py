@@ -27,7 +27,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
 from mpisgd.simulate import job
 from mpisgd.vectors import chunks
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.scene import WatchedWire
 
@@ -445,11 +445,11 @@ COMMON = settings(
 )
 
 
-def drawn_jobs(max_examples: int, most_learners: int = 8) -> Callable[[Check], Any]:
-    """So many drawn jobs of each protocol (`effort.py`), each in a directory of its own."""
+def drawn_jobs(max_examples: int, most_learners: int = 8, step: int = 1) -> Callable[[Check], Any]:
+    """So many drawn jobs of each protocol (or, in `make test`, of each `step`-th: `effort.py`), each in a directory of its own."""
 
     def over_protocols(check: Check) -> Any:
-        @pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+        @pytest.mark.parametrize("protocol", spread(sorted(PROTOCOLS), step))
         def test(protocol: str) -> None:
             @settings(COMMON, max_examples=examples(max_examples))
             @given(jobs(protocol, most_learners), jitters)
@@ -469,7 +469,7 @@ def test_any_virtual_job_obeys(directory: Path, changes: dict[str, Any], jitter_
     obeys(directory / "run", SIZES, changes, jitter_s)
 
 
-@drawn_jobs(max_examples=5, most_learners=4)
+@drawn_jobs(max_examples=5, most_learners=4, step=2)
 def test_so_does_one_with_gradients(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     run = obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s).run
     assert np.isfinite(run.pushes["loss"]).all()
@@ -485,7 +485,7 @@ def test_so_does_one_that_sends_weights_while_they_are_made(directory: Path, cha
         obeys(directory / "run", TENSORS, {**changes, "alpha0": 0.001}, jitter_s)
 
 
-@drawn_jobs(max_examples=5)
+@drawn_jobs(max_examples=5, step=3)
 def test_it_is_the_same_again(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     runs = [simulated(directory / name, SIZES, **changes) for name in ("first", "again")]
     assert tables(runs[0]) == tables(runs[1])
