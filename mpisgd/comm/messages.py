@@ -81,13 +81,17 @@ class Op(enum.IntEnum):
     COMMIT = 9
     """Add push b of learner a to the sum; it is of `out` portions."""
     DISCARD = 10
-    """Forget all pushes of learner a that were not committed."""
+    """Forget all pushes of learner a until number b that were not committed, also those that are still to come."""
     END = 11
     """The evaluation is over: out = the sum / its samples. alpha: the loss; beta: the step length. Answered by |out|^2."""
     ACCEPT = 12
     """The weights are a now: an iteration is over."""
     FINISH = 13
     """There are no more commands; a: an `Ending`."""
+    KEEP = 14
+    """The next checkpoint has a, besides what it has already."""
+    SAVE = 15
+    """Write a checkpoint of what is kept, as of the last iteration."""
 
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})

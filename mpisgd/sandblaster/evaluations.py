@@ -9,6 +9,7 @@ all portions are summed   the loss is the mean over samples, in the order of por
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpisgd.base.errors import PeerError, ProtocolError
@@ -18,7 +19,11 @@ from mpisgd.records.coordinator_log import CoordinatorLog
 from mpisgd.records.log.schema import Outcome
 from mpisgd.rules.dealing import Dealing
 from mpisgd.sandblaster.channels import CoordinatorChannel
+from mpisgd.sandblaster.coordinator import Interrupted
 from mpisgd.sandblaster.remote import Slot
+
+_FOR_EVER = 2**62
+"""In the place of the number of a push: of a learner that is gone, none is summed."""
 
 _AHEAD = 2
 """Where gradients are summed in the order of portions: how many may be dealt ahead of the first that is missing, per learner."""
@@ -43,15 +48,25 @@ class Dealt:
 class Evaluations:
     """Evaluations of the loss and its gradient over the whole batch, one after the other: learners ask, and are dealt portions.
 
+    Args:
+        first_seq: per learner, the number of its first push.
+
     Attributes:
         clock: evaluations so far.
         seconds: that they took, in which the coordinator waited for learners.
     """
 
     def __init__(
-        self, channel: CoordinatorChannel, options: SandblasterOptions, portions: int, lambda_: int, log: CoordinatorLog
+        self,
+        channel: CoordinatorChannel,
+        options: SandblasterOptions,
+        portions: int,
+        first_seq: Sequence[int],
+        log: CoordinatorLog,
+        clock: int = 0,
     ) -> None:
-        self.clock = 0
+        lambda_ = len(first_seq)
+        self.clock = clock
         self.seconds = 0.0
         self._channel = channel
         self._options = options
@@ -70,6 +85,8 @@ class Evaluations:
         """Results that count, in a learner's sum."""
         self._leaving: dict[int, list[Dealt]] = {}
         """Those that it was told to push."""
+        self._told = [seq - 1 for seq in first_seq]
+        """Per learner, the number of the push that it was told to make last."""
         self._arrived: dict[int, tuple[int, Dealt]] = {}
         """Where they are summed in order: portions that all shards have, with the number of the push."""
         self._losses: dict[int, tuple[float, int]] = {}
@@ -77,15 +94,20 @@ class Evaluations:
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
         """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
 
-        Raises PeerError where no learner is left.
+        Raises PeerError where no learner is left, Interrupted where a signal has come.
         """
         channel, start_s = self._channel, self._channel.now_s()
+        if channel.signal:
+            raise Interrupted
         channel.ask(Op.BEGIN, a=point.number)
         self._dealing = dealing = Dealing(self._portions, duplicates=self._options.duplicates, ahead=self._ahead)
         self._losses.clear()
         self._answer()
         while not dealing.complete:
             self._hear()
+            if channel.signal:
+                self._give_up()
+                raise Interrupted
         self._dealing = None
         summed = [self._losses[portion] for portion in range(self._portions)]
         loss = sum(loss * samples for loss, samples in summed) / sum(samples for _, samples in summed)
@@ -134,15 +156,18 @@ class Evaluations:
         return True
 
     def _take(self, learner_id: int, seq: int) -> None:
-        """A push is on all shards: it, or what is next in the order of portions, is added to the sum."""
-        pushed = self._leaving.pop(learner_id)
+        """A push is on all shards: it, or what is next in the order of portions, is added to the sum; unless it was given back."""
+        pushed = self._leaving.pop(learner_id, [])
+        if not pushed:
+            return
         if not self._ordered:
             self._commit(seq, pushed)
             return
         for each in pushed:
             self._arrived[each.portion] = (seq, each)
         dealing = self._dealing
-        while dealing is not None and dealing.first in self._arrived:
+        assert dealing is not None
+        while dealing.first in self._arrived:
             seq, each = self._arrived.pop(dealing.first)
             self._commit(seq, [each])
 
@@ -158,6 +183,18 @@ class Evaluations:
         """A learner is gone: others do what it had. Raises PeerError where there are none."""
         self._present.discard(learner_id)
         self._waiting.pop(learner_id, None)
+        self._give_back(learner_id, _FOR_EVER)
+        if not self._present and not self._stop:
+            raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
+
+    def _give_up(self) -> None:
+        """The evaluation under way will not be finished."""
+        for learner_id in sorted(self._present):
+            self._give_back(learner_id, self._told[learner_id])
+        self._dealing = None
+
+    def _give_back(self, learner_id: int, seq: int) -> None:
+        """What a learner has computed, and computes, and is not summed, is dealt again; shards forget its pushes until `seq`."""
         lost = [*self._held.pop(learner_id, []), *self._leaving.pop(learner_id, [])]
         lost += [each for _, each in self._arrived.values() if each.learner_id == learner_id]
         self._arrived = {portion: it for portion, it in self._arrived.items() if it[1].learner_id != learner_id}
@@ -167,9 +204,7 @@ class Evaluations:
             self._log.portion(each, Outcome.LOST)
         if self._dealing is not None:
             self._dealing.lost(learner_id)
-        self._channel.do(Op.DISCARD, a=learner_id)
-        if not self._present and not self._stop:
-            raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
+        self._channel.do(Op.DISCARD, a=learner_id, b=seq)
 
     def _answer(self) -> None:
         """Answer the learners for which there is something to do."""
@@ -189,6 +224,7 @@ class Evaluations:
         held = self._held.get(learner_id)
         if held and (len(held) >= self._options.push_every or dealing.exhausted):
             self._leaving[learner_id] = self._held.pop(learner_id)
+            self._told[learner_id] += 1
             return PUSH_NOW
         portion = dealing.ask(learner_id)
         if portion is not None:

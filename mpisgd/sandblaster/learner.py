@@ -46,10 +46,10 @@ class Sum:
         return Report(seq, self.samples, self._losses / self.samples, self.compute_ns, self.delay_ns)
 
 
-def learn(desk: Desk, channel: LearnerChannel, gradient: Travels, summed: Sum, delays: Delays) -> None:
-    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8)."""
+def learn(desk: Desk, channel: LearnerChannel, gradient: Travels, summed: Sum, delays: Delays, *, first_seq: int = 0) -> None:
+    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8). `first_seq`: of its pushes."""
     here = begun = -1
-    pushes = 0
+    pushes = first_seq
     clock, portion, counts = desk.next(here)
     while portion >= PUSH_NOW:
         if portion == PUSH_NOW:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import cast
 
@@ -18,10 +19,11 @@ from mpisgd.job.roles.sgd import BuiltEvaluator
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.checkpoint.coordinated import Coordinated
 from mpisgd.records.coordinator_log import CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.writer import ShardLog, TableFile
+from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
 from mpisgd.sandblaster.channels import BatchShardChannel, CoordinatorChannel, Desk
@@ -46,14 +48,32 @@ class BuiltCoordinator(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
+        begun = setup.resumption.checkpoint.coordinator if setup.resumption is not None else {}
         path = setup.path / schema.coordinator_file(setup.attempt) if config.log.enabled else None
-        flush_rows, flush_s = config.log.flush_rows, config.log.flush_s
-        log = CoordinatorLog(TableFile(path, shard=-1, flush_rows=flush_rows, flush_s=flush_s, tables=schema.COORDINATOR))
+        log = CoordinatorLog(self._open_coordinators(), path)
         self._log = log
+        saves = Coordinated(
+            setup.path,
+            log,
+            attempt=setup.attempt,
+            every=config.checkpoint.every_updates,
+            continues=begun.get("rows", []),
+            complain=functools.partial(world.warn, rank),
+        )
         channel = CoordinatorChannel(self.wire, setup.roles)
-        self._evaluations = Evaluations(channel, options, sampling.portions, setup.roles.lambda_, log)
-        elements = setup.bounds[-1][1]
-        self._coordinator = Coordinator(channel, self._evaluations, options, elements, log.iteration, told=self._tell, warn=warn)
+        first_seq = [setup.first_seq(learner_id) for learner_id in range(setup.roles.lambda_)]
+        self._evaluations = Evaluations(channel, options, sampling.portions, first_seq, log, begun.get("clock", 0))
+        self._coordinator = Coordinator(
+            channel,
+            self._evaluations,
+            options,
+            setup.bounds[-1][1],
+            log.iteration,
+            told=self._tell,
+            warn=warn,
+            saves=saves if world.saves else None,
+            begun=begun,
+        )
         self._told_s = 0.0
 
     def _tell(self, iteration: int, loss: float, gradient: float, evaluations: int, now_s: float) -> None:
@@ -85,14 +105,18 @@ class BuiltBatchShard(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         bounds = setup.bounds[self.index]
-        slots = Slots(world.weights(bounds))
-        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, ())
-        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, [])
+        slots, before = Slots(world.weights(bounds)), setup.account(self.index)
+        taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
+        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, taken)
+        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells
-        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, world.checkpoints(rank, slots, []))
+        checkpoints = world.checkpoints(rank, slots.kept, rows)
+        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
         channel = BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
+        if setup.resumption is not None and before is not None:
+            self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
 
     def train(self) -> None:
         self.server.serve()
@@ -104,7 +128,10 @@ class BuiltBatchShard(Built):
 
     def close(self) -> None:
         self._file.close()
-        self._snapshots.close()
+        goes_on = (
+            self.setup.resumption is not None or self.setup.config.checkpoint.every_updates > 0 or self.server.rules.interrupted
+        )
+        self._snapshots.close(keep=self.world.saves and goes_on)
 
     def newest_clock(self) -> int:
         return self.server.rules.clock
@@ -132,7 +159,8 @@ class BuiltBatchLearner(Built):
 
     def train(self) -> None:
         delays = stages.loop_delays(self.setup.config, self.index)
-        learn(self._desk, self._channel, self._gradient, self._sum, delays)
+        first_seq = self.setup.first_seq(self.index)
+        learn(self._desk, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
         if self.rank == self.setup.roles.evaluator_rank:
