@@ -43,6 +43,7 @@ class Tag(enum.IntEnum):
     DELTA = 32
     DELTA_BODY = 33
     AGREE = 34
+    TAKEN = 35
 
 
 class Ending(enum.IntEnum):
@@ -160,6 +161,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
     Tag.DEAL: Layout("clock", "portion", "counts"),
+    Tag.TAKEN: Layout("shard", "seq", "whole"),
     Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -299,6 +301,8 @@ class Next(NamedTuple):
 
 PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED = -1, -2, -3
 """In the place of a portion that is dealt: what the learner is to do instead."""
+FORGET = -1
+"""In the place of whether a result counts: nothing does that the learner has summed, and not pushed."""
 
 
 class Refused(NamedTuple):

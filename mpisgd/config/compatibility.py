@@ -253,7 +253,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
     ("stages", "batch"): "its learners compute portions of the whole model",
     ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
-    ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
     ("cuda", "batch"): "portions are summed in the host's memory",
     ("cuda shards", "batch"): "slots lie in the host's memory",
     ("sizes", "batch"): "a line search needs losses",

@@ -48,6 +48,9 @@ class Here:
     def finish(self, ending: Ending) -> None:
         """There are no more commands."""
 
+    def fail(self) -> None:
+        """Nobody is told."""
+
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
         if op is Op.ACCEPT:
             for slots in self.slots:

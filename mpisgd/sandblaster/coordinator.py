@@ -33,13 +33,16 @@ class Channel(Commands, Protocol):
     def finish(self, ending: Ending) -> None:
         """There are no more commands."""
 
+    def fail(self) -> None:
+        """Nor are there where this rank fails."""
+
 
 class Interrupted(Exception):
     """A signal has come: the evaluation under way will not be finished."""
 
 
 class Saves(Protocol):
-    """Where checkpoints go (`records/checkpoint/coordinated.py`)."""
+    """Where checkpoints go (`records/coordinator_records.py`)."""
 
     def rows(self) -> list[list[int]]:
         """The log so far."""
@@ -146,6 +149,9 @@ class Coordinator:
         except Interrupted:
             ending = Ending.INTERRUPTED
             self._save(last=True)
+        except BaseException:
+            channel.fail()
+            raise
         channel.finish(ending)
         self.evaluations.end(ending)
 

@@ -9,13 +9,13 @@ all portions are summed   the loss is the mean over samples, in the order of por
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpisgd.base.errors import PeerError, ProtocolError
-from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Next, Op
+from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Lost, Next, Op
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.coordinator_records import CoordinatorLog
 from mpisgd.records.log.schema import Outcome
 from mpisgd.rules.dealing import Dealing
 from mpisgd.sandblaster.channels import CoordinatorChannel
@@ -50,6 +50,9 @@ class Evaluations:
 
     Args:
         first_seq: per learner, the number of its first push.
+        clock: evaluations that were made before.
+        patience_s: where ranks may be lost, how long a learner may have something and not be heard of: then others do it.
+        warn: is told of learners that are lost, or not heard of.
 
     Attributes:
         clock: evaluations so far.
@@ -63,7 +66,10 @@ class Evaluations:
         portions: int,
         first_seq: Sequence[int],
         log: CoordinatorLog,
+        *,
         clock: int = 0,
+        patience_s: float = math.inf,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         lambda_ = len(first_seq)
         self.clock = clock
@@ -77,14 +83,23 @@ class Evaluations:
         self._ahead = _AHEAD * lambda_ if self._ordered else math.inf
         self._dealing: Dealing | None = None
         self._stop = 0
-        self._waiting: dict[int, bool] = {}
-        """Learners that ask, and whether what they have done counts."""
+        self._stopped: list[int] = []
+        self._waiting: dict[int, int] = {}
+        """Learners that ask, and whether what they have done counts, or FORGET."""
         self._dealt: dict[int, Dealt] = {}
         """What each learner computes."""
         self._held: dict[int, list[Dealt]] = {}
         """Results that count, in a learner's sum."""
         self._leaving: dict[int, list[Dealt]] = {}
         """Those that it was told to push."""
+        self._patience_s = patience_s
+        self._warn = warn
+        self._since_s: dict[int, float] = {}
+        """Learners that do not ask, and since when."""
+        self._look_s = math.inf
+        """When to look again who is overdue."""
+        self._missed: set[int] = set()
+        """Those that have nothing any more, and do not know it yet."""
         self._told = [seq - 1 for seq in first_seq]
         """Per learner, the number of the push that it was told to make last."""
         self._arrived: dict[int, tuple[int, Dealt]] = {}
@@ -99,6 +114,7 @@ class Evaluations:
         channel, start_s = self._channel, self._channel.now_s()
         if channel.signal:
             raise Interrupted
+        self._await()
         channel.ask(Op.BEGIN, a=point.number)
         self._dealing = dealing = Dealing(self._portions, duplicates=self._options.duplicates, ahead=self._ahead)
         self._losses.clear()
@@ -119,23 +135,63 @@ class Evaluations:
     def end(self, ending: Ending) -> None:
         """Tell all learners to stop, as soon as each of them asks."""
         self._stop = STOP_FINISHED if ending is Ending.FINISHED else STOP_INTERRUPTED
+        self._since_s.clear()
+        self._await()
         self._answer()
         while self._present:
             self._hear()
+        self._channel.finish_deals(self._stopped)
 
     # ------------------------------------------------------------------------------------------------------- learners
 
+    def _await(self) -> None:
+        """From now on all who do not ask are waited for."""
+        now_s = self._channel.now_s()
+        self._since_s = {**dict.fromkeys(self._present - self._waiting.keys(), now_s), **self._since_s}
+        self._look_s = now_s + self._patience_s / 4
+
     def _hear(self) -> None:
-        said = self._channel.receive()
+        said = self._channel.receive(self._look_s)
         if isinstance(said, Next):
-            learner_id = said.learner_id
-            counts = self._result(self._dealt.pop(learner_id), said) if learner_id in self._dealt else False
-            if said.pushed >= 0:
-                self._take(learner_id, said.pushed)
-            self._waiting[learner_id] = counts
+            self._next(said)
         elif isinstance(said, Goodbye):
             self._lose(said.learner_id)
+        elif isinstance(said, Lost) and said.learner_id in self._present:
+            self._warn(f"clock {self.clock}: learner {said.learner_id} is lost: others do what it had")
+            self._lose(said.learner_id)
+        if said is None or self._channel.now_s() >= self._look_s:
+            self._look()
         self._answer()
+
+    def _next(self, said: Next) -> None:
+        learner_id = said.learner_id
+        self._since_s.pop(learner_id, None)
+        counts = int(self._result(self._dealt.pop(learner_id), said)) if learner_id in self._dealt else 0
+        if said.pushed >= 0:
+            self._take(learner_id, said.pushed)
+        elif learner_id in self._leaving:  # torn
+            self._give_back(learner_id, self._told[learner_id])
+            counts = FORGET
+        if learner_id in self._missed:
+            self._missed.discard(learner_id)
+            counts = FORGET
+        self._waiting[learner_id] = counts
+
+    def _look(self) -> None:
+        """Go on without those of whom too little was heard, but for the last one, until they ask again."""
+        now_s = self._channel.now_s()
+        self._look_s = now_s + self._patience_s / 4
+        for learner_id in sorted(self._since_s.keys() & self._present):
+            if now_s - self._since_s[learner_id] <= self._patience_s:
+                continue
+            if self._stop:
+                self._present.discard(learner_id)
+            elif learner_id not in self._missed and len(self._present - self._missed) > 1:
+                self._warn(
+                    f"clock {self.clock}: learner {learner_id} was not heard of for {self._patience_s:g} s: others do what it had"
+                )
+                self._missed.add(learner_id)
+                self._give_back(learner_id, self._told[learner_id])
 
     def _result(self, dealt: Dealt, said: Next) -> bool:
         """A learner has computed what it was dealt, or come too late to; whether that counts."""
@@ -183,6 +239,8 @@ class Evaluations:
         """A learner is gone: others do what it had. Raises PeerError where there are none."""
         self._present.discard(learner_id)
         self._waiting.pop(learner_id, None)
+        self._since_s.pop(learner_id, None)
+        self._missed.discard(learner_id)
         self._give_back(learner_id, _FOR_EVER)
         if not self._present and not self._stop:
             raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
@@ -212,11 +270,13 @@ class Evaluations:
             told = self._next_of(learner_id)
             if told is not None:
                 del self._waiting[learner_id]
+                self._since_s[learner_id] = self._channel.now_s()
                 self._channel.deal(learner_id, self.clock, told, counts=counts)
 
     def _next_of(self, learner_id: int) -> int | None:
         if self._stop:
             self._present.discard(learner_id)
+            self._stopped.append(learner_id)
             return self._stop
         dealing = self._dealing
         if dealing is None:

@@ -63,6 +63,8 @@ class Slots:
         self._spare: list[Tensor] = []
         self._freed: list[Tensor] = []
         """Slots that were freed, and are read until the next iteration, or evaluation."""
+        self._lost: list[Tensor] = []
+        """From which MPI may yet read."""
         self._scratch = self._new()
         self._parked: dict[tuple[int, int], Tensor] = {}
         self._sum: Tensor | None = None
@@ -119,7 +121,7 @@ class Slots:
 
     def _reuse(self) -> None:
         """What is free, and not to be read any more, may be written to again."""
-        read = [self.weights, self.served, *self.kept.tensors]
+        read = [self.weights, self.served, *self.kept.tensors, *self._lost]
         kept = [each for each in self._freed if any(each is other for other in read)]
         self._spare += [each for each in self._freed if not any(each is other for other in kept)]
         self._freed = kept
@@ -160,6 +162,14 @@ class Slots:
         """Evaluate at this slot."""
         self.served = self.slot(number)
         self._reuse()
+
+    def lose_served(self) -> None:
+        """Nobody may ever write to what is served: it is still being sent to a learner that hangs."""
+        self._lost.append(self.served)
+
+    def renew_inbox(self) -> None:
+        """A gradient was torn: MPI may yet write there."""
+        self._scratch = self._new()
 
     def park(self, learner_id: int, seq: int) -> None:
         """Keep the gradient that has come until it is said whether it counts."""

@@ -30,7 +30,6 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("evaluation.patience", 2, False),
     ("nonfinite", "drop", False),
     ("sampling", "replacement", False),
-    ("faults.mode", "tolerant", False),
     ("group_size", 2, False),
     ("micro_batches", 2, False),
     ("device", "cuda", False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -10,7 +11,6 @@ import numpy as np
 
 from mpisgd.base.speech import say, warn
 from mpisgd.data.sampling import PortionSampling
-from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
@@ -19,19 +19,26 @@ from mpisgd.job.roles.sgd import BuiltEvaluator
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.checkpoint.coordinated import Coordinated
-from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
-from mpisgd.sandblaster.channels import BatchShardChannel, CoordinatorChannel, Desk
+from mpisgd.sandblaster.attendance import Attendance
+from mpisgd.sandblaster.channels import (
+    BatchLearnerChannel,
+    BatchShardChannel,
+    CoordinatorChannel,
+    Desk,
+    TolerantBatchShardChannel,
+)
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
+from mpisgd.serving.succession import Succession
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
@@ -62,7 +69,16 @@ class BuiltCoordinator(Built):
         )
         channel = CoordinatorChannel(self.wire, setup.roles)
         first_seq = [setup.first_seq(learner_id) for learner_id in range(setup.roles.lambda_)]
-        self._evaluations = Evaluations(channel, options, sampling.portions, first_seq, log, begun.get("clock", 0))
+        self._evaluations = Evaluations(
+            channel,
+            options,
+            sampling.portions,
+            first_seq,
+            log,
+            clock=begun.get("clock", 0),
+            patience_s=config.faults.patience_s if setup.tolerant else math.inf,
+            warn=lambda text: warn(f"mpisgd: coordinator, {text}"),
+        )
         self._coordinator = Coordinator(
             channel,
             self._evaluations,
@@ -112,11 +128,15 @@ class BuiltBatchShard(Built):
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        channel = BatchShardChannel(self.wire, setup.roles, self.index)
+        channel = (TolerantBatchShardChannel if setup.tolerant else BatchShardChannel)(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
+        if isinstance(channel, TolerantBatchShardChannel):
+            succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
+            name = f"shard {self.index} on {setup.hosts[rank]}"
+            Attendance(self.server, channel, setup.config.faults.patience_s, succession, name)
 
     def train(self) -> None:
         self.server.serve()
@@ -149,7 +169,10 @@ class BuiltBatchLearner(Built):
         self._desk = Desk(self.wire, setup.roles, self.index)
         weights, gradients = self._gradient.memory.weights, self._sum.vector
         fields = {"weights": weights, "gradients": gradients, "bounds": setup.bounds}
-        self._channel = LearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        self._channel.acknowledged = setup.tolerant
+        if setup.tolerant:
+            self._channel.ask_for_duty()
         self.leaves_by = self._leave
 
     def _leave(self, *, ending: int) -> None:
@@ -158,12 +181,16 @@ class BuiltBatchLearner(Built):
         self._channel.goodbye(ending=ending)
 
     def train(self) -> None:
+        self.expendable = self.setup.tolerant
         delays = stages.loop_delays(self.setup.config, self.index)
         first_seq = self.setup.first_seq(self.index)
         learn(self._desk, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
-        if self.rank == self.setup.roles.evaluator_rank:
+        if self.setup.tolerant:
+            if appointed := self._channel.duty():
+                self._evaluate(appointed=appointed)
+        elif self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

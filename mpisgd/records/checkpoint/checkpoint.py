@@ -2,7 +2,7 @@
 
     checkpoint/clock-000120/shard-000.h5     the tensors of one shard's slice, one-dimensional float32 data sets
                             shard-000.json   its `Account`, and how long the file is and its CRC-32
-                            coordinator.json of a batch optimisation, what its coordinator knows (`coordinated.py`)
+                            coordinator.json of a batch optimisation, what its coordinator knows (`coordinator_records.py`)
                             manifest.json    all of these in one, written last: what has none is no checkpoint
 
 Each file is written aside, synced and renamed. The files of JSON hold a CRC-32 of themselves, and those of all others: a checkpoint

@@ -42,7 +42,7 @@ class Share:
         shards, learners, model: as in `checkpoint.Checkpoint`.
         attempt, continues: as in the shard's log file (`schema`).
         pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
-        coordinated: whether a coordinator has a part as well (`coordinated.py`), which is there before any shard's.
+        coordinated: whether a coordinator has a part as well (`coordinator_records.py`), which is there before any shard's.
     """
 
     run: Path
