@@ -108,9 +108,6 @@ FEATURES: Mapping[str, Feature] = {
     "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
     "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
     "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
-    "saving": Feature(
-        lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
-    ),
     **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
     "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
     "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
@@ -256,10 +253,8 @@ REFUSED: Mapping[tuple[str, str], str] = {
         _WHOLE,
     ),
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
-    ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
     ("stages", "batch"): "its learners compute portions of the whole model",
     ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
-    ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
     ("cuda", "batch"): "portions are summed in the host's memory",
     ("cuda shards", "batch"): "slots lie in the host's memory",
     ("sizes", "batch"): "a line search needs losses",
