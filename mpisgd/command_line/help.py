@@ -36,6 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "group_size",
         "micro_batches",
         "evaluator",
+        "spares",
         "placement",
         "device",
         "shard_device",

@@ -322,6 +322,10 @@ class ShardLog:
             self._answered[learner_id] = now_s if learner_id in self._begun else math.nan
             self._begun.add(learner_id)
 
+    def succeeded(self, learner_id: int) -> None:
+        """Another rank is this learner from now on: its pulls are no answers to what the one before has pushed."""
+        self._unanswered.pop(learner_id, None)
+
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         self._file.append(
             "updates",

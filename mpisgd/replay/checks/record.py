@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 
 _CHUNK_ROWS = 4096
+_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
 
 
 class Row(NamedTuple):
@@ -47,7 +49,8 @@ class Row(NamedTuple):
 class Departure(NamedTuple):
     """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
 
-    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
+    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), a spare takes its place
+    (SUCCEEDED), or one passes (PASSED).
     """
 
     clock: int
@@ -62,6 +65,20 @@ class Lost(NamedTuple):
     clock: int
     time_s: float
     given: int
+
+
+class Life(NamedTuple):
+    """One rank that was a learner, on one shard: the first, or a spare that took its place.
+
+    Attributes:
+        rank: of the spare; -1 = the first.
+        since_s: what has arrived later is the spare's.
+        lost: how it ended, where the shard says so.
+    """
+
+    rank: int
+    since_s: float
+    lost: Lost | None
 
 
 class TimeOut(NamedTuple):
@@ -163,6 +180,24 @@ class ShardRecord:
         counts = np.bincount(learners, minlength=self.lambda_)
         return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
 
+    def lives(self, learner_id: int) -> list[Life]:
+        """Who was this learner, one after the other."""
+        events = self.events_of[learner_id]
+        lives = [Life(-1, -math.inf, None)]
+        for kind, clock, time_s, value in events[["kind", "clock", "time_s", "value"]].tolist():
+            if kind == Event.SUCCEEDED:
+                lives.append(Life(int(value), time_s, None))
+            elif kind == Event.LOST:
+                lives[-1] = lives[-1]._replace(lost=Lost(clock, time_s, int(value)))
+        return lives
+
+    def rows_of_lives(self, learner_id: int) -> list[np.ndarray]:
+        """The numbers of the rows of each of `lives`."""
+        rows = self.rows_of[learner_id]
+        since_s = [life.since_s for life in self.lives(learner_id)]
+        of_life = np.searchsorted(since_s, self.pushes["arrival_s"][rows], side="left") - 1
+        return [rows[of_life == number] for number in range(len(since_s))]
+
     @cached_property
     def events_of(self) -> list[np.ndarray]:
         """Per learner its rows of `events`."""
@@ -217,6 +252,15 @@ class Record:
             expected = f"the ranks of {self.lambda_} learners, each once"
             raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
         return [[ranks.index(rank) for rank in team] for team in teams]
+
+    @cached_property
+    def succeeded(self) -> set[tuple[int, int]]:
+        """(learner_id, number) of the first gradients of spares that have taken a learner's place."""
+        shard, found = self.shards[0], set[tuple[int, int]]()
+        for learner_id in np.unique(shard.events["learner_id"][shard.events["kind"] == Event.SUCCEEDED]).tolist():
+            counts = np.cumsum([len(rows) for rows in shard.rows_of_lives(learner_id)])
+            found |= {(learner_id, int(number)) for number in counts[:-1]}
+        return found
 
     @property
     def next_seq(self) -> list[int]:
@@ -320,7 +364,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
     columns = ["clock", "time_s", "learner_id"]
-    came_or_went = events[np.isin(events["kind"], (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED))]
+    came_or_went = events[np.isin(events["kind"], _CAME_OR_WENT)]
     departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
     lost = {
         learner_id: Lost(clock, time_s, int(given))
@@ -341,17 +385,29 @@ def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
 
     So all shards have the same pushes of each learner, and know from which weights each was computed.
     """
-    return [_with_rows(shard, [_missing(shard, shards, learner_id) for learner_id in shard.lost]) for shard in shards]
+    return [
+        _with_rows(shard, [row for learner_id in shard.lost for row in _missing(shard, shards, learner_id)]) for shard in shards
+    ]
 
 
-def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> tuple[int, np.ndarray] | None:
-    """Find where a row is to be inserted, and the row; None where no shard has more than this one."""
-    number = len(shard.rows_of[learner_id])
-    other = next((each for each in shards if len(each.rows_of[learner_id]) == number + 1), None)
-    if other is None:
-        return None
-    lost, pushes = shard.lost[learner_id], shard.pushes
-    row = other.pushes[other.rows_of[learner_id][number] :][:1].copy()
+def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Find, for each rank that was this learner and is lost, where a row is to be inserted, and the row, if any shard has more than
+    this one."""
+    others = [
+        {life.rank: rows for life, rows in zip(each.lives(learner_id), each.rows_of_lives(learner_id), strict=True)}
+        for each in shards
+    ]
+    for life, rows in zip(shard.lives(learner_id), shard.rows_of_lives(learner_id), strict=True):
+        for other, theirs in zip(shards, others, strict=True):
+            more = theirs.get(life.rank, rows)
+            if life.lost is not None and len(more) == len(rows) + 1:
+                yield _inserted(shard, life.lost, other.pushes[more[-1] :][:1].copy())
+                break
+
+
+def _inserted(shard: ShardRecord, lost: Lost, row: np.ndarray) -> tuple[int, np.ndarray]:
+    """Make of another shard's row one of this shard, and find its place."""
+    pushes = shard.pushes
     row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
     row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0
     row["arrival_s"], row["answer_s"] = lost.time_s, np.nan
@@ -359,8 +415,8 @@ def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> 
     return (int(np.argmax(after)) if after.any() else len(pushes)), row
 
 
-def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray] | None]) -> ShardRecord:
-    found = sorted((each for each in missing if each is not None), key=lambda each: each[0])
+def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray]]) -> ShardRecord:
+    found = sorted(missing, key=lambda each: each[0])
     if not found:
         return shard
     places = [at for at, _ in found]

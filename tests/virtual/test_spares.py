@@ -1,0 +1,111 @@
+"""Spare ranks take the place of learners that die, on all shards alike; laws hold, nobody waits for ever, replay proves it.
+
+The storms (`test_storms.py`) draw spares, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event
+from tests.virtual.storm import aftermath
+from tests.virtual.storm.draw import WAYS, Draw, Fault
+
+QUICK = ("hardsync", "async", "versioned")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def drawn(way: str, shards: int, *faults: Fault, learners: int = 3, spares: int = 1, **other: object) -> Draw:
+    fields = {"evaluator": False, "tolerant": True, "seed": 2246, "every_updates": 3, "latency_ns": 50_000, "eager_nbytes": 0}
+    fields |= {"reorders": True, "flush_rows": 4, "attempts": (faults,), **other}
+    return Draw(way=way, shards=shards, learners=learners, spares=spares, **fields)  # type: ignore[arg-type]
+
+
+def weathered(draw: Draw, path: Path) -> Run:
+    """The run that is DONE in one attempt, in whose end no rank was in want of anything, and that replay has proved."""
+    seen = aftermath.weather(draw, path)
+    assert not seen.failures, f"{seen.failures[0]}\n{draw!r}"
+    assert seen.totals["attempts"] == 1, seen.ends
+    return Run(path / "run-0")
+
+
+def told(run: Run, kind: Event, shard: int) -> list[tuple[int, float]]:
+    events = run.events[(run.events["kind"] == kind) & (run.events["shard"] == shard)]
+    return [(int(learner_id), float(value)) for learner_id, value in events[["learner_id", "value"]].tolist()]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+def test_a_spare_takes_the_place_of_a_learner_that_dies(way: str, shards: int, tmp_path: Path) -> None:
+    """It begins with the mini-batch after the last that any shard has had, and all learners leave in the end."""
+    learner, spare = shards + 1, shards + 3
+    run = weathered(drawn(way, shards, Fault("kill", learner, at_s=0.03)), tmp_path)
+    for shard in range(shards):
+        assert [learner_id for learner_id, _ in told(run, Event.LOST, shard)] == [1]
+        assert told(run, Event.SUCCEEDED, shard) == [(1, spare)]
+        assert {learner_id for learner_id, _ in told(run, Event.GOODBYE, shard)} == {0, 1, 2}
+    since_s = run.events["time_s"][run.events["kind"] == Event.SUCCEEDED].max()
+    mine = run.pushes[run.pushes["learner_id"] == 1]
+    late = mine["arrival_s"] > since_s
+    assert late.any()
+    assert mine["seq"][late].min() == mine["seq"][~late].max(initial=-1) + 1
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_two_die_and_one_spare_is_left(shards: int, tmp_path: Path) -> None:
+    faults = Fault("kill", shards, at_s=0.05), Fault("kill", shards + 2, at_s=0.07)
+    run = weathered(drawn("hardsync", shards, *faults), tmp_path)
+    for shard in range(shards):
+        assert told(run, Event.SUCCEEDED, shard) == [(0, shards + 3)]
+        assert [learner_id for learner_id, _ in told(run, Event.LOST, shard)] == [0, 2]
+
+
+@pytest.mark.parametrize("evaluator", [False, True])
+def test_spares_take_all_places_when_all_learners_die(evaluator: bool, tmp_path: Path) -> None:
+    faults = Fault("kill", 2, at_s=0.05), Fault("kill", 3, at_s=0.05)
+    run = weathered(drawn("async", 2, *faults, learners=2, spares=2, evaluator=evaluator), tmp_path)
+    for shard in range(2):
+        assert {learner_id for learner_id, _ in told(run, Event.SUCCEEDED, shard)} == {0, 1}
+
+
+def test_a_spare_that_dies_idle_is_no_loss(tmp_path: Path) -> None:
+    run = weathered(drawn("softsync", 2, Fault("kill", 5, at_s=0.03), Fault("kill", 3, at_s=0.06)), tmp_path)
+    assert not told(run, Event.SUCCEEDED, 0)
+    assert [learner_id for learner_id, _ in told(run, Event.LOST, 0)] == [1]
+
+
+@pytest.mark.parametrize("way", ["hardsync", "async"])
+def test_a_spare_that_dies_while_it_takes_a_place_is_followed_by_the_next(way: str, tmp_path: Path) -> None:
+    """Before it has told any shard, between two shards, and after it has told both."""
+    dies = Fault("kill", 3, at_s=0.05)
+    first = weathered(drawn(way, 2, dies, spares=2), tmp_path / "first")
+    events = first.events[first.events["kind"] == Event.SUCCEEDED]
+    (after_s,), (before_s,) = (events["time_s"][events["shard"] == shard] for shard in range(2))
+    assert before_s < after_s, "shard 0 is told last"
+    ways = {before_s - 5e-6: (0, 0), (before_s + after_s) / 2: (0, 1), after_s + 5e-6: (1, 1)}
+    for number, (at_s, expected) in enumerate(ways.items()):
+        run = weathered(drawn(way, 2, dies, Fault("kill", 5, at_s=at_s), spares=2), tmp_path / str(number))
+        taken = [told(run, Event.SUCCEEDED, shard) for shard in range(2)]
+        assert [each.count((1, 5.0)) for each in taken] == [*expected]
+        assert [each[-1] for each in taken] == [(1, 6.0)] * 2
+
+
+def test_a_spare_that_is_never_wanted_leaves_with_the_others(tmp_path: Path) -> None:
+    run = weathered(drawn("ssp", 2, spares=2), tmp_path)
+    assert not told(run, Event.SUCCEEDED, 0)
+    assert not told(run, Event.LOST, 0)
+
+
+def test_a_learner_that_dies_as_it_evaluates_is_followed_by_a_spare(tmp_path: Path) -> None:
+    """All have left but the one that evaluates; the spare is told to stop, says goodbye, and evaluates."""
+    faults = [Fault("kill", rank, at_s=0.15) for rank in (2, 3)]
+    run = weathered(drawn("async", 2, *faults, learners=2), tmp_path)
+    assert len(run.evaluations)
