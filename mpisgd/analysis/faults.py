@@ -45,8 +45,8 @@ def table(run: Run) -> Table:
         " | place taken by ranks | torn [gradients] | mini-batches here | on all shards"
     )
     note = (
-        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Place taken: by a spare. Torn: came in part,"
-        " and was dropped. Where a shard has one mini-batch more than came to all, its learner died between two shards."
+        "Missed: nothing was heard for longer than faults.patience_s, and the others went on. Place taken: by a spare. Torn: came"
+        " in part, and was dropped. Where a shard has one mini-batch more than came to all, its learner died between two shards."
     )
     return Table("faults", "Learners that died or hung", columns, tuple(rows), note)
 

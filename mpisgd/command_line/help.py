@@ -73,6 +73,7 @@ BESIDE: Mapping[str, str] = {
     "straggler.delay_spread": "straggler.delay",
     "straggler.delay_probability": "straggler.delay",
     "topk_share": "push_format",
+    "spares": "faults.mode",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -123,7 +124,7 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
         return True
     component, _, field = BESIDE[name].rpartition(".")
     value = getattr(getattr(config, component) if component else config, field, 0)
-    return value not in (0, "none", "") if component else value != getattr(Config, field)
+    return value not in (0, "none", "", "auto") if component else value != getattr(Config, field)
 
 
 def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:
