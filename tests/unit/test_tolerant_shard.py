@@ -49,6 +49,7 @@ class Channel(ScriptedChannel):
     """Learner l is rank l + 1; rank 9 evaluates at first. What is not in the script comes not: time passes instead."""
 
     evaluator_rank = EVALUATOR
+    spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, script: list[Any]) -> None:
         super().__init__(script)
@@ -428,6 +429,7 @@ class FaultyCrew(Crew):
     """
 
     evaluator_rank = EVALUATOR
+    spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
         super().__init__(lambda_, next_clock, lambda learner_id, seq: 1.0, seed=seed)
