@@ -13,6 +13,8 @@ from unittest import mock
 import pytest
 import torch
 
+from mpisgd.comm.messages import Tag
+from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.tolerant_channel import SpareChannel
 from mpisgd.job.roles.sgd import BuiltLearner
 from mpisgd.records.log.reader import Run
@@ -62,6 +64,30 @@ def test_a_spare_takes_the_place_of_a_learner_that_dies(way: str, shards: int, t
     late = mine["arrival_s"] > since_s
     assert late.any()
     assert mine["seq"][late].min() == mine["seq"][~late].max(initial=-1) + 1
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize("way", ["hardsync", "async"])
+def test_a_gradient_that_came_to_one_shard_alone_is_lost_on_the_other(way: str, shard: int, tmp_path: Path) -> None:
+    """The spare goes on after it on both, and all is accounted for."""
+    begin = LearnerChannel._begin_push
+
+    def dies(channel: Any, report: Any) -> list[Any]:
+        if channel._wire.rank == 3 and report.seq == 2:
+            gradient = channel._gradients[shard]
+            told = channel._told(shard, report, gradient.nbytes)
+            channel._wire.finish(channel._wire.start(shard, Tag.PUSH, told, gradient))
+            machine = package._machines[-1]
+            process = machine.processes[3]
+            process.at_call[process.calls + 1] = functools.partial(machine.kill, 3)
+        return begin(channel, report)
+
+    with mock.patch.object(LearnerChannel, "_begin_push", dies):
+        run = weathered(drawn(way, 2), tmp_path)
+    mine = run.pushes[run.pushes["learner_id"] == 1]
+    seqs = [mine["seq"][mine["shard"] == each].tolist() for each in range(2)]
+    assert seqs[shard][:4] == [0, 1, 2, 3]
+    assert seqs[1 - shard][:3] == [0, 1, 3]
 
 
 @pytest.mark.parametrize("shards", [1, 2])
