@@ -38,7 +38,6 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
         "world_size": len(hosts),
         "shard_ranks": list(roles.shard_ranks),
         "evaluator_rank": roles.evaluator_rank if roles.dedicated_evaluator else -1,
-        **({"spare_ranks": list(roles.spare_ranks)} if roles.spare_ranks else {}),
         "hosts": list(hosts),
         "threads": torch.get_num_threads(),
         "train_samples": meta.train_samples,

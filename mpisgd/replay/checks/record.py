@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
 
 _CHUNK_ROWS = 4096
 _CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
@@ -57,28 +57,6 @@ class Departure(NamedTuple):
     time_s: float
     learner_id: int
     kind: int = Event.DEPARTED
-
-
-class Lost(NamedTuple):
-    """A learner was lost; it had been given weights of clock `given` last."""
-
-    clock: int
-    time_s: float
-    given: int
-
-
-class Life(NamedTuple):
-    """One rank that was a learner, on one shard: the first, or a spare that took its place.
-
-    Attributes:
-        rank: of the spare; -1 = the first.
-        since_s: what has arrived later is the spare's.
-        lost: how it ended, where the shard says so.
-    """
-
-    rank: int
-    since_s: float
-    lost: Lost | None
 
 
 class TimeOut(NamedTuple):
@@ -180,24 +158,6 @@ class ShardRecord:
         counts = np.bincount(learners, minlength=self.lambda_)
         return np.split(np.argsort(learners, kind="stable"), np.cumsum(counts)[:-1])
 
-    def lives(self, learner_id: int) -> list[Life]:
-        """Who was this learner, one after the other."""
-        events = self.events_of[learner_id]
-        lives = [Life(-1, -math.inf, None)]
-        for kind, clock, time_s, value in events[["kind", "clock", "time_s", "value"]].tolist():
-            if kind == Event.SUCCEEDED:
-                lives.append(Life(int(value), time_s, None))
-            elif kind == Event.LOST:
-                lives[-1] = lives[-1]._replace(lost=Lost(clock, time_s, int(value)))
-        return lives
-
-    def rows_of_lives(self, learner_id: int) -> list[np.ndarray]:
-        """The numbers of the rows of each of `lives`."""
-        rows = self.rows_of[learner_id]
-        since_s = [life.since_s for life in self.lives(learner_id)]
-        of_life = np.searchsorted(since_s, self.pushes["arrival_s"][rows], side="left") - 1
-        return [rows[of_life == number] for number in range(len(since_s))]
-
     @cached_property
     def events_of(self) -> list[np.ndarray]:
         """Per learner its rows of `events`."""
@@ -256,11 +216,7 @@ class Record:
     @cached_property
     def succeeded(self) -> set[tuple[int, int]]:
         """(learner_id, number) of the first gradients of spares that have taken a learner's place."""
-        shard, found = self.shards[0], set[tuple[int, int]]()
-        for learner_id in np.unique(shard.events["learner_id"][shard.events["kind"] == Event.SUCCEEDED]).tolist():
-            counts = np.cumsum([len(rows) for rows in shard.rows_of_lives(learner_id)])
-            found |= {(learner_id, int(number)) for number in counts[:-1]}
-        return found
+        return firsts_of_spares(self.shards[0])
 
     @property
     def next_seq(self) -> list[int]:
@@ -347,7 +303,7 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
+    shards = completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
     path = run.path / schema.shard_file(0, attempt)
     recut = bool(begins(path).before) and not read_continues(path)
     return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
@@ -378,51 +334,6 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
     return rows
-
-
-def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
-    """The last gradient of a learner that was lost may have come to some shards and not to others: these are given a row of it.
-
-    So all shards have the same pushes of each learner, and know from which weights each was computed.
-    """
-    return [
-        _with_rows(shard, [row for learner_id in shard.lost for row in _missing(shard, shards, learner_id)]) for shard in shards
-    ]
-
-
-def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Find, for each rank that was this learner and is lost, where a row is to be inserted, and the row, if any shard has more than
-    this one."""
-    others = [
-        {life.rank: rows for life, rows in zip(each.lives(learner_id), each.rows_of_lives(learner_id), strict=True)}
-        for each in shards
-    ]
-    for life, rows in zip(shard.lives(learner_id), shard.rows_of_lives(learner_id), strict=True):
-        for other, theirs in zip(shards, others, strict=True):
-            more = theirs.get(life.rank, rows)
-            if life.lost is not None and len(more) == len(rows) + 1:
-                yield _inserted(shard, life.lost, other.pushes[more[-1] :][:1].copy())
-                break
-
-
-def _inserted(shard: ShardRecord, lost: Lost, row: np.ndarray) -> tuple[int, np.ndarray]:
-    """Make of another shard's row one of this shard, and find its place."""
-    pushes = shard.pushes
-    row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
-    row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0
-    row["arrival_s"], row["answer_s"] = lost.time_s, np.nan
-    after = (pushes["clock"] > lost.clock) | ((pushes["clock"] == lost.clock) & (pushes["arrival_s"] > lost.time_s))
-    return (int(np.argmax(after)) if after.any() else len(pushes)), row
-
-
-def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray]]) -> ShardRecord:
-    found = sorted(missing, key=lambda each: each[0])
-    if not found:
-        return shard
-    places = [at for at, _ in found]
-    pushes = np.insert(shard.pushes, places, np.concatenate([row for _, row in found]))
-    inserted = frozenset(at + before for before, at in enumerate(places))
-    return dataclasses.replace(shard, pushes=pushes, inserted=inserted)
 
 
 def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
