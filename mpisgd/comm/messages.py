@@ -44,6 +44,9 @@ class Tag(enum.IntEnum):
     DELTA_BODY = 33
     AGREE = 34
     TAKEN = 35
+    APPOINTED = 40
+    SUCCEEDS = 41
+    GOES_ON = 42
 
 
 class Ending(enum.IntEnum):
@@ -157,6 +160,9 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.GIVEN_UP: Layout("learner_id"),
+    Tag.APPOINTED: Layout("learner_id"),
+    Tag.SUCCEEDS: Layout("learner_id"),
+    Tag.GOES_ON: Layout("seq"),
     Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
@@ -254,6 +260,13 @@ class GivenUp(NamedTuple):
     learner_id: int
 
 
+class Succeeds(NamedTuple):
+    """A spare rank takes the place of a learner that is dead."""
+
+    rank: int
+    learner_id: int
+
+
 class Interrupt(NamedTuple):
     """A signal, of this number, has told this rank or another to come to an end."""
 
@@ -314,4 +327,4 @@ class Refused(NamedTuple):
 
 
 FromLearner = Push | Pull | Goodbye | GaveUp
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused | Command
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Succeeds | Interrupt | SnapshotPull | Refused | Command

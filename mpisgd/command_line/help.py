@@ -36,6 +36,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "group_size",
         "micro_batches",
         "evaluator",
+        "spares",
         "placement",
         "device",
         "shard_device",
@@ -73,6 +74,7 @@ BESIDE: Mapping[str, str] = {
     "straggler.delay_probability": "straggler.delay",
     "topk_share": "push_format",
     "epoch_samples": "sampling",
+    "spares": "faults.mode",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -123,7 +125,7 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
         return True
     component, _, field = BESIDE[name].rpartition(".")
     value = getattr(getattr(config, component) if component else config, field, 0)
-    return value not in (0, "none", "") if component else value != getattr(Config, field)
+    return value not in (0, "none", "", "auto") if component else value != getattr(Config, field)
 
 
 def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:

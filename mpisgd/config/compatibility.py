@@ -124,6 +124,8 @@ REAL: Mapping[str, Feature] = {
     "tolerant": Feature(
         lambda config: config.faults.mode == "tolerant", "faults.mode = 'tolerant'", "faults.mode", "'auto' or 'fail-fast'"
     ),
+    "fail-fast": Feature(lambda config: config.faults.mode == "fail-fast", "faults.mode = 'fail-fast'"),
+    "spares": Feature(lambda config: config.spares > 0, "spares > 0", "spares", "0"),
 }
 VIRTUAL: Mapping[str, Feature] = {
     "virtual": Feature(lambda config: True, "a virtual cluster"),
@@ -207,6 +209,13 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("tolerant", "collective"): "its learners are shards, and a shard cannot be done without",
     ("tolerant", "node"): "a team cannot do without any of its ranks",
     ("tolerant", "rounded pulls"): "what a learner holds that hangs while it is answered, its shard cannot know",
+    ("spares", "fail-fast"): "the job ends when a learner dies",
+    ("spares", "collective"): "its learners are shards, and a shard cannot be done without",
+    ("spares", "node"): "a team cannot do without any of its ranks",
+    ("spares", "rounded pulls"): "it goes with no fault-tolerant run",
+    ("spares", "duplex"): "it goes with no fault-tolerant run",
+    ("spares", "stages"): "a group cannot do without any of its ranks",
+    ("spares", "batch"): "what a learner that is gone was to do is dealt to the others",
     ("stages", "collective"): "its learners are shards, each of all layers",
     ("stages", "aborts"): "a notice to one rank would have to stop all of its group",
     ("stages", "layerwise"): "stages pull and push by themselves already, each with its own shards",

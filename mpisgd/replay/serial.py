@@ -119,7 +119,10 @@ class Serial:
         learner_id, number = action
         shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
-        pulled = number == 0 or seq % self._pushes_per_pull == 0
+        begins = (learner_id, number) in self.record.succeeded
+        if begins:
+            self._begin_anew(learner_id)
+        pulled = begins or number == 0 or seq % self._pushes_per_pull == 0
         timestamps = [int(log.pushes["timestamp"][log.rows_of[learner_id][number]]) for log in self.record.shards]
         for shard in shards:
             self._load(learner_id, shard, timestamps[shard], pulled)
@@ -174,6 +177,13 @@ class Serial:
         in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments)
+
+    def _begin_anew(self, learner_id: int) -> None:
+        """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""
+        (rank,) = ranks = self.record.members[learner_id]
+        self._take_turn(-1)
+        self._buffers.pop(rank, None)
+        self._gradients[learner_id] = self._chain(ranks)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""

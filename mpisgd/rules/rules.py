@@ -7,6 +7,7 @@
     the time for an update is over     `on_timeout`
     a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
     one that hung is back              `on_return`
+    a spare takes a learner's place    `on_succession`
     a signal has come                  `on_interrupt`  whether it came in time
     the evaluator has seen enough      `on_enough`     whether it is news
 
@@ -272,6 +273,16 @@ class Rules:
         self.absent.discard(learner_id)
         self.present.add(learner_id)
         self.protocol.on_return(learner_id, self.clock)
+
+    def on_succession(self, learner_id: int) -> None:
+        """A spare rank takes the place of a learner that is dead, and begins as one that is back."""
+        for of_each in (self.waiting, self._computing):
+            of_each.pop(learner_id, None)
+        self._told_to_stop.discard(learner_id)
+        if learner_id in self.protocol.present:  # it has not been told: the learner had left as the run was over
+            self.present.add(learner_id)
+        else:
+            self.on_return(learner_id)
 
     def end_if_deserted(self) -> bool:
         """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""

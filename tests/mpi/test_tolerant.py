@@ -157,6 +157,50 @@ def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_p
     assert replay.replay(out, trust=True).lines()[-1].startswith("identical")
 
 
+@pytest.mark.usefixtures("users_module")
+def test_a_spare_takes_the_place_of_one_that_is_killed_and_nobody_that_of_the_next(started: list[Job], tmp_path: Path) -> None:
+    """Three learners, one spare: after the first death lambda stays 3, after the second there are 2."""
+    out = tmp_path / "run"
+    job = begin(started, out, 6, *HELD, "--shards", "2", "--spares", "1", "--epochs", "5")
+    assert "1 spare(s)" in job.text
+    job.send(3, signal.SIGKILL)
+    job.wait_for("a spare, goes on as learner 1 from mini-batch")
+    let_go(tmp_path, "once")
+    until(job, lambda: (Run(out).pushes["learner_id"] == 1).sum() > 0 and told(Run(out), Event.SUCCEEDED, 1) == [1])
+    job.send(4, signal.SIGKILL)
+    job.wait_for("learner 2 is lost")
+    let_go(tmp_path, "twice")
+    run = ended(job, out)
+    for shard in (0, 1):
+        assert told(run, Event.LOST, shard) == [1, 2]
+        assert told(run, Event.SUCCEEDED, shard) == [1]
+        assert sorted(told(run, Event.GOODBYE, shard)) == [0, 1]
+    since_s = run.events["time_s"][run.events["kind"] == Event.SUCCEEDED].max()
+    mine = run.pushes[(run.pushes["learner_id"] == 1) & (run.pushes["arrival_s"] > since_s)]
+    assert len(mine), "the spare has pushed"
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
+def test_a_spare_dies_idle_another_as_the_learner_that_it_became_and_a_third_leaves_unused(
+    started: list[Job], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    job = begin(started, out, 7, *HELD, "--protocol", "softsync", "--spares", "3", "--epochs", "3")
+    job.send(4, signal.SIGKILL)
+    job.wait_for("a spare, rank 4, is lost")
+    job.send(2, signal.SIGKILL)
+    job.wait_for("rank 5 from now on")
+    job.send(5, signal.SIGKILL)
+    job.wait_for("rank 6 from now on")
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    assert told(run, Event.SUCCEEDED) == [1, 1]
+    assert sorted(told(run, Event.GOODBYE)) == [0, 1, 2]
+    assert replay.check(out, trust=True) == ""
+
+
 @pytest.mark.alone
 @pytest.mark.usefixtures("users_module")
 def test_one_that_hangs_is_missed_and_comes_back(started: list[Job], tmp_path: Path) -> None:

@@ -137,11 +137,16 @@ class BuiltBoth(BuiltShard):
 
 
 class BuiltLearner(Built):
-    """A learner, which may be the leader of a team, or its rank of one stage."""
+    """A learner, which may be the leader of a team, or its rank of one stage.
+
+    Attributes:
+        first_seq: the mini-batch that it begins with.
+    """
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config = setup.config
+        self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         computed = self._leader or self._gradient_of()
@@ -168,7 +173,7 @@ class BuiltLearner(Built):
         self.expendable = setup.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
-        learn(self._channel, protocol, self._gradient, delays, share, setup.first_seq(learner_id))
+        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq)
 
     def end(self) -> np.ndarray:
         if self._leader is not None:

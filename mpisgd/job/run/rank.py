@@ -235,6 +235,7 @@ class Rank:
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
+            f"{f' {setup.config.spares} spare(s),' if setup.config.spares else ''}"
             f" {len(set(setup.hosts))} host(s)"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
@@ -296,6 +297,9 @@ class MpiWorld(World):
         if rank != roles.evaluator_rank:
             del self.tensors.model
         return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
+
+    def take_place(self, rank: int, roles: Roles) -> None:
+        self._setup = dataclasses.replace(self._setup, roles=roles)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)

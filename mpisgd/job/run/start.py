@@ -49,7 +49,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     agree(comm, lambda: loggers.check(config.loggers, used=told))
     pulse.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
-    learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
+    learns, first = ranks.rank in (*roles.computing_ranks, *roles.spare_ranks), roles.learner_ranks[0]
     computes = learns or ranks.rank == roles.evaluator_rank
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
     meta: Meta = comm.bcast(parts.meta_of(data) if data is not None and ranks.rank == first else None, root=first)

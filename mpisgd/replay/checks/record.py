@@ -20,8 +20,10 @@ from mpisgd.records.log.layouts import begins
 from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
 
 _CHUNK_ROWS = 4096
+_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
 
 
 class Row(NamedTuple):
@@ -47,21 +49,14 @@ class Row(NamedTuple):
 class Departure(NamedTuple):
     """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
 
-    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
+    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), a spare takes its place
+    (SUCCEEDED), or one passes (PASSED).
     """
 
     clock: int
     time_s: float
     learner_id: int
     kind: int = Event.DEPARTED
-
-
-class Lost(NamedTuple):
-    """A learner was lost; it had been given weights of clock `given` last."""
-
-    clock: int
-    time_s: float
-    given: int
 
 
 class TimeOut(NamedTuple):
@@ -218,6 +213,11 @@ class Record:
             raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
         return [[ranks.index(rank) for rank in team] for team in teams]
 
+    @cached_property
+    def succeeded(self) -> set[tuple[int, int]]:
+        """(learner_id, number) of the first gradients of spares that have taken a learner's place."""
+        return firsts_of_spares(self.shards[0])
+
     @property
     def next_seq(self) -> list[int]:
         """Per learner, its first mini-batch here: the first that any shard wants."""
@@ -303,7 +303,7 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
+    shards = completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
     path = run.path / schema.shard_file(0, attempt)
     recut = bool(begins(path).before) and not read_continues(path)
     return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
@@ -320,7 +320,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
     columns = ["clock", "time_s", "learner_id"]
-    came_or_went = events[np.isin(events["kind"], (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED))]
+    came_or_went = events[np.isin(events["kind"], _CAME_OR_WENT)]
     departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
     lost = {
         learner_id: Lost(clock, time_s, int(given))
@@ -334,39 +334,6 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
     return rows
-
-
-def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
-    """The last gradient of a learner that was lost may have come to some shards and not to others: these are given a row of it.
-
-    So all shards have the same pushes of each learner, and know from which weights each was computed.
-    """
-    return [_with_rows(shard, [_missing(shard, shards, learner_id) for learner_id in shard.lost]) for shard in shards]
-
-
-def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> tuple[int, np.ndarray] | None:
-    """Find where a row is to be inserted, and the row; None where no shard has more than this one."""
-    number = len(shard.rows_of[learner_id])
-    other = next((each for each in shards if len(each.rows_of[learner_id]) == number + 1), None)
-    if other is None:
-        return None
-    lost, pushes = shard.lost[learner_id], shard.pushes
-    row = other.pushes[other.rows_of[learner_id][number] :][:1].copy()
-    row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
-    row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0
-    row["arrival_s"], row["answer_s"] = lost.time_s, np.nan
-    after = (pushes["clock"] > lost.clock) | ((pushes["clock"] == lost.clock) & (pushes["arrival_s"] > lost.time_s))
-    return (int(np.argmax(after)) if after.any() else len(pushes)), row
-
-
-def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray] | None]) -> ShardRecord:
-    found = sorted((each for each in missing if each is not None), key=lambda each: each[0])
-    if not found:
-        return shard
-    places = [at for at, _ in found]
-    pushes = np.insert(shard.pushes, places, np.concatenate([row for _, row in found]))
-    inserted = frozenset(at + before for before, at in enumerate(places))
-    return dataclasses.replace(shard, pushes=pushes, inserted=inserted)
 
 
 def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:

@@ -95,6 +95,7 @@ class Draw:
     attempts: tuple[tuple[Fault, ...], ...]
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
+    spares: int = 0
 
     @property
     def is_batch(self) -> bool:
@@ -102,12 +103,13 @@ class Draw:
 
     @property
     def ranks(self) -> int:
-        return self.shards + self.is_batch + self.learners + self.evaluator
+        return self.shards + self.is_batch + self.learners + self.spares + self.evaluator
 
     def __str__(self) -> str:
         faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
         kind = "tolerant" if self.tolerant else "fail-fast"
-        return f"{self.way}, S = {self.shards}, {self.learners} learners{', evaluator' * self.evaluator}, {kind}: {faults}"
+        also = f"{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
+        return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}"
 
 
 def draw(dice: random.Random, number: int) -> Draw:
@@ -115,7 +117,8 @@ def draw(dice: random.Random, number: int) -> Draw:
     way = list(WAYS)[number % len(WAYS)]
     shards, evaluator, tolerant = 1 + number // len(WAYS) % 4, dice.random() < 0.4, dice.random() < 0.75
     learners = dice.randint(2, 5)
-    drawn = functools.partial(_faults, dice, shards, learners, evaluator, tolerant)
+    spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant else 0
+    drawn = functools.partial(_faults, dice, shards, learners + spares, evaluator, tolerant)
     return Draw(
         way=way,
         shards=shards,
@@ -130,6 +133,7 @@ def draw(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
+        spares=spares,
     )
 
 
@@ -207,6 +211,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "model": MODEL,
             "shards": shards,
             "evaluator": drawn.evaluator,
+            "spares": drawn.spares,
             "mu": 4,
             "threads": 1,
             "seed": 1,
