@@ -333,3 +333,40 @@ def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> Non
     assert set(torn["learner_id"].tolist()) <= {1, 2, 4}
     assert set(told(run, Event.LOST)) == {1, 2, 4}
     assert replay.replay(out, trust=True).lines()[-1].startswith("identical")
+
+
+BATCH = ["--protocol", "sandblaster", "--protocol.iterations", "12", "--model", "softmax", "--mu", "64", "--threads", "1"]
+BATCH += ["--log.progress", "plain", "--log.progress-s", "0", "--faults.patience-s", "3", *SLOWLY]
+
+
+@pytest.mark.slow
+def test_learners_of_a_batch_optimisation_die_and_hang_and_each_portion_counts_once(started: list[Job], tmp_path: Path) -> None:
+    """Learner 0, which was to evaluate, dies; learner 2 hangs for good."""
+    job = Job(7, [*BATCH, "--shards", "2", "--out", str(tmp_path / "run")], ULFM)
+    started.append(job)
+    for iteration, rank, number in ((2, 3, signal.SIGKILL), (4, 5, signal.SIGSTOP)):
+        job.wait_for(f"iteration {iteration}/")
+        job.send(rank, number)
+    run = ended(job, tmp_path / "run")
+    for shard in (0, 1):
+        assert told(run, Event.LOST, shard) == [0, 2]
+    assert "learner 0 is lost: others do what it had" in job.text
+    assert len(run.of_coordinator("iterations")) == 12
+    assert len(run.evaluations) > 0
+    proof = replay.replay(tmp_path / "run", trust=True)
+    assert proof.lines()[-1].startswith("identical"), proof.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "name"), [(1, "shard 1"), (2, "coordinator")])
+def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_job(
+    started: list[Job], tmp_path: Path, rank: int, name: str
+) -> None:
+    out = tmp_path / "run"
+    job = Job(5, [*BATCH, "--shards", "2", "--checkpoint.every-updates", "1", "--out", str(out)], ULFM)
+    started.append(job)
+    job.wait_for("iteration 3/")
+    job.send(rank, signal.SIGKILL)
+    assert job.end(END_S) not in (0, None), job.text
+    assert f"rank {rank} ({name}) is lost, and there is no job without it" in job.text
+    assert re.search(rf"to go on from its checkpoint of clock \d+ .*--resume {re.escape(str(out))}", job.text)

@@ -246,7 +246,7 @@ class Rank:
         resumption, protocol = self.setup.resumption, self.setup.protocol
         if resumption is None:
             return ""
-        bits = "asynchronously"
+        bits = "with its history" if self.setup.config.protocol.batch else "asynchronously"
         if protocol.consistent and protocol.ordered:
             exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
             same = resumption.same_layout and exact

@@ -12,6 +12,7 @@ as the how-manieth it was appointed, from 1: so one that wakes late replaces not
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
 `mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`.
+Those of later attempts continue it as shards' files do (`continues`, of these two tables), also where slices are cut anew.
 
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
