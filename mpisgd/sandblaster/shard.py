@@ -18,10 +18,9 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
-from mpisgd.sandblaster.attendance import Attendance, Given
+from mpisgd.sandblaster.attendance import Given
 from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.slots import Slots, name_of
-from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.update.slice_update import Step
@@ -269,7 +268,7 @@ class BatchShard:
         else:
             self.rules.on_interrupt()
             self._tell(Event.INTERRUPTED, value=self._signal)
-        if isinstance(self.faults, Attendance):
+        if self.faults is not None:
             self.faults.end_of_commands()
         self.desk.answer()
 

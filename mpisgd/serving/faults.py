@@ -249,6 +249,9 @@ class Faults:
         channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
         self._end_evaluation()
 
+    def end_of_commands(self) -> None:
+        """Hear that a coordinator has no more commands (`sandblaster.attendance`)."""
+
     def look(self, whose: int | None) -> None:
         """Miss those of whom too little was heard: overdue ones are noticed a quarter of the patience late, at most.
 

@@ -128,15 +128,16 @@ class BuiltBatchShard(Built):
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        channel = (TolerantBatchShardChannel if setup.tolerant else BatchShardChannel)(self.wire, setup.roles, self.index)
+        tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.tolerant else None
+        channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
-        if isinstance(channel, TolerantBatchShardChannel):
+        if tolerant is not None:
             succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
             name = f"shard {self.index} on {setup.hosts[rank]}"
-            Attendance(self.server, channel, setup.config.faults.patience_s, succession, name)
+            Attendance(self.server, tolerant, setup.config.faults.patience_s, succession, name)
 
     def train(self) -> None:
         self.server.serve()
