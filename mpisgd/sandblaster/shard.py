@@ -21,6 +21,7 @@ from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
 from mpisgd.sandblaster.attendance import Given
 from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.slots import Slots, name_of
+from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.update.slice_update import Step
