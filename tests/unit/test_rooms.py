@@ -25,6 +25,7 @@ ROOMS = [
         "records.checkpoint",
         "records",
         "exchange",
+        "exchange.collectives",
         "pipeline",
         "serving",
         "learner",
