@@ -41,7 +41,7 @@ def test_three_shards_come_to_the_losses_of_one_but_for_rounding(name: str, tmp_
     options = {"order": "portions", **changes.get("protocol", {}), "iterations": 5, "line_search": search}
     found = []
     for shards in (1, 3):
-        config = job(tmp_path / str(shards), **{**changes, "shards": shards, "protocol": options})
+        config = job(tmp_path / str(shards), **{**changes, "shards": shards, "protocol": options, "threads": 1})
         simulate(config, brought)
         found.append(Run(tmp_path / str(shards)).of_coordinator("iterations")["loss"])
     assert len(found[0]) == 5
@@ -54,7 +54,7 @@ def test_a_convex_problem_comes_to_the_loss_of_scipy(shards: int, tmp_path: Path
     """Softmax regression with weight decay, in float64 there."""
     optimize = pytest.importorskip("scipy.optimize")
     protocol = {"iterations": 100, "history": 10, "weight_decay": DECAY}
-    config = job(tmp_path / "run", data="digits", mu=100, shards=shards, protocol=protocol)
+    config = job(tmp_path / "run", data="digits", mu=100, shards=shards, protocol=protocol, threads=1)
     simulate(config)
     data = parts.load_data(config, NOTHING_BROUGHT)
     size = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT).size
