@@ -18,6 +18,7 @@ from mpisgd.job.roles.sgd import BuiltEvaluator
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.coordinator_log import CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
@@ -88,7 +89,9 @@ class BuiltBatchShard(Built):
         slots = Slots(world.weights(bounds))
         self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, ())
         self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, [])
-        progress = Progress("off", 0.0, 0.0)  # the coordinator tells
+        progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
+        if self.index == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, world.checkpoints(rank, slots, []))
         channel = BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
@@ -99,6 +102,7 @@ class BuiltBatchShard(Built):
 
     def end(self) -> np.ndarray:
         server, rules, refused = self.server, self.server.rules, self.server.refusals
+        server.records.progress.close()
         interrupted = rules.interrupted and not rules.finished
         return account(rules.clock, server.slots.samples, False, server.updated_s, refused.total, refused.most, interrupted)
 
