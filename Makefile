@@ -25,7 +25,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
-.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit clean
+.PHONY: help demo test test-all check lint types test-unit coverage test-mpi bench gpu-check faults faults-virtual faults-slurm docs docs-check audit release clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,9 +42,10 @@ test: check test-unit test-mpi  ## lint, types and the tests that take six minut
 test-all: export MPISGD_TESTS := all
 test-all: check test-unit test-mpi  ## lint, types and all tests, with all the examples that are drawn
 
-# MPISGD_TESTS=all: every test but those of `make faults`; else those marked `slow` and `alone` are left out, and properties draw fewer examples.
+# MPISGD_TESTS=all: every test but those of `make faults`; rest: of these, what `make test` has not run just so; else those marked `slow` and
+# `alone` are left out, and properties draw fewer examples.
 export MPISGD_TESTS ?= some
-LEFT_OUT = $(if $(filter all,$(MPISGD_TESTS)),long,long or slow)
+LEFT_OUT = $(if $(filter all rest,$(MPISGD_TESTS)),long,long or slow)
 
 check: lint types  ## lint and types
 
@@ -66,7 +67,7 @@ test-unit: $(READY)  ## the tests that need no MPI, on all cores
 TEST_MPI = $(IN_VENV) python -m pytest tests/mpi tests/nodes $(REAL_JOBS)
 test-mpi: $(READY)  ## the tests that need real ranks (MPI=openmpi or mpich), also on nodes (as root) and in a real SLURM, where there is one
 	first=0; $(TEST_MPI) -m 'not (alone or $(LEFT_OUT))' -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) || first=$$?; \
-	  [[ $$first == [05] ]] || exit $$first; [[ $(MPISGD_TESTS) == all ]] || exit 0; \
+	  [[ $$first == [05] ]] || exit $$first; [[ $(MPISGD_TESTS) != some ]] || exit 0; \
 	  second=0; $(TEST_MPI) -m 'alone and not long' $(ARGS) || second=$$?; \
 	  [[ $$second == 0 || $$first$$second == 05 ]] || exit $$second
 
@@ -129,8 +130,17 @@ audit: .venv-audit/.installed  ## constraints.txt against the database of known 
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	@touch $@
 
+# REPOSITORY=https://...: where images and links of the README lead. ARGS='--only newest': without the oldest versions.
+release: .venv-release/.installed  ## build wheel and sdist into dist/, check them, try the wheel with the oldest and the newest versions
+	.venv-release/bin/python -m tests.release --python $(PYTHON) $(if $(REPOSITORY),--repository $(REPOSITORY)) $(ARGS)
+
+.venv-release/.installed:
+	$(PYTHON) -m venv --clear .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build twine 'setuptools>=70'
+	@touch $@
+
 clean:  ## remove the virtual environments and caches; results/ stays
-	rm -rf .venv .venv-mpich .venv-audit .venv-docs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-audit .venv-docs .venv-release build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find mpisgd tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One recipe for both environments. torch goes first and alone, so that a CPU wheel which the user's own pip configuration

@@ -1,5 +1,5 @@
 """A place for what launchers keep: Open MPI's leave it behind where they are killed, and that of a killed one with the same process
-number keeps a new one from starting ("The PMIx server's listener thread failed to start")."""
+number keeps a new one from starting ("The PMIx server's listener thread failed to start"). And which tests are the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+from tests.effort import REST, tests_more
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """MPISGD_TESTS=rest: without what `make test` has run just so."""
+    if not REST:
+        return
+    gone = {
+        item
+        for item in items
+        if isinstance(item, pytest.Function) and not {"slow", "alone"} & set(item.keywords) and not tests_more(item.module)
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item in gone])
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_configure() -> None:

@@ -1,22 +1,36 @@
-"""How much is tested: some of it by `make test`, all of it by `make test-all` (MPISGD_TESTS=all)."""
+"""How much is tested: some by `make test`, all by `make test-all` (MPISGD_TESTS=all), what the first has not run (rest)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from itertools import islice
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
 
 Item = TypeVar("Item")
 
-EVERYTHING = os.environ.get("MPISGD_TESTS") == "all"
+EVERYTHING = os.environ.get("MPISGD_TESTS") in ("all", "rest")
+REST = os.environ.get("MPISGD_TESTS") == "rest"
 
 
-def examples(most: int) -> int:
-    """How many examples hypothesis draws of a property that takes long: all, or a twelfth of them."""
-    return most if EVERYTHING else max(2, most // 12)
+def examples(most: int, of: int = 12) -> int:
+    """How many examples hypothesis draws of a property that takes long: all, or one in `of`."""
+    return most if EVERYTHING else max(2, most // of)
 
 
 def thinned(items: Iterable[Item], step: int) -> Iterable[Item]:
     """All of what a test goes through, or each `step`-th: to be odd to what comes in turn."""
     return items if EVERYTHING else islice(items, 0, None, step)
+
+
+def spread(cases: Iterable[Any], step: int) -> list[Any]:
+    """Parameters of a test whose rule others show, too: `make test` has each `step`-th, the rest are `slow`."""
+    return [pytest.param(case, marks=[pytest.mark.slow] if number % step else []) for number, case in enumerate(cases)]
+
+
+def tests_more(module: ModuleType) -> bool:
+    """Whether tests of a module that `make test` has, too, have more examples where everything is tested."""
+    return not {"EVERYTHING", "examples", "thinned", "drawn_jobs", "dealt"}.isdisjoint(vars(module))

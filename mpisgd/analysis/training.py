@@ -145,7 +145,6 @@ _ENDS = {
     Why.CHANGE: "neither the loss nor the weights changed any more",
     Why.DIRECTION: "along its direction the loss does not fall",
     Why.LINE_SEARCH: "its line search found no lower loss",
-    Why.INTERRUPTED: "a signal interrupted it",
 }
 
 

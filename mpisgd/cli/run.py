@@ -8,11 +8,15 @@ from pathlib import Path
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import train
 from mpisgd.command_line.beside import resumed, taken_out
-from mpisgd.command_line.options import parse
-from mpisgd.config import config_file
+from mpisgd.command_line.options import ELEMENT, parse
+from mpisgd.config import Config, config_file
+from mpisgd.job.placement import on_ranks
 from mpisgd.launching.job import Attempts, Job
+from mpisgd.launching.several import Several, begun
 from mpisgd.launching.under_way import refuse_among_ranks
 from mpisgd.site import launchers
+from mpisgd.sweep import elements
+from mpisgd.sweep.elements import Element
 
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
@@ -35,17 +39,40 @@ def main(argv: list[str]) -> int:
         return train.main(words)
     refuse_among_ranks()
     ranks, restarts = _number(own, "-n", 1), _number(own, "--max-restarts", 0)
+    options = _words(own)
+    launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
     run, rest = resumed(words)
+    if rest and not rest[0].startswith("-") and ELEMENT not in rest and elements.is_sweep(rest[0]):
+        return _sweep(Path(rest[0]), rest[1:], run, Job(ranks, [], Path(), False, options, launcher), restarts)
     if run is not None and rest and not rest[0].startswith("-"):
         del rest[0]
     config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
     path = Path(config.out) if run is None else run
+    return Attempts(Job(ranks, words, path, run is not None, options, launcher), restarts).run()
+
+
+def _sweep(file: Path, words: list[str], resume: Path | None, job: Job, restarts: int) -> int:
+    """Start each run of a sweep, when all are known to be good for so many ranks."""
+    sweep = elements.read(file)
+
+    def config_of(element: Element) -> Config:
+        config = parse([str(file), ELEMENT, element.name, *words], "mpisgd run")[0]
+        on_ranks(config, ["node"] * job.ranks)
+        return config
+
+    configs = sweep.each(config_of)
+    directory = Path(configs[0].out) if resume is None else resume
+    names = begun(file, directory, resume=resume is not None, overwrite=configs[0].overwrite)
+    rest = taken_out(words, {"--out": "the directory of the sweep"})[1]
+    every = [each.name for each in sweep.elements] if names is None else names
+    return Several(file, every, directory, rest, job, restarts).run()
+
+
+def _words(own: dict[str, str]) -> list[str]:
     try:
-        options = shlex.split(own.get("--launcher-args", ""))
+        return shlex.split(own.get("--launcher-args", ""))
     except ValueError as error:
         raise ConfigError(f"--launcher-args {own['--launcher-args']!r}: {error}") from error
-    launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
-    return Attempts(Job(ranks, words, path, run is not None, options, launcher), restarts).run()
 
 
 def usage() -> str:

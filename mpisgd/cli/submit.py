@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
         print(script.text, end="")
         return EXIT_OK
     job = submit(script)
-    elements = "-*" if options.array else ""
-    print(
-        f"job {job}: {script.layout.ranks} ranks on {script.layout.nodes} nodes; runs go to results/{options.name}-{job}{elements}"
-    )
+    place = options.resume or f"results/{options.name}-{job}{'-*' if options.array else ''}"
+    print(f"job {job}: {script.layout.ranks} ranks on {script.layout.nodes} nodes; runs go to {place}")
+    if script.sweep:
+        print(f"{len(script.sweep)} runs of the sweep; look at them with: mpisgd compare --sweep {place}")
     return EXIT_OK
 
 

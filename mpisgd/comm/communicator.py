@@ -37,6 +37,12 @@ class Communicator(Protocol):
 
     def sleep(self, seconds: float) -> None: ...
 
+    def let_move(self) -> None:
+        """The rank computes from here until `hold`: what was begun goes on meanwhile. Until then it must call nothing else here."""
+
+    def hold(self) -> None:
+        """The rank computes no more."""
+
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
 

@@ -43,6 +43,7 @@ class Tag(enum.IntEnum):
     DELTA = 32
     DELTA_BODY = 33
     AGREE = 34
+    TAKEN = 35
 
 
 class Ending(enum.IntEnum):
@@ -81,13 +82,17 @@ class Op(enum.IntEnum):
     COMMIT = 9
     """Add push b of learner a to the sum; it is of `out` portions."""
     DISCARD = 10
-    """Forget all pushes of learner a that were not committed."""
+    """Forget all pushes of learner a until number b that were not committed, also those that are still to come."""
     END = 11
     """The evaluation is over: out = the sum / its samples. alpha: the loss; beta: the step length. Answered by |out|^2."""
     ACCEPT = 12
     """The weights are a now: an iteration is over."""
     FINISH = 13
     """There are no more commands; a: an `Ending`."""
+    KEEP = 14
+    """The next checkpoint has a, besides what it has already."""
+    SAVE = 15
+    """Write a checkpoint of what is kept, as of the last iteration."""
 
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
@@ -156,6 +161,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
     Tag.DEAL: Layout("clock", "portion", "counts"),
+    Tag.TAKEN: Layout("shard", "seq", "whole"),
     Tag.SNAPSHOT_PULL: Layout("number", "enough"),
     Tag.SNAPSHOT_ANSWER: Layout("shard", "there", "clock", "samples", "taken_ns", "nbytes", body=Tag.SNAPSHOT_WEIGHTS),
 }
@@ -295,6 +301,8 @@ class Next(NamedTuple):
 
 PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED = -1, -2, -3
 """In the place of a portion that is dealt: what the learner is to do instead."""
+FORGET = -1
+"""In the place of whether a result counts: nothing does that the learner has summed, and not pushed."""
 
 
 class Refused(NamedTuple):

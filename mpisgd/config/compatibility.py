@@ -67,7 +67,8 @@ FEATURES: Mapping[str, Feature] = {
         lambda config: config.inner_alpha0 != Config.inner_alpha0, "inner_alpha0", "inner_alpha0", str(Config.inner_alpha0)
     ),
     "waits": Feature(lambda config: not config.protocol.duplex, "{}, whose pulls wait for the learner's own push"),
-    "duplex": Feature(lambda config: config.exchange == "duplex", "exchange = 'duplex'", "exchange", "'whole'"),
+    "duplex": Feature(lambda config: config.both_ways, "exchange = 'duplex' or 'prefetch'", "exchange", "'whole'"),
+    "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
     "topk": Feature(lambda config: config.push_format == "topk", "push_format = 'topk'", "push_format", "'float32' or 'bfloat16'"),
@@ -107,9 +108,6 @@ FEATURES: Mapping[str, Feature] = {
     "clipping": Feature(lambda config: config.clip_norm > 0, "clip_norm > 0", "clip_norm", "0"),
     "scaling": Feature(lambda config: config.linear_scaling, "linear_scaling", "linear_scaling", "False"),
     "nonfinite": Feature(lambda config: config.nonfinite != "stop", "nonfinite", "nonfinite", "'stop'"),
-    "saving": Feature(
-        lambda config: config.checkpoint.every_updates > 0, "checkpoint.every_updates > 0", "checkpoint.every_updates", "0"
-    ),
     **{field: _other_than(Config(), field) for field in ("optimizer", "schedule", "groups", "alpha0", "epochs", "sampling")},
     "best": Feature(lambda config: bool(config.evaluation.best), "evaluation.best", "evaluation.best", "''"),
     "patience": Feature(lambda config: config.evaluation.patience > 0, "evaluation.patience > 0", "evaluation.patience", "0"),
@@ -167,6 +165,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
     ("duplex", "rounded pulls"): "the answers of a clock leave together, and what is rounded is each learner's own",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
+    ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("accumulation", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("accumulation", "batched"): "the gradients of a learner that are to be one are computed one after the other",
@@ -254,10 +253,8 @@ REFUSED: Mapping[tuple[str, str], str] = {
         _WHOLE,
     ),
     ("sampling", "batch"): "the batch is the same at each evaluation: protocol.share says how much of the training set",
-    ("saving", "batch"): "a checkpoint has its weights alone, and is written where a signal comes",
     ("stages", "batch"): "its learners compute portions of the whole model",
     ("micro-batches", "batch"): "the last portion may be shorter, and no multiple of micro_batches",
-    ("tolerant", "batch"): "a learner that dies ends the job; its virtual ranks may leave",
     ("cuda", "batch"): "portions are summed in the host's memory",
     ("cuda shards", "batch"): "slots lie in the host's memory",
     ("sizes", "batch"): "a line search needs losses",

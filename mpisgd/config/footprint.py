@@ -14,7 +14,7 @@ def of_compensation(lambda_: int, parameters: int, shards: int) -> str:
 
 def of_history(history: int, parameters: int, shards: int) -> str:
     """The vectors that L-BFGS keeps (`sandblaster/slots.py`): how many, and MiB for the longest slice."""
-    slices = 2 * history + 9
+    slices = 2 * history + 13
     return f"{slices} slices on each shard, {slices * -(-parameters // shards) * 4 / 2**20:,.1f} MiB, and pushes that wait"
 
 

@@ -92,6 +92,7 @@ _SAME: Mapping[str, str] = {
     "averaged weights are kept by `averaging`, their decay": "ema ema_decay polyak swa",
     "a virtual cluster is another command: mpisgd simulate": "simulate virtual_learners",
     "what would be done is printed by --print-config": "dry_run",
+    "a file of several runs, [sweep], is for mpisgd run, submit and simulate": "sweep sweeps grid",
     "most of what a run does stands at the top of the file, in no table: epochs, mu, alpha0": "training trainer train hyper",
 }
 #: Name -> what to say of it; names are in small letters, with underscores.

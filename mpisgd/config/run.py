@@ -126,8 +126,8 @@ class CheckpointOptions:
     """Checkpoints, from which `mpisgd train --resume` goes on. Virtual jobs write none: run them again."""
 
     every_updates: int = 0
-    """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple; a
-    signal that interrupts the run leads to one in any case."""
+    """Write a checkpoint every so many updates; 0 = at signals only. Each shard writes its slice when its clock is a multiple
+    (sandblaster: at the end of the iteration that comes to one); a signal that interrupts the run leads to one in any case."""
     keep: int = 2
     """Keep this many complete checkpoints. Those that the run was continued from are kept besides."""
 

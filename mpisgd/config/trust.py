@@ -66,11 +66,12 @@ def check(where: Path, config: Config, consented: Mapping[str, str], line: str =
     )
 
 
-def check_resumed(run: Path, words: Sequence[str], job: Path | None) -> None:
-    """Raises ConfigError where a run that is to go on names code that neither the command line nor the job file in it names."""
-    consented = {} if job is None else names_of(read(job))
+def check_resumed(run: Path, words: Sequence[str], consented: Mapping[str, str]) -> None:
+    """Raises ConfigError where a run that is to go on names code that neither the command line names nor the job file in it, whose
+    names are `consented` (field -> name).
+    """
     config = config_file.of_run(run)
-    check(run, config, consented | _said(words), resume_line(run, config))
+    check(run, config, dict(consented) | _said(words), resume_line(run, config))
 
 
 def read(path: str | Path, trusting: bool = False) -> Config:

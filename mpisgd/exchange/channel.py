@@ -130,12 +130,17 @@ class LearnerChannel:
 
     def _begin_push(self, report: Report) -> list[Any]:
         """Begin to send the slices; returns what `finish` waits for."""
-        transfers = []
-        for shard, gradient in enumerate(self._gradients):
-            told = self._told(shard, report, gradient.nbytes)
-            transfers.append(self._wire.start(self._ranks[shard], _PUSH, told, gradient))
+        return self._send(self._headers(report))
+
+    def _headers(self, report: Report) -> list[PushFields]:
+        """What each shard is to be told of a push; as long as the weights are those that it was computed from."""
+        return [self._told(shard, report, gradient.nbytes) for shard, gradient in enumerate(self._gradients)]
+
+    def _send(self, headers: list[PushFields]) -> list[Any]:
+        """Begin to send the slices, each behind its header."""
+        start, ranks = self._wire.start, self._ranks
         self._pushes += 1
-        return transfers
+        return [start(ranks[shard], _PUSH, told, self._gradients[shard]) for shard, told in enumerate(headers)]
 
     def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
         """The header of a push to one shard."""
@@ -185,15 +190,22 @@ class LearnerChannel:
 
     def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[int, int]:
         """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
-        wire, ranks, weights, held = self._wire, self._ranks, self._weights, self._held
+        asked = self._begin_ask(shards, min_clock)
+        if meanwhile is not None:
+            meanwhile()
+        return self._take_answers(shards, asked, min_clock)
+
+    def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
+        """Ask for weights; returns the answers to come."""
+        wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
         if self._interruptible:
             self._post_notices(shards)
-        asked = []
-        for shard in shards:
-            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]))
-        if meanwhile is not None:
-            meanwhile()
+        return [wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
+
+    def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
+        """Wait for the answers; returns the ending that they tell, and the nanosecond at which the first began."""
+        wire, ranks, held = self._wire, self._ranks, self._held
         stop, began_ns = _GOES_ON, 0
         for shard, answer in zip(shards, asked, strict=True):
             sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)

@@ -26,6 +26,7 @@ from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.duplex import DuplexChannel
+from mpisgd.exchange.prefetch import PrefetchChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
@@ -151,6 +152,8 @@ def learner_channel(
     bounds: list[tuple[int, int]],
 ) -> LearnerChannel:
     """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
+    if config.exchange == "prefetch":
+        return PrefetchChannel(wire, roles, learner_id, memory, bounds)
     vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
     if config.pull_format == "bfloat16":
         vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))

@@ -61,6 +61,11 @@ class Roles:
         return tuple(sorted(rank for together in self.groups or self.teams for rank in together))
 
     @property
+    def vital_ranks(self) -> tuple[int, ...]:
+        """Without these there is no job."""
+        return (*self.shard_ranks, self.coordinator_rank) if self.coordinator_rank >= 0 else self.shard_ranks
+
+    @property
     def streams(self) -> int:
         """How many streams mini-batches are dealt into: one for each rank that computes, or for each group."""
         return len(self.groups or self.computing_ranks)

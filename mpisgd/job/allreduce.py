@@ -7,7 +7,7 @@ all-gather      every learner has the new weights of all slices
 
 The reduce-scatter is an all-to-all of slices, summed where they arrive. As many bytes cross the wire as in MPI_Reduce_scatter,
 (lambda - 1)/lambda of the vector from every rank; but the order of the sum is that of hardsync, and so are its bits, again and
-again (law 5), where MPI may add in any order. Where all learners are on one node, nothing need be moved at all (`shared_team.py`).
+again (law 5), where MPI may add in any order. Where all learners are on one node, nothing need be moved at all (`shared.py`).
 
 The learner's loop is that of all (`learner.py`), and the bookkeeping of a slice is `shard.Shard`'s, which is handed what a shard's
 messages would have said: so the log, the books and the replay are those of hardsync with as many shards as learners. Nobody can
@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from mpisgd.comm.messages import Ending, Interrupt, Pull
 from mpisgd.exchange.base import Answers, Exchange, Report
-from mpisgd.exchange.team_channel import TeamChannel
+from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.shard import Shard
 
 

@@ -75,6 +75,12 @@ class Resumption:
         }
 
     @property
+    def of_coordinator(self) -> dict[str, Any]:
+        """As `attributes`, of a coordinator's file."""
+        rows = np.array(self.checkpoint.coordinator["rows"], np.int64).reshape(-1, 1 + len(schema.COORDINATOR))
+        return {"attempt": self.attempt, "continues_clock": self.checkpoint.clock, "continues": rows}
+
+    @property
     def layout(self) -> int:
         """The first attempt whose slices are cut as those of this one."""
         return self.attempt if isinstance(self.checkpoint, Recut) else self.checkpoint.attempts[0]
@@ -129,13 +135,13 @@ def find(run: Path, config: Config) -> Resumption:
 
     Raises CheckpointError where none can be loaded, DataError where there is no run, or its log is damaged.
     """
-    if config.protocol.batch:
-        raise CheckpointError(
-            f"{run}: a batch optimisation is not resumed, for its history is not saved; begin anew with the weights of its"
-            f" checkpoint: mpisgd export {run} WEIGHTS.pt --clock CLOCK, then --init-from WEIGHTS.pt"
-        )
     notes: list[str] = []
     checkpoint = disk.newest(run, notes.append)
+    if config.protocol.batch and not checkpoint.coordinator:
+        raise CheckpointError(
+            f"{checkpoint.path} has weights alone, and no history: an earlier mpisgd wrote it; begin anew with them:"
+            f" mpisgd export {run} WEIGHTS.pt --clock {checkpoint.clock}, then --init-from WEIGHTS.pt"
+        )
     for part in checkpoint.parts:
         check_rows(run, part.account.shard, part.account.rows)
     environment = Run(run).environment

@@ -111,6 +111,8 @@ class World(ABC):
     """
 
     tensors: Tensors | None
+    saves = False
+    """Whether shards write checkpoints."""
     progress: Any = "off"
     callbacks: Callbacks = NO_CALLBACKS
 
@@ -133,6 +135,10 @@ class World(ABC):
         """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
         assert self.tensors is not None
         return self.tensors.model.weights[slice(*bounds)].clone()
+
+    def saved(self, rank: int) -> dict[str, Tensor]:
+        """A shard's tensors from the checkpoint that the run goes on from; once."""
+        raise NotImplementedError
 
     def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Called before a shard sums a gradient, and before it ends an evaluation: let the time pass that this is to cost."""

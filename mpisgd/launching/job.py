@@ -32,6 +32,7 @@ class Job:
         resumed: whether the run was there before.
         options: of the launcher.
         launcher: it, with its words for so many ranks; default: that of this Python's MPI.
+        words_to: a file that gets what the ranks say, behind what it has; default: where this process speaks.
     """
 
     ranks: int
@@ -40,6 +41,7 @@ class Job:
     resumed: bool
     options: Sequence[str] = ()
     launcher: Sequence[str] = ()
+    words_to: Path | None = None
 
 
 class Attempts:
@@ -57,6 +59,11 @@ class Attempts:
         self._under_way: UnderWay | None = None
         self._told = 0
         """The signal that has told this process to stop."""
+
+    @property
+    def told(self) -> bool:
+        """Whether this process was told to stop."""
+        return self._told != 0
 
     def run(self) -> int:
         """The status of the job: 0 if, and only if, its run is DONE."""
@@ -80,7 +87,11 @@ class Attempts:
         self._before = self._stamp()
         train = [sys.executable, "-m", "mpisgd", "train", *words]
         job = self._job
-        with UnderWay(job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun) as self._under_way:
+        with contextlib.ExitStack() as stack:
+            stdout = None if job.words_to is None else stack.enter_context(job.words_to.open("ab")).fileno()
+            self._under_way = stack.enter_context(
+                UnderWay(job.ranks, train, options=job.options, launcher=job.launcher, has_begun=self._has_begun, stdout=stdout)
+            )
             if self._told:  # in between
                 self._under_way.stop()
             status = self._under_way.wait()

@@ -18,6 +18,7 @@ from mpisgd.site.scripts import sites, submission
 from mpisgd.site.scripts.options import Request
 from mpisgd.site.scripts.queues import QUEUES
 from mpisgd.site.scripts.systems import SystemName
+from mpisgd.sweep.elements import is_sweep
 
 if TYPE_CHECKING:
     from mpisgd.analysis.opened import OpenRun
@@ -127,6 +128,8 @@ def submit(config: str | Path | Mapping[str, Any] | Config, *, site: str = "", *
     require(not request.array, "array", request.array, "none from Python: submit once for each")
     own = not (request.chain and request.system == "pbs")
     require(own, "chain", True, "false with pbs from Python, since each link is a job of its own: mpisgd submit")
+    if isinstance(config, str | Path):
+        require(not is_sweep(config), "config", str(config), "no sweep from Python: mpisgd submit")
     request = dataclasses.replace(request, config=_file(config, request.name))
     said = "".join(f", {name}={value!r}" for name, value in options.items())
     script = submission.make(request, _read, f"mpisgd.submit({str(request.config)!r}{said})")

@@ -35,7 +35,7 @@ class UnderWay:
         launcher: it, with its own words for so many ranks; default: that of this Python's MPI.
         has_begun: whether all ranks hear signals by now, so that SIGUSR1 makes them save and leave.
         env: what differs from this process's environment.
-        stdout: as in `subprocess.Popen`; standard error goes the same way where it is a pipe.
+        stdout: as in `subprocess.Popen`; standard error goes the same way where it is given.
 
     Raises ConfigError where there is no launcher, or this process has been started by one.
     """
@@ -61,7 +61,7 @@ class UnderWay:
             env=environment() | dict(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=subprocess.STDOUT if stdout == subprocess.PIPE else None,
+            stderr=None if stdout is None else subprocess.STDOUT,
             text=True,
             errors="replace",
             process_group=0,

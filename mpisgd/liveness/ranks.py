@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import words
+from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES, launched_rank, launched_rank_variable
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Ranks:
     """Cores that this rank is bound to."""
     pids: tuple[int, ...]
     """Process of each rank, on its host."""
+    badly_bound: str = ""
+    """Which ranks are bound to too few cores while others are idle; "" where none are."""
 
     @property
     def ranks_on_node(self) -> int:
@@ -62,18 +65,21 @@ class Ranks:
 
 def look_around(comm: MPI.Intracomm) -> Ranks:
     """Gather hosts and cores of all ranks."""
-    own = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
-    everybody = comm.allgather((socket.gethostname(), own, os.getpid()))
+    own = binding.own_cores()
+    everybody = comm.allgather((socket.gethostname(), own, os.getpid(), binding.granted_cores()))
     rank = comm.Get_rank()
     host = everybody[rank][0]
-    cores = frozenset[int]().union(*(theirs for name, theirs, _ in everybody if name == host))
+    cores = frozenset[int]().union(*(theirs for name, theirs, _, _ in everybody if name == host))
     return Ranks(
         size=comm.Get_size(),
         rank=rank,
-        hosts=tuple(name for name, _, _ in everybody),
+        hosts=tuple(name for name, *_ in everybody),
         cores=len(cores),
         own_cores=len(own),
-        pids=tuple(pid for _, _, pid in everybody),
+        pids=tuple(pid for _, _, pid, _ in everybody),
+        badly_bound=binding.complaint(
+            [name for name, *_ in everybody], [theirs for _, theirs, _, _ in everybody], [count for *_, count in everybody]
+        ),
     )
 
 

@@ -105,7 +105,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
                 _add_counts(log, run, whole)
             if run.is_batch:
                 for table, dtype in schema.COORDINATOR.items():
-                    _copy(log, table, [Rows(path / schema.coordinator_file(attempt))], dtype)
+                    _copy(log, table, run.parts_of_coordinator, dtype)
             for number, layout in enumerate(earlier):
                 _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()

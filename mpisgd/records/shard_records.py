@@ -37,6 +37,11 @@ class ShardRecords:
         self._dropped_seq: list[int] = []
         self._snapshots = 0
 
+    @property
+    def marked_clock(self) -> int:
+        """From which the run could go on, if it were saved now."""
+        return int(self._mark["clock"])
+
     def take_snapshot(self, update: Copied, clock: int, now_s: float) -> None:
         self.snapshots.take(update, clock, now_s)
         self.log.event(Event.SNAPSHOT, clock, now_s)

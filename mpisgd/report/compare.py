@@ -29,8 +29,10 @@ class Comparison:
     files: tuple[Path, ...]
 
 
-def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None) -> Comparison:
+def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None = None, beside: Sequence[Table] = ()) -> Comparison:
     """Print one row per run, or for all that differ in the seed alone (`seeds`); write tables and overlaid figures to `out`.
+
+    `beside`: more tables, for the folder.
 
     Raises ConfigError (no run given, `out` cannot be written), DataError (no run, or its log is missing or damaged).
     """
@@ -49,7 +51,7 @@ def compare(run_paths: Sequence[str | Path], out: Path, console: Console | None 
         tables.insert(0, _over_seeds(groups, names, tables[0]))
     tables[0].print_to(console)
     drawings = _drawings(runs, names, groups)
-    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], tables, drawings)
+    files = write(out / "compare.md", "Comparison", [f"{len(runs)} runs"], [*tables, *beside], drawings)
     tell(console, out, drawings)
     return Comparison(tables[0], drawings, tuple(files))
 

@@ -24,9 +24,22 @@ class Here:
 
     def __init__(self, weights: Tensor, bounds: Sequence[tuple[int, int]], accepted: Callable[[], None]) -> None:
         self.slots = [Slots(weights[start:end].clone()) for start, end in bounds]
-        self.signal = 0
         self._bounds = bounds
         self._accepted = accepted
+
+    def cut_anew(self, bounds: Sequence[tuple[int, int]]) -> None:
+        """From here on there are shards of these slices: another attempt goes on."""
+        if list(bounds) == list(self._bounds):
+            return
+        numbers, samples = self.slots[0].numbers, self.slots[0].samples
+        whole = {number: torch.cat([slots.slot(number) for slots in self.slots]) for number in numbers}
+        at = next(number for number in numbers if self.slots[0].slot(number) is self.slots[0].weights)
+        self.slots = []
+        for start, end in bounds:
+            slots = Slots(whole[at][start:end].clone())
+            slots.restore({number: vector[start:end].clone() for number, vector in whole.items()}, samples, weights=at)
+            self.slots.append(slots)
+        self._bounds = bounds
 
     def now_s(self) -> float:
         """Nobody asks how long it takes."""
@@ -34,6 +47,9 @@ class Here:
 
     def finish(self, ending: Ending) -> None:
         """There are no more commands."""
+
+    def fail(self) -> None:
+        """Nobody is told."""
 
     def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
         if op is Op.ACCEPT:

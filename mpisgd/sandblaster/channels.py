@@ -7,6 +7,9 @@
                  learner                                    coordinator
     next         posts DEAL; NEXT                     ->    keeps the question until there is something to do
                  <- DEAL: a portion, or: push, or: stop
+                 learner                                    shard
+    push         posts TAKEN; PUSH, GRADIENT          ->    parks it until the coordinator says whether it counts
+                 <- TAKEN: it is here, whole                (where ranks may be lost; else who has sent it knows)
 
 No deadlock by construction. The coordinator and the shards send only to receives that are posted, but for commands, and a shard
 always gets back to where it takes those: it waits for nobody. A learner waits for one at a time: for the coordinator, or for
@@ -16,13 +19,17 @@ shards. The coordinator waits for shards only until they have taken its commands
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
-from mpisgd.comm.messages import Command, Ending, Fields, Goodbye, Interrupt, Message, Next, Op, Tag
+from mpisgd.comm.messages import NOBODY, Command, Ending, Fields, Goodbye, Interrupt, Lost, Message, Next, Op, Tag
+from mpisgd.exchange.base import Report
+from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.vectors.chunks import chunks_of
 
 _UNDER_WAY = 64
@@ -42,6 +49,7 @@ class CoordinatorChannel:
         self._learners = roles.learner_ranks
         self._learner_of = {rank: learner_id for learner_id, rank in enumerate(roles.learner_ranks)}
         self._under_way: list[Any] = []
+        self._dealt: dict[int, Any] = {}
         self._over = False
         self._told = 0
 
@@ -88,11 +96,16 @@ class CoordinatorChannel:
             self._wire.finish(sent)
         self._under_way.clear()
 
-    def receive(self) -> Next | Goodbye | Interrupt:
-        """Wait for the next message of a learner. Raises PeerError for what cannot be."""
-        taken = self._wire.take(((None, None),))
-        assert taken is not None
+    def receive(self, until_s: float = math.inf) -> Next | Goodbye | Interrupt | Lost | None:
+        """Wait for the next message of a learner, or for this second. Raises PeerError for what cannot be."""
+        taken = self._wire.take(((None, None),), None if until_s == math.inf else math.ceil(until_s * 1e9))
+        if taken is None:
+            return None
         source, tag, fields = taken
+        if tag == Tag.LOST and fields[0] == NOBODY:
+            return Lost(source, self._learner_of.get(source, -1))
+        if tag == Tag.STUCK and fields[0] == NOBODY:
+            return None
         if tag == Tag.INTERRUPT:
             self._told = self._told or fields[0]
             return Interrupt(fields[0])
@@ -102,12 +115,25 @@ class CoordinatorChannel:
             return Goodbye(*fields)
         said = Next(*fields)
         self._told = self._told or said.signal
+        self.finish_deals([said.learner_id])
         return said
 
-    def deal(self, learner_id: int, clock: int, portion: int, *, counts: bool) -> None:
-        """Answer a learner: what it is to do, and whether what it has done counts."""
-        wire = self._wire
-        wire.finish(wire.start(self._learners[learner_id], Tag.DEAL, (clock, portion, int(counts))))
+    def deal(self, learner_id: int, clock: int, portion: int, *, counts: int) -> None:
+        """Answer a learner: what it is to do, and whether what it has done counts, or FORGET.
+
+        One that hangs is not waited for: whether it has taken the answer is asked when it asks again (`receive`).
+        """
+        self._dealt[learner_id] = self._wire.start(self._learners[learner_id], Tag.DEAL, (clock, portion, counts))
+
+    def finish_deals(self, learner_ids: Iterable[int]) -> None:
+        """Wait until these learners have taken their last answers."""
+        for learner_id in learner_ids:
+            if learner_id in self._dealt:
+                self._wire.finish(self._dealt.pop(learner_id))
+
+    def fail(self) -> None:
+        """This rank fails: nobody is commanded any more, not even to forget a slot."""
+        self._over = True
 
 
 class Desk:
@@ -128,19 +154,44 @@ class Desk:
         pushed: int = -1,
         compute_ns: int = 0,
         delay_ns: int = 0,
-    ) -> tuple[int, int, bool]:
-        """Tell what was done (`messages.Next`); returns clock and portion of what is next, and whether what was done counts."""
+    ) -> tuple[int, int, int]:
+        """Tell what was done (`messages.Next`); returns clock and portion of what is next, and whether what was done counts, or
+        FORGET."""
         wire = self._wire
         fields: Fields = (self._learner_id, clock, portion, samples, pushed, compute_ns, delay_ns, wire.signal, loss)
         asked = wire.ask(self._rank, Tag.NEXT, fields, Tag.DEAL)
         clock, portion, counts = wire.header(asked)
         wire.finish(asked)
-        return clock, portion, bool(counts)
+        return clock, portion, counts
 
     def leave(self, pushed: int) -> None:
         """Say that this learner computes no more, while others go on."""
         wire = self._wire
         wire.finish(wire.start(self._rank, Tag.GOODBYE, (self._learner_id, pushed, int(Ending.NONE))))
+
+
+class BatchLearnerChannel(LearnerChannel):
+    """A learner's end of push and pull.
+
+    Attributes:
+        acknowledged: shards say when they have a push: ranks may be lost, and what a rank has sent then does not always come.
+        whole: whether all shards have the last push.
+    """
+
+    acknowledged = False
+    whole = True
+
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        wire = self._wire
+        posted = [wire.post(rank, Tag.TAKEN) for rank in self._ranks] if self.acknowledged else []
+        super().push(report, meanwhile)
+        self.whole = True
+        for each in posted:
+            _, seq, whole = wire.header(each)
+            wire.finish(each)
+            if seq != report.seq:
+                raise PeerError(f"TAKEN says push {seq}, expected {report.seq}")
+            self.whole = self.whole and bool(whole)
 
 
 class BatchShardChannel(ShardChannel):
@@ -160,10 +211,19 @@ class BatchShardChannel(ShardChannel):
         wire = self._wire
         wire.finish(wire.start(self._coordinator, Tag.RESULT, (self._shard, signal, value)))
 
-    def give(self, learner_id: int, weights: Any, clock: int) -> None:
-        """Answer a pull."""
+    def taken(self, learner_id: int, seq: int, *, whole: bool) -> None:
+        """Tell a learner that its push is here, or was torn."""
+        wire = self._wire
+        wire.finish(wire.start(self.rank_of(learner_id), Tag.TAKEN, (self._shard, seq, int(whole))))
+
+    def give(self, learner_id: int, weights: Any, clock: int) -> bool:
+        """Answer a pull. False where that was given up: the weights must then stay as they are for ever."""
         self.open_answers([learner_id], weights, clock, {})
         for chunk in chunks_of(weights):
             self.add_chunk(chunk)
         self.close_answers()
-        self.finish_answers()
+        return self.finish_answers()
+
+
+class TolerantBatchShardChannel(BatchShardChannel, TolerantShardChannel):
+    """The same where learners may be lost."""

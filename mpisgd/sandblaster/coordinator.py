@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -22,19 +22,36 @@ from mpisgd.comm.messages import Ending, Op
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.log.schema import Why
 from mpisgd.sandblaster.remote import Commands, RemoteVector, Slot, Store
+from mpisgd.sandblaster.state import Held, held, restored
 
 
 class Channel(Commands, Protocol):
     """What it asks of its channel, besides commands."""
 
-    @property
-    def signal(self) -> int:
-        """One that has told a rank to come to an end; 0 = none has."""
-
     def now_s(self) -> float: ...
 
     def finish(self, ending: Ending) -> None:
         """There are no more commands."""
+
+    def fail(self) -> None:
+        """Nor are there where this rank fails."""
+
+
+class Interrupted(Exception):
+    """A signal has come: the evaluation under way will not be finished."""
+
+
+class Saves(Protocol):
+    """Where checkpoints go (`records/coordinator_records.py`)."""
+
+    def rows(self) -> list[list[int]]:
+        """The log so far."""
+
+    def due(self, before: int, clock: int) -> bool:
+        """Whether one is to be written at this clock, where there was one, or none was due, until the clock before."""
+
+    def write(self, numbers: dict[str, Any]) -> bool:
+        """Write what the coordinator knows; whether that could be done."""
 
 
 class Evaluates(Protocol):
@@ -44,7 +61,10 @@ class Evaluates(Protocol):
     seconds: float
 
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
-        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`."""
+        """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
+
+        Raises Interrupted.
+        """
 
     def end(self, ending: Ending) -> None:
         """There are no more evaluations."""
@@ -58,9 +78,11 @@ class Coordinator:
         log: is given each row of `iterations`.
         told: is told of each iteration: its number, the loss, the greatest element of the gradient, evaluations, seconds.
         warn: is told what people must hear of.
+        saves: None = there are no checkpoints.
+        begun: what a coordinator knew at the checkpoint that the run goes on from; the shards have its slots.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each by name
         self,
         channel: Channel,
         evaluations: Evaluates,
@@ -70,18 +92,27 @@ class Coordinator:
         *,
         told: Callable[[int, float, float, int, float], None],
         warn: Callable[[str], None],
+        saves: Saves | None = None,
+        begun: Mapping[str, Any] | None = None,
     ) -> None:
         self.evaluations = evaluations
-        self.interrupted = False
         self._channel = channel
         self._options = options
         self._log = log
         self._told = told
         self._warn = warn
-        self._store = Store(channel, elements)
-        self._weights = RemoteVector(Slot(self._store, 0))
+        self._saves = saves
+        self._begun: Mapping[str, Any] = begun or {"iteration": 0, "slots": 1, "state": {}}
+        slots: int = self._begun["slots"]
+        self._store = Store(channel, elements, first=slots)
+        self._slots = [Slot(self._store, place) for place in range(slots)]
+        self._weights = RemoteVector(self._slots[0])
         self._weights.moved = self._moved
-        self._iteration = 0
+        self._iteration: int = self._begun["iteration"]
+        self._saved = evaluations.clock
+        """Until when no other checkpoint is due."""
+        self._held: Held | None = None
+        """What there was to know after the last iteration: a signal that comes later goes back to it."""
         self._since = (0.0, 0.0, 0)
         """When the iteration began; seconds of evaluations, and their number, before it."""
         self._known: dict[Any, tuple[float, weakref.ref[Slot]]] = {}
@@ -90,7 +121,10 @@ class Coordinator:
         """The gradient at the weights, where it is known: torch forgets it between two steps, and asks again."""
 
     def run(self) -> None:
-        """Step until it has converged, cannot go on, has made all iterations, or a signal has come."""
+        """Step until it has converged, cannot go on, has made all iterations, or a signal has come.
+
+        Then the last iteration is saved, whatever came since: it is done again when the run goes on.
+        """
         options, channel = self._options, self._channel
         search = None if options.line_search == "none" else options.line_search
         optimiser = torch.optim.LBFGS(
@@ -103,14 +137,60 @@ class Coordinator:
             history_size=options.history,
             line_search_fn=search,
         )
-        self._since = channel.now_s(), 0.0, 0
-        why, before = Why.GOES_ON, self._evaluated()
-        while why is Why.GOES_ON:
-            why, before = self._step(optimiser, before)
-        ending = Ending.INTERRUPTED if why is Why.INTERRUPTED else Ending.FINISHED
-        self.interrupted = ending is Ending.INTERRUPTED
+        self._since = channel.now_s(), 0.0, self.evaluations.clock
+        ending = Ending.FINISHED
+        try:
+            why, before = Why.GOES_ON, self._begin(optimiser)
+            while why is Why.GOES_ON:
+                why, before = self._step(optimiser, before)
+                if why is Why.GOES_ON:
+                    self._hold(optimiser, before)
+                    self._save_if_due()
+        except Interrupted:
+            ending = Ending.INTERRUPTED
+            self._save(last=True)
+        except BaseException:
+            channel.fail()
+            raise
         channel.finish(ending)
         self.evaluations.end(ending)
+
+    def _begin(self, optimiser: torch.optim.LBFGS) -> float:
+        """The loss at the weights: evaluated, or known from the checkpoint, with the state of the optimiser."""
+        begun, slots, weights = self._begun, self._slots, self._weights
+        self._slots = []
+        if begun["state"]:
+            optimiser.state[weights].update(restored(begun["state"], slots))
+            gradient: RemoteVector = restored({"gradient": begun["gradient"]}, slots)["gradient"]
+            weights.grad, self._kept = gradient, gradient.slot
+            loss: float = begun["loss"]
+            self._known[weights.slot.origin] = (loss, weakref.ref(self._kept))
+            self._hold(optimiser, loss)
+            return loss
+        self._hold(optimiser, math.nan)
+        return self._evaluated()
+
+    def _hold(self, optimiser: torch.optim.LBFGS, loss: float) -> None:
+        if self._saves is None:
+            return
+        told = {"clock": self.evaluations.clock, "iteration": self._iteration, "rows": self._saves.rows()}
+        state = optimiser.state.get(self._weights, {})
+        self._held = held(self._weights, state, **told, **({"loss": loss} if state else {}))
+
+    def _save_if_due(self) -> None:
+        before, self._saved = self._saved, self.evaluations.clock
+        if self._saves is not None and self._saves.due(before, self._saved):
+            self._save()
+
+    def _save(self, *, last: bool = False) -> None:
+        if self._saves is None or self._held is None:
+            return
+        numbers, slots = self._held
+        if not self._saves.write({**numbers, "slots": len(slots)}):
+            return
+        for slot in slots:
+            self._channel.do(Op.KEEP, a=slot.number)
+        self._channel.do(Op.SAVE, a=int(last))
 
     def _step(self, optimiser: torch.optim.LBFGS, before: float) -> tuple[Why, float]:
         """One iteration, from a point of this loss; why it is the last one, if it is, and the loss that it came to."""
@@ -161,9 +241,7 @@ class Coordinator:
             return Why.LINE_SEARCH
         if changed <= options.tolerance_change or abs(loss - before) < options.tolerance_change:
             return Why.CHANGE
-        if self._iteration == options.iterations:
-            return Why.ITERATIONS
-        return Why.INTERRUPTED if self._channel.signal else Why.GOES_ON
+        return Why.ITERATIONS if self._iteration == options.iterations else Why.GOES_ON
 
     def _moved(self, slot: Slot) -> None:
         """The weights have become another point. Torch still holds its gradient, if it has asked for that before."""

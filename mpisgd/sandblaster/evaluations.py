@@ -9,16 +9,21 @@ all portions are summed   the loss is the mean over samples, in the order of por
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mpisgd.base.errors import PeerError, ProtocolError
-from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Next, Op
+from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, STOP_INTERRUPTED, Ending, Goodbye, Lost, Next, Op
 from mpisgd.protocols import SandblasterOptions
-from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.coordinator_records import CoordinatorLog
 from mpisgd.records.log.schema import Outcome
 from mpisgd.rules.dealing import Dealing
 from mpisgd.sandblaster.channels import CoordinatorChannel
+from mpisgd.sandblaster.coordinator import Interrupted
 from mpisgd.sandblaster.remote import Slot
+
+_FOR_EVER = 2**62
+"""In the place of the number of a push: of a learner that is gone, none is summed."""
 
 _AHEAD = 2
 """Where gradients are summed in the order of portions: how many may be dealt ahead of the first that is missing, per learner."""
@@ -43,15 +48,31 @@ class Dealt:
 class Evaluations:
     """Evaluations of the loss and its gradient over the whole batch, one after the other: learners ask, and are dealt portions.
 
+    Args:
+        first_seq: per learner, the number of its first push.
+        clock: evaluations that were made before.
+        patience_s: where ranks may be lost, how long a learner may have something and not be heard of: then others do it.
+        warn: is told of learners that are lost, or not heard of.
+
     Attributes:
         clock: evaluations so far.
         seconds: that they took, in which the coordinator waited for learners.
     """
 
     def __init__(
-        self, channel: CoordinatorChannel, options: SandblasterOptions, portions: int, lambda_: int, log: CoordinatorLog
+        self,
+        channel: CoordinatorChannel,
+        options: SandblasterOptions,
+        portions: int,
+        first_seq: Sequence[int],
+        log: CoordinatorLog,
+        *,
+        clock: int = 0,
+        patience_s: float = math.inf,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.clock = 0
+        lambda_ = len(first_seq)
+        self.clock = clock
         self.seconds = 0.0
         self._channel = channel
         self._options = options
@@ -62,14 +83,25 @@ class Evaluations:
         self._ahead = _AHEAD * lambda_ if self._ordered else math.inf
         self._dealing: Dealing | None = None
         self._stop = 0
-        self._waiting: dict[int, bool] = {}
-        """Learners that ask, and whether what they have done counts."""
+        self._stopped: list[int] = []
+        self._waiting: dict[int, int] = {}
+        """Learners that ask, and whether what they have done counts, or FORGET."""
         self._dealt: dict[int, Dealt] = {}
         """What each learner computes."""
         self._held: dict[int, list[Dealt]] = {}
         """Results that count, in a learner's sum."""
         self._leaving: dict[int, list[Dealt]] = {}
         """Those that it was told to push."""
+        self._patience_s = patience_s
+        self._warn = warn
+        self._since_s: dict[int, float] = {}
+        """Learners that do not ask, and since when."""
+        self._look_s = math.inf
+        """When to look again who is overdue."""
+        self._missed: set[int] = set()
+        """Those that have nothing any more, and do not know it yet."""
+        self._told = [seq - 1 for seq in first_seq]
+        """Per learner, the number of the push that it was told to make last."""
         self._arrived: dict[int, tuple[int, Dealt]] = {}
         """Where they are summed in order: portions that all shards have, with the number of the push."""
         self._losses: dict[int, tuple[float, int]] = {}
@@ -77,15 +109,21 @@ class Evaluations:
     def evaluate(self, point: Slot, out: int, step: float) -> tuple[float, float]:
         """Returns the mean loss at a point, and the squared norm of its gradient, which goes into slot `out`.
 
-        Raises PeerError where no learner is left.
+        Raises PeerError where no learner is left, Interrupted where a signal has come.
         """
         channel, start_s = self._channel, self._channel.now_s()
+        if channel.signal:
+            raise Interrupted
+        self._await()
         channel.ask(Op.BEGIN, a=point.number)
         self._dealing = dealing = Dealing(self._portions, duplicates=self._options.duplicates, ahead=self._ahead)
         self._losses.clear()
         self._answer()
         while not dealing.complete:
             self._hear()
+            if channel.signal:
+                self._give_up()
+                raise Interrupted
         self._dealing = None
         summed = [self._losses[portion] for portion in range(self._portions)]
         loss = sum(loss * samples for loss, samples in summed) / sum(samples for _, samples in summed)
@@ -97,23 +135,63 @@ class Evaluations:
     def end(self, ending: Ending) -> None:
         """Tell all learners to stop, as soon as each of them asks."""
         self._stop = STOP_FINISHED if ending is Ending.FINISHED else STOP_INTERRUPTED
+        self._since_s.clear()
+        self._await()
         self._answer()
         while self._present:
             self._hear()
+        self._channel.finish_deals(self._stopped)
 
     # ------------------------------------------------------------------------------------------------------- learners
 
+    def _await(self) -> None:
+        """From now on all who do not ask are waited for."""
+        now_s = self._channel.now_s()
+        self._since_s = {**dict.fromkeys(self._present - self._waiting.keys(), now_s), **self._since_s}
+        self._look_s = now_s + self._patience_s / 4
+
     def _hear(self) -> None:
-        said = self._channel.receive()
+        said = self._channel.receive(self._look_s)
         if isinstance(said, Next):
-            learner_id = said.learner_id
-            counts = self._result(self._dealt.pop(learner_id), said) if learner_id in self._dealt else False
-            if said.pushed >= 0:
-                self._take(learner_id, said.pushed)
-            self._waiting[learner_id] = counts
+            self._next(said)
         elif isinstance(said, Goodbye):
             self._lose(said.learner_id)
+        elif isinstance(said, Lost) and said.learner_id in self._present:
+            self._warn(f"clock {self.clock}: learner {said.learner_id} is lost: others do what it had")
+            self._lose(said.learner_id)
+        if said is None or self._channel.now_s() >= self._look_s:
+            self._look()
         self._answer()
+
+    def _next(self, said: Next) -> None:
+        learner_id = said.learner_id
+        self._since_s.pop(learner_id, None)
+        counts = int(self._result(self._dealt.pop(learner_id), said)) if learner_id in self._dealt else 0
+        if said.pushed >= 0:
+            self._take(learner_id, said.pushed)
+        elif learner_id in self._leaving:  # torn
+            self._give_back(learner_id, self._told[learner_id])
+            counts = FORGET
+        if learner_id in self._missed:
+            self._missed.discard(learner_id)
+            counts = FORGET
+        self._waiting[learner_id] = counts
+
+    def _look(self) -> None:
+        """Go on without those of whom too little was heard, but for the last one, until they ask again."""
+        now_s = self._channel.now_s()
+        self._look_s = now_s + self._patience_s / 4
+        for learner_id in sorted(self._since_s.keys() & self._present):
+            if now_s - self._since_s[learner_id] <= self._patience_s:
+                continue
+            if self._stop:
+                self._present.discard(learner_id)
+            elif learner_id not in self._missed and len(self._present - self._missed) > 1:
+                self._warn(
+                    f"clock {self.clock}: learner {learner_id} was not heard of for {self._patience_s:g} s: others do what it had"
+                )
+                self._missed.add(learner_id)
+                self._give_back(learner_id, self._told[learner_id])
 
     def _result(self, dealt: Dealt, said: Next) -> bool:
         """A learner has computed what it was dealt, or come too late to; whether that counts."""
@@ -134,15 +212,18 @@ class Evaluations:
         return True
 
     def _take(self, learner_id: int, seq: int) -> None:
-        """A push is on all shards: it, or what is next in the order of portions, is added to the sum."""
-        pushed = self._leaving.pop(learner_id)
+        """A push is on all shards: it, or what is next in the order of portions, is added to the sum; unless it was given back."""
+        pushed = self._leaving.pop(learner_id, [])
+        if not pushed:
+            return
         if not self._ordered:
             self._commit(seq, pushed)
             return
         for each in pushed:
             self._arrived[each.portion] = (seq, each)
         dealing = self._dealing
-        while dealing is not None and dealing.first in self._arrived:
+        assert dealing is not None
+        while dealing.first in self._arrived:
             seq, each = self._arrived.pop(dealing.first)
             self._commit(seq, [each])
 
@@ -158,6 +239,20 @@ class Evaluations:
         """A learner is gone: others do what it had. Raises PeerError where there are none."""
         self._present.discard(learner_id)
         self._waiting.pop(learner_id, None)
+        self._since_s.pop(learner_id, None)
+        self._missed.discard(learner_id)
+        self._give_back(learner_id, _FOR_EVER)
+        if not self._present and not self._stop:
+            raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
+
+    def _give_up(self) -> None:
+        """The evaluation under way will not be finished."""
+        for learner_id in sorted(self._present):
+            self._give_back(learner_id, self._told[learner_id])
+        self._dealing = None
+
+    def _give_back(self, learner_id: int, seq: int) -> None:
+        """What a learner has computed, and computes, and is not summed, is dealt again; shards forget its pushes until `seq`."""
         lost = [*self._held.pop(learner_id, []), *self._leaving.pop(learner_id, [])]
         lost += [each for _, each in self._arrived.values() if each.learner_id == learner_id]
         self._arrived = {portion: it for portion, it in self._arrived.items() if it[1].learner_id != learner_id}
@@ -167,9 +262,7 @@ class Evaluations:
             self._log.portion(each, Outcome.LOST)
         if self._dealing is not None:
             self._dealing.lost(learner_id)
-        self._channel.do(Op.DISCARD, a=learner_id)
-        if not self._present and not self._stop:
-            raise PeerError(f"no learner is left to evaluate the loss, at clock {self.clock}")
+        self._channel.do(Op.DISCARD, a=learner_id, b=seq)
 
     def _answer(self) -> None:
         """Answer the learners for which there is something to do."""
@@ -177,11 +270,13 @@ class Evaluations:
             told = self._next_of(learner_id)
             if told is not None:
                 del self._waiting[learner_id]
+                self._since_s[learner_id] = self._channel.now_s()
                 self._channel.deal(learner_id, self.clock, told, counts=counts)
 
     def _next_of(self, learner_id: int) -> int | None:
         if self._stop:
             self._present.discard(learner_id)
+            self._stopped.append(learner_id)
             return self._stop
         dealing = self._dealing
         if dealing is None:
@@ -189,6 +284,7 @@ class Evaluations:
         held = self._held.get(learner_id)
         if held and (len(held) >= self._options.push_every or dealing.exhausted):
             self._leaving[learner_id] = self._held.pop(learner_id)
+            self._told[learner_id] += 1
             return PUSH_NOW
         portion = dealing.ask(learner_id)
         if portion is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mpisgd.comm.messages import PUSH_NOW, STOP_FINISHED, Ending
+from mpisgd.comm.messages import FORGET, PUSH_NOW, STOP_FINISHED, Ending
 from mpisgd.exchange.base import Report
-from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.gradient.straggler import Delays
-from mpisgd.sandblaster.channels import Desk
+from mpisgd.sandblaster.channels import BatchLearnerChannel, Desk
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import host_vector, host_view
 
@@ -46,18 +45,20 @@ class Sum:
         return Report(seq, self.samples, self._losses / self.samples, self.compute_ns, self.delay_ns)
 
 
-def learn(desk: Desk, channel: LearnerChannel, gradient: Travels, summed: Sum, delays: Delays) -> None:
-    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8)."""
+def learn(desk: Desk, channel: BatchLearnerChannel, gradient: Travels, summed: Sum, delays: Delays, *, first_seq: int = 0) -> None:
+    """Do what the coordinator says until it says stop; then say goodbye to the shards (law 8). `first_seq`: of its pushes."""
     here = begun = -1
-    pushes = 0
+    pushes = first_seq
     clock, portion, counts = desk.next(here)
     while portion >= PUSH_NOW:
         if portion == PUSH_NOW:
             channel.push(summed.report(pushes))
             summed.clear()
-            clock, portion, counts = desk.next(clock, pushed=pushes)
+            clock, portion, counts = desk.next(clock, pushed=pushes if channel.whole else -1)
             pushes += 1
             continue
+        if counts == FORGET:
+            summed.clear()
         if clock != here:
             clocks = set(channel.pull(min_clock=clock).clocks)
             if clocks != {clock}:  # others have finished that evaluation meanwhile
@@ -73,6 +74,6 @@ def learn(desk: Desk, channel: LearnerChannel, gradient: Travels, summed: Sum, d
             channel.sleep(delay_s)
         samples, delay_ns = gradient.samples, int(delay_s * 1e9)
         clock, portion, counts = desk.next(here, portion, samples, loss, compute_ns=compute_ns, delay_ns=delay_ns)
-        if counts:
+        if counts == 1:
             summed.add(samples, loss, compute_ns, delay_ns)
     channel.goodbye(ending=Ending.FINISHED if portion == STOP_FINISHED else Ending.INTERRUPTED)

@@ -6,16 +6,22 @@ that came to this shard and not to another is in no sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import ANSWERED, Command, Ending, Goodbye, Interrupt, Message, Op, Pull, Push, Refused, SnapshotPull
+from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Gone, Rules
-from mpisgd.rules.verdict import APPLY, DROP_MISSED
+from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
+from mpisgd.sandblaster.attendance import Attendance, Given
 from mpisgd.sandblaster.channels import BatchShardChannel
-from mpisgd.sandblaster.slots import Slots
+from mpisgd.sandblaster.slots import Slots, name_of
+from mpisgd.serving.faults import Faults
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.update.slice_update import Step
@@ -52,12 +58,18 @@ class BatchShard:
         self.records = records
         self.refusals = Refusals(lambda_)
         self.updated_s = 0.0
-        self._desk = SnapshotDesk(channel, rules, slots, records.snapshots)
+        self.log = records.log
+        self.answering = Given(lambda_)
+        self.faults: Faults | None = None
+        self.received, self.pushed = [0] * lambda_, [0] * lambda_
+        self.desk = SnapshotDesk(channel, rules, slots, records.snapshots)
         self._train_samples = train_samples
         self._summing, self._ending = costs
         self._parked: dict[tuple[int, int], Push] = {}
-        self._received = [0] * lambda_
-        self._told = 0
+        self._discarded = [-1] * lambda_
+        """Per learner, until which push they are forgotten."""
+        self._to_keep: list[int] = []
+        self._resumed = False
         self._losses = 0.0
         self._portions = 0
         self._epochs = 0.0
@@ -68,55 +80,93 @@ class BatchShard:
     def serve(self) -> None:
         """Serve until the coordinator has no more commands, and all learners and the evaluator have said goodbye."""
         rules, records, log = self.rules, self.records, self.records.log
-        log.event(Event.STARTED, 0, self.channel.now_s())
-        records.take_snapshot(self.slots, 0, self.channel.now_s())
+        log.event(Event.RESUMED if self._resumed else Event.STARTED, rules.clock, self.channel.now_s())
+        if not self._resumed:
+            records.take_snapshot(self.slots, 0, self.channel.now_s())
         self._mark()
-        while not self._over or rules.present or self._desk.is_open:
-            message = self.channel.receive(self.slots.inbox)
-            assert message is not None
-            self.handle(message)
-        if rules.interrupted and records.checkpoints is not None:
-            records.save(self.channel.now_s, last=True)
+        if self.faults is not None:
+            self.faults.begin()
+        while not self._over or rules.present or self.desk.is_open:
+            message = self.channel.receive(self.slots.inbox, None, math.inf if self.faults is None else self.faults.look_s)
+            if message is not None:
+                self.handle(message)
+            elif self.faults is not None:
+                self.faults.look(None)
         records.end(self.channel.now_s)
         if rules.finished:
-            log.summary(rules.clock, self.slots.samples, sum(self._received), self._told, diverged=False)
+            received, told = records.carried + sum(self.received), records.carried + sum(self.pushed)
+            log.summary(rules.clock, self.slots.samples, received, told, diverged=False)
         else:
             log.flush()
 
     def handle(self, message: Message) -> None:
         """Do what a message asks for; the gradient of a push lies in the inbox."""
+        if self.faults is not None and self.faults.hear(message):
+            return
         if isinstance(message, Push):
             self._take(message)
         elif isinstance(message, Command):
             self._obey(message)
         elif isinstance(message, Pull):
-            self.channel.give(message.learner_id, host_view(self.slots.served), self.rules.clock)
+            if not self.channel.give(message.learner_id, host_view(self.slots.served), self.rules.clock):
+                self.slots.lose_served()
+            self.answering.given[message.learner_id] = (self.rules.clock, self.channel.now_s())
             self.records.log.answered(message.learner_id, self.channel.now_s())
         elif isinstance(message, Goodbye):
             self._part(message)
         elif isinstance(message, SnapshotPull):
-            self._desk.ask(message.number)
+            self.desk.ask(message.number)
         elif isinstance(message, Interrupt):
             self._signal = self._signal or message.signal
         elif isinstance(message, Refused):
-            learner_id = self.channel.learner_of(message.rank)
-            self.refusals.refuse(message, learner_id)
-            self._tell(Event.REFUSED, learner_id, message.rank)
+            self.refuse(message)
         else:
             raise ProtocolError(f"{message}: a shard under a coordinator is not told")
 
     def _tell(self, event: Event, learner_id: int = -1, value: float = float("nan")) -> None:
         self.records.log.event(event, self.rules.clock, self.channel.now_s(), learner_id, value)
 
+    def refuse(self, refused: Refused) -> None:
+        """What a rank has sent cannot be."""
+        learner_id = self.channel.learner_of(refused.rank)
+        self.refusals.refuse(refused, learner_id)
+        self._tell(Event.REFUSED, learner_id, refused.rank)
+
     def _take(self, push: Push) -> None:
         learner_id = push.learner_id
+        if push.seq <= self._discarded[learner_id]:
+            self._count(push)
+            self._drop(push)
+            self._acknowledge(push, whole=True)
+            return
         why = self.refusals.why_not(push, self.rules.clock, fresh_only=True)
         if why:
-            self.handle(Refused(self.channel.rank_of(learner_id), why, push=True))
+            self.refuse(Refused(self.channel.rank_of(learner_id), why, push=True))
             return
-        self._received[learner_id] += 1
+        self._count(push)
         self.slots.park(learner_id, push.seq)
         self._parked[learner_id, push.seq] = push
+        self._acknowledge(push, whole=True)
+
+    def tear(self, push: Push) -> None:
+        """A gradient has come in part: it counts as pushed, and is in no sum; into its buffer MPI may yet write."""
+        self.slots.renew_inbox()
+        self._count(push)
+        self._drop(push, DROP_TORN)
+        self._acknowledge(push, whole=False)
+
+    def _count(self, push: Push) -> None:
+        self.received[push.learner_id] += 1
+        self.refusals.last_seq[push.learner_id] = max(self.refusals.last_seq[push.learner_id], push.seq)
+
+    def _acknowledge(self, push: Push, *, whole: bool) -> None:
+        if self.faults is not None:
+            self.channel.taken(push.learner_id, push.seq, whole=whole)
+
+    def _drop(self, push: Push, verdict: Verdict = DROP_MISSED) -> None:
+        dropped = self.rules.dropped_seq
+        dropped[push.learner_id] = max(dropped[push.learner_id], push.seq)
+        self.records.log.push(push, self.rules.clock, verdict, 0.0)
 
     # ------------------------------------------------------------------------------------------------------- commands
 
@@ -126,16 +176,15 @@ class BatchShard:
         if op == Op.COMMIT:
             self._commit(command)
         elif op == Op.DISCARD:
-            for seq in slots.discard(command.a):
-                self.records.log.push(self._parked.pop((command.a, seq)), self.rules.clock, DROP_MISSED, 0.0)
+            self._discarded[command.a] = command.b
+            for seq in slots.discard(command.a, command.b):
+                self._drop(self._parked.pop((command.a, seq)))
         elif op == Op.BEGIN:
             slots.begin(command.a)
         elif op == Op.END:
             value = self._end(command)
-        elif op == Op.ACCEPT:
-            self._accept(command.a)
-        elif op == Op.FINISH:
-            self._finish(command.a)
+        elif op in _BETWEEN:
+            _BETWEEN[op](self, command.a)
         else:
             value = slots.compute(op, command.out, command.a, command.b, command.alpha)
         if op in ANSWERED:
@@ -149,6 +198,8 @@ class BatchShard:
         self._summing()
         push.gradients = portions
         self.slots.commit(learner_id, seq, push.samples)
+        applied = self.rules.applied_seq
+        applied[learner_id] = max(applied[learner_id], seq)  # sums are in another order than pushes
         self._losses += push.loss * push.samples
         self._portions += portions
         self.records.log.push(push, self.rules.clock, APPLY, 0.0)
@@ -170,17 +221,46 @@ class BatchShard:
 
     def _accept(self, number: int) -> None:
         """An iteration is over: evaluators may have its weights."""
+        checkpoints = self.records.checkpoints
+        if self.slots.kept.tensors and (checkpoints is None or not checkpoints.busy()):
+            self.slots.keep([])
         self.slots.accept(number)
-        self._mark()
         before, self._epochs = self._epochs, self.slots.samples / self._train_samples
         if self.records.snapshots.due(before, self._epochs):
             self.records.take_snapshot(self.slots, self.rules.clock, self.channel.now_s())
-            self._desk.answer()
+            self.desk.answer()
+        self._mark()
 
     def _mark(self) -> None:
-        """If a signal comes, these weights are what is saved."""
+        """A checkpoint is one of this moment, whenever it is written."""
         if self.records.checkpoints is not None:
-            self.records.mark(self.rules, self.channel.now_s(), sum(self._received), diverged=False)
+            received = sum(self.received) - len(self._parked)
+            self.records.mark(self.rules, self.channel.now_s(), received, diverged=False)
+
+    def _keep(self, number: int) -> None:
+        self._to_keep.append(number)
+
+    def _save(self, last: int) -> None:
+        """Write what is to be kept; not one that there is already, nor, unless it is the last, while another is being written."""
+        numbers, self._to_keep = self._to_keep, []
+        records, checkpoints = self.records, self.records.checkpoints
+        if checkpoints is None or records.saved_clock == records.marked_clock:
+            return
+        if last:
+            checkpoints.wait()
+        if not checkpoints.busy():
+            self.slots.keep(numbers)
+        records.save(self.channel.now_s, last=True)  # a slot never changes
+
+    def restore(self, account: Account, next_seq: list[int], tensors: Mapping[str, Tensor]) -> None:
+        """Before `serve`: go on from a checkpoint, whose slots have the numbers of their places; learner l goes on with push
+        `next_seq[l]`."""
+        self.slots.restore({place: tensors[name_of(place)] for place in range(len(tensors))}, account.samples)
+        self.rules.resume(account.clock, account.applied_seq, [seq - 1 for seq in account.next_seq], next_seq)
+        self.refusals.last_seq = [seq - 1 for seq in account.next_seq]
+        self.records.carried, self.records.saved_clock = account.received, account.clock
+        self._epochs = account.samples / self._train_samples
+        self._resumed = True
 
     def _finish(self, ending: int) -> None:
         self._over = True
@@ -190,18 +270,46 @@ class BatchShard:
         else:
             self.rules.on_interrupt()
             self._tell(Event.INTERRUPTED, value=self._signal)
-        self._desk.answer()
+        if isinstance(self.faults, Attendance):
+            self.faults.end_of_commands()
+        self.desk.answer()
 
     def _part(self, goodbye: Goodbye) -> None:
-        learner_id, received = goodbye.learner_id, self._received[goodbye.learner_id]
+        learner_id, received = goodbye.learner_id, self.received[goodbye.learner_id]
         if goodbye.pushed != received:
             raise ProtocolError(
                 f"the books do not balance: learner {learner_id} says it pushed {goodbye.pushed} gradients to this shard,"
                 f" which received {received}"
             )
-        self._told += received
+        self.pushed[learner_id] = received
         self._tell(Event.GOODBYE, learner_id, goodbye.pushed)
         if goodbye.ending == Ending.NONE:
             self._tell(Event.DEPARTED, learner_id)
-        self.rules.on_departure(learner_id, _GONE[Ending(goodbye.ending)])
-        self._desk.answer()
+        self.go_on_without(learner_id, _GONE[Ending(goodbye.ending)])
+        if self.faults is not None:
+            self.faults.has_parted(learner_id)
+
+    # ------------------------------------------------------------------------------------------- what `Faults` asks for
+
+    def go_on_without(self, learner_id: int, gone: Gone) -> None:
+        """A learner has left, or is lost: the coordinator knows it, too."""
+        self.rules.on_departure(learner_id, gone)
+        self.desk.answer()
+
+    def end_if_deserted(self) -> None:
+        """The coordinator says when it ends."""
+
+    def settle(self) -> None:
+        """The coordinator says when there is an update."""
+
+    def see_enough(self, asked: SnapshotPull) -> None:
+        """No evaluation ends it."""
+
+
+_BETWEEN: Mapping[int, Callable[[BatchShard, int], None]] = {
+    Op.ACCEPT: BatchShard._accept,
+    Op.KEEP: BatchShard._keep,
+    Op.SAVE: BatchShard._save,
+    Op.FINISH: BatchShard._finish,
+}
+"""Commands between two iterations, by what obeys them."""

@@ -6,6 +6,7 @@ it is, a copy costs nothing, and nobody reads what is half changed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,26 @@ from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Op
 from mpisgd.vectors.flat import squared_norm
 from mpisgd.vectors.memory import host_view, vector_like
+
+
+class Kept:
+    """What a checkpoint has of a shard: slots as they were when an iteration was over, the weights first.
+
+    Attributes:
+        samples: of all evaluations until then.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.samples = 0
+
+    def state(self) -> dict[str, Tensor]:
+        """By the names that they have in a checkpoint."""
+        return {name_of(place): tensor for place, tensor in enumerate(self.tensors)}
+
+
+def name_of(place: int) -> str:
+    return f"slot.{place}" if place else "weights"
 
 
 class Slots:
@@ -28,6 +49,7 @@ class Slots:
         served: what learners are given: the point that is evaluated.
         samples: of all evaluations so far.
         most: how many vectors there were at a time, at most.
+        kept: for the checkpoint that is being written; nobody writes to those slots before it is.
     """
 
     averaged = None
@@ -36,10 +58,13 @@ class Slots:
         self.weights = self.served = weights
         self.samples = 0
         self.most = 1
+        self.kept = Kept()
         self._slots = {0: weights}
         self._spare: list[Tensor] = []
         self._freed: list[Tensor] = []
         """Slots that were freed, and are read until the next iteration, or evaluation."""
+        self._lost: list[Tensor] = []
+        """From which MPI may yet read."""
         self._scratch = self._new()
         self._parked: dict[tuple[int, int], Tensor] = {}
         self._sum: Tensor | None = None
@@ -96,7 +121,8 @@ class Slots:
 
     def _reuse(self) -> None:
         """What is free, and not to be read any more, may be written to again."""
-        kept = [each for each in self._freed if each is self.weights or each is self.served]
+        read = [self.weights, self.served, *self.kept.tensors, *self._lost]
+        kept = [each for each in self._freed if any(each is other for other in read)]
         self._spare += [each for each in self._freed if not any(each is other for other in kept)]
         self._freed = kept
 
@@ -110,11 +136,25 @@ class Slots:
     def accept(self, number: int) -> None:
         """The weights are those of this slot now."""
         self.weights = self.slot(number)
+        self.kept.samples = self.samples
         self._reuse()
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint has: the weights, from which another run can begin; the history is not kept."""
-        return {"weights": self.weights}
+    def keep(self, numbers: Sequence[int]) -> None:
+        """These slots are to be written, the weights first; none: what was to be is."""
+        self.kept.tensors = [self.slot(number) for number in numbers]
+        self._reuse()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all slots."""
+        return list(self._slots)
+
+    def restore(self, tensors: Mapping[int, Tensor], samples: int, weights: int = 0) -> None:
+        """Go on with these slots, of which this one is the weights, after so many samples."""
+        self._slots = dict(tensors)
+        self.weights = self.served = self._slots[weights]
+        self.samples = self.kept.samples = samples
+        self.most = max(self.most, len(self._slots) + 1)
 
     # ---------------------------------------------------------------------------------------------------- evaluations
 
@@ -122,6 +162,14 @@ class Slots:
         """Evaluate at this slot."""
         self.served = self.slot(number)
         self._reuse()
+
+    def lose_served(self) -> None:
+        """Nobody may ever write to what is served: it is still being sent to a learner that hangs."""
+        self._lost.append(self.served)
+
+    def renew_inbox(self) -> None:
+        """A gradient was torn: MPI may yet write there."""
+        self._scratch = self._new()
 
     def park(self, learner_id: int, seq: int) -> None:
         """Keep the gradient that has come until it is said whether it counts."""
@@ -138,9 +186,9 @@ class Slots:
             self._spare.append(gradient)
         self._summed += samples
 
-    def discard(self, learner_id: int) -> list[int]:
-        """Forget what is parked of a learner; returns which of its pushes that were."""
-        gone = [seq for who, seq in self._parked if who == learner_id]
+    def discard(self, learner_id: int, until: int) -> list[int]:
+        """Forget what is parked of a learner, its pushes until this one; returns which that were."""
+        gone = [seq for who, seq in self._parked if who == learner_id and seq <= until]
         self._spare += [self._parked.pop((learner_id, seq)) for seq in gone]
         return gone
 

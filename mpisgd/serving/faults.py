@@ -15,6 +15,7 @@ What follows from it is decided by the rules (`rules/rules.py`), and done by the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from mpisgd.base.errors import PeerError
@@ -24,10 +25,16 @@ from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import Gone, Rules
-from mpisgd.serving.answering import Answering
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.serving.succession import DEDICATED, Succession
+
+
+class Gives(Protocol):
+    """Where weights are given (`answering.Answering`)."""
+
+    given: list[tuple[int, float]]
+    on_given: Callable[[int], None] | None
 
 
 class Serves(Protocol):
@@ -35,7 +42,10 @@ class Serves(Protocol):
 
     rules: Rules
     log: ShardLog
-    answering: Answering
+
+    @property
+    def answering(self) -> Gives: ...
+
     desk: SnapshotDesk
     refusals: Refusals
     received: list[int]

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
 from mpisgd.site import launchers
 from mpisgd.site.facts import BATCH_JOBS, Survey
@@ -192,7 +193,7 @@ def check_cores(survey: Survey) -> Finding:
 
 
 def check_binding(survey: Survey) -> Finding:
-    """Which rank may run where: as the launcher and the batch system have bound them."""
+    """Which rank may run where, as the launcher and the batch system have bound them; and whether that leaves cores idle."""
     parts, numbered = [], list(enumerate(survey.ranks))
     for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:_HOSTS_SHOWN]:
         by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
@@ -205,7 +206,9 @@ def check_binding(survey: Survey) -> Finding:
         )
         parts.append(f"{host}: {'; '.join(each)}")
     more = f" | and {len(survey.hosts) - _HOSTS_SHOWN} more hosts" if len(survey.hosts) > _HOSTS_SHOWN else ""
-    return Finding("binding", "ok", " | ".join(parts) + more)
+    text, every = " | ".join(parts) + more, survey.ranks
+    complaint = binding.complaint([each.host for each in every], [each.cores for each in every], [each.granted for each in every])
+    return Finding("binding", "warning", f"{complaint}; {text}", binding.MEND) if complaint else Finding("binding", "ok", text)
 
 
 def check_omp(survey: Survey) -> Finding:

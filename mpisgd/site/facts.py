@@ -15,6 +15,8 @@ class RankFacts:
     host: str
     cores: frozenset[int]
     """Cores on which it may run."""
+    granted: int = 0
+    """Number of cores that the job may use on its host, however ranks are bound."""
     environment: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package -> version, and "MPI" -> the first line of the library's own version; "" where it is missing."""

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.version import __version__
+from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES
 from mpisgd.site.facts import BATCH_JOBS, HostFacts, MpiFacts, RankFacts, Ring, Survey
 
@@ -143,7 +144,8 @@ def _rank_facts(library: str = "") -> RankFacts:
     versions |= {"mpisgd": __version__, "python": platform.python_version(), "MPI": library_name(library)}
     return RankFacts(
         host=socket.gethostname(),
-        cores=frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),
+        cores=binding.own_cores(),
+        granted=binding.granted_cores(),
         environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         versions=versions,
         torch_problem=problem,

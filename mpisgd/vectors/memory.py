@@ -11,7 +11,7 @@ size only    a number of bytes, on a virtual cluster without tensors (`SizedVect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,12 @@ class Memory:
         )
         return weights, gradients
 
+    def another(self) -> Memory:
+        """As much memory, on the host; where there are only sizes, the same."""
+        if not self.has_numbers:
+            return self
+        return replace(self, weights=np.empty_like(self.weights), gradients=np.empty_like(self.gradients), shared=False)
+
     def pinned(self) -> Memory:
         """Memory on the host for what lies on a GPU."""
         weights, gradients = self.tensors
@@ -92,6 +98,12 @@ def host_vector(size: int) -> Tensor:
 def vector_like(vector: Tensor) -> Tensor:
     """Float32 zeros as many as these, where these are: a `host_vector` on the CPU."""
     return host_vector(len(vector)) if vector.device.type == "cpu" else torch.zeros_like(vector)
+
+
+def copy_into(into: Any, vector: Any) -> None:
+    """Copy a vector on the host; nothing, where it is but a size."""
+    if not isinstance(vector, SizedVector):
+        into[:] = vector
 
 
 def staging(vector: Tensor) -> Tensor:

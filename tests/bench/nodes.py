@@ -53,6 +53,7 @@ WAYS = {
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
     "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),
+    "softsync, prefetch": Way({"protocol": SoftsyncOptions, "exchange": "prefetch"}),
     "softsync, n = lambda": Way({"protocol": SoftsyncOptions}),
     "hardsync, bfloat16": Way({"push_format": "bfloat16"}, beside=DDP_HALF),
 }

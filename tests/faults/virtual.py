@@ -16,13 +16,16 @@ import torch
 from mpisgd.base import durable
 from tests.faults.campaign import Found, main
 from tests.virtual.storm import aftermath
-from tests.virtual.storm.draw import draw
+from tests.virtual.storm.draw import Draw, draw
 
 
 def execute(generator: random.Random, directory: Path, number: int) -> Found:
     """One schedule, and all that must be true after it."""
+    return weather_of(draw(generator, number), directory)
+
+
+def weather_of(drawn: Draw, directory: Path) -> Found:
     torch.set_num_threads(1)
-    drawn = draw(generator, number)
     with durable.thrown_away():
         seen = aftermath.weather(drawn, directory)
     failures = [f"{failure}\n{drawn!r}" for failure in seen.failures]

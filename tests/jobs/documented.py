@@ -25,6 +25,7 @@ DIRECTIVES = {
     "slurm-cpu.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--no-requeue"],
     "slurm-chain.sbatch": [*_SLURM, "--output=%x-%j.out", _WARNING, "--requeue", "--open-mode=append"],
     "slurm-array.sbatch": [*_SLURM, "--array=1-4", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
+    "slurm-sweep.sbatch": [*_SLURM, "--array=1-12", "--output=%x-%A-%a.out", _WARNING, "--no-requeue"],
     "slurm-gpu.sbatch": [
         "--job-name=mpisgd",
         "--nodes=2",
@@ -40,6 +41,7 @@ DIRECTIVES = {
     "lsf-cpu.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
     "lsf-chain.bsub": ["-J mpisgd", *_LSF, "-o mpisgd-%J.out", *_LSF_WARNING, '-Q "85"', "-r"],
     "lsf-array.bsub": ['-J "mpisgd[1-4]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
+    "lsf-sweep.bsub": ['-J "mpisgd[1-12]"', *_LSF, "-o mpisgd-%J-%I.out", *_LSF_WARNING, "-rn"],
     "lsf-gpu.bsub": [
         "-J mpisgd",
         "-n 10",
@@ -53,6 +55,7 @@ DIRECTIVES = {
     "pbs-cpu.pbs": _PBS,
     "pbs-chain.pbs": _PBS,
     "pbs-array.pbs": [*_PBS[:-1], "-J 1-4", _PBS[-1]],
+    "pbs-sweep.pbs": [*_PBS[:-1], "-J 1-12", _PBS[-1]],
     "pbs-gpu.pbs": [_PBS[0], "-l select=2:ncpus=5:mpiprocs=5:ompthreads=1:ngpus=4", *_PBS[2:]],
     "flux-cpu.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
     "flux-gpu.flux": [*_FLUX, "--cores-per-slot=5", "--gpus-per-slot=4", *_FLUX_END],
@@ -123,10 +126,16 @@ ENVIRONMENTS = {
     },
 }
 
-#: The element of each array that ENVIRONMENTS say.
-ELEMENT = "softsync --protocol.n 4"
+for _system in ("slurm", "lsf", "pbs"):
+    (_array,) = (script for script in ENVIRONMENTS if script.startswith(f"{_system}-array"))
+    ENVIRONMENTS[_array.replace("array", "sweep")] = ENVIRONMENTS[_array]
+
+#: The element of each array, and of each sweep, that ENVIRONMENTS say.
+ELEMENT, SWEPT = "softsync --protocol.n 4", "hardsync,alpha0=0.02,seed=2"
+_OF_ARRAYS = {"array": "-2-softsync", "sweep": f"/{SWEPT}"}
 RUN = {
-    script: f"results/mpisgd-{'f3XyZ' if 'flux' in script else '4711'}{'-2-softsync' * ('array' in script)}" for script in SCRIPTS
+    script: f"results/mpisgd-{'f3XyZ' if 'flux' in script else '4711'}{_OF_ARRAYS.get(script.split('-')[1].split('.')[0], '')}"
+    for script in SCRIPTS
 }
 
 BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
@@ -150,7 +159,7 @@ LAUNCHES = {
         " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
     ),
 }
-for _kind in ("cpu", "chain", "array"):
+for _kind in ("cpu", "chain", "array", "sweep"):
     LAUNCHES |= {
         (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",
         (f"slurm-{_kind}.sbatch", "mpich"): "srun --mpi=pmi2 --kill-on-bad-exit=1 --ntasks=18 --cpus-per-task=1",
@@ -165,5 +174,6 @@ for _script in SCRIPTS:
     _more = f" --protocol {ELEMENT}" if "array" in _script else ""
     _gpus = "gpu" in _script or "jsrun" in _script
     _roles = "--shards 2 --device cuda --placement spread" if _gpus else "--shards 1 --evaluator"
-    TRAINS[_script] = f"mpisgd train jobs/job.toml --out {RUN[_script]} {_roles}{_more}"
+    _config = f"jobs/sweep.toml --element {SWEPT}" if "sweep" in _script else "jobs/job.toml"
+    TRAINS[_script] = f"mpisgd train {_config} --out {RUN[_script]} {_roles}{_more}"
 THREADS = {"slurm-gpu.sbatch": "4", "lsf-jsrun.bsub": "6"}  # the others: 1

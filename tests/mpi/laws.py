@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
 
 
-def hold(run: Run, *, again: bool = False, own_steps: bool = False, duplex: bool = False) -> None:
-    """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes. `duplex`: they
-    are asked for before the push."""
+def hold(run: Run, *, again: bool = False, own_steps: bool = False, ahead: int = 1) -> None:
+    """`again`: a mini-batch may be computed again. `own_steps`: weights are pulled only after some of the pushes. `ahead`: they may
+    lack the last pushes but those so many before: 2 with `duplex`, 3 with `prefetch`."""
     pushes, done = run.pushes, json.loads((run.path / "DONE").read_text())
     for books, clock in zip(run.books(), done["clock"], strict=True):
         assert books.balanced
@@ -31,11 +34,23 @@ def hold(run: Run, *, again: bool = False, own_steps: bool = False, duplex: bool
             rows = pushes[(pushes["learner_id"] == learner_id) & (pushes["shard"] == shard)]
             pulled = ~np.isnan(rows["answer_s"][:-1])
             assert pulled.all() or own_steps
-            ahead = 2 if duplex else 1
             in_turn = rows["timestamp"][ahead:] >= rows["clock"][:-ahead]
-            assert in_turn[pulled[ahead - 1 :]].all(), "a pull never overtakes the push before it, or the one before that"
+            assert in_turn[pulled[ahead - 1 :]].all(), "a pull never overtakes a push that had left"
             seqs = rows["seq"]
             if again:
                 assert np.isin(np.diff(seqs), (0, 1)).all()
                 seqs = seqs[rows["verdict"] == Verdict.APPLY]
             assert np.array_equal(seqs, np.arange(len(seqs))), "every mini-batch in order, none lost or doubled"
+
+
+def same_bits(cut: Path, whole: Path) -> set[str]:
+    """A run that was interrupted ends with the weights, the updates and the evaluations of one that was not; which weights."""
+    ours, theirs = (torch.load(path / schema.WEIGHTS, weights_only=True) for path in (cut, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[kind][key], theirs[kind][key]) for kind in ours for key in ours[kind])
+    one, other = Run(cut), Run(whole)
+    same = ["snapshot", "clock_min", "clock_max", "samples", "averaged", "train", "loss", "error"]
+    assert one.evaluations[same].tolist() == other.evaluations[same].tolist()
+    same = ["shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"]
+    assert one.updates[same].tolist() == other.updates[same].tolist()
+    return set(ours)

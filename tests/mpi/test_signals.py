@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mpisgd import replay
 from mpisgd.base.errors import EXIT_INTERRUPTED, DataError
@@ -25,6 +24,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 
+from . import laws
 from .conftest import DRIVE
 
 COMMON: dict[str, Any] = {
@@ -211,14 +211,7 @@ def test_replay_proves_all_attempts(runs: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_the_bits_of_a_run_without_interruption(runs: Path, name: str) -> None:
-    cut, whole = (torch.load(path / name / schema.WEIGHTS, weights_only=True) for path in (runs, runs / "whole"))
-    assert cut.keys() == whole.keys()
-    assert all(torch.equal(cut[kind][key], whole[kind][key]) for kind in cut for key in cut[kind])
-    ours, theirs = Run(runs / name), Run(runs / "whole" / name)
-    same = ["snapshot", "clock_min", "clock_max", "samples", "averaged", "train", "loss", "error"]
-    assert ours.evaluations[same].tolist() == theirs.evaluations[same].tolist()
-    same = ["shard", "clock", "gradients", "samples", "learning_rate", "mean_loss"]
-    assert ours.updates[same].tolist() == theirs.updates[same].tolist()
+    laws.same_bits(runs / name, runs / "whole" / name)
 
 
 # ------------------------------------------------------------------------------------------------------- the command line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,10 +29,12 @@ from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors import chunks
 from mpisgd.vectors.memory import Copy, on_host
 from mpisgd.vectors.push_format import BFLOAT16
+from tests.effort import spread
 from tests.pretend_gpu import Gpu, OnGpu, held, pretend_gpu
 
 SIZE = 256
 GPU = "cuda:0"
+KINDS = (DeviceUpdate, StagedUpdate)
 MOMENTUM = SgdOptions(momentum=0.9)
 OPTIMIZERS = (
     SgdOptions(momentum=0.0),
@@ -127,12 +130,12 @@ def train(update: SliceUpdate, rounds: int = 12) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
-@pytest.mark.parametrize("special", [{}, {"averaging": 0.9, "push_format": BFLOAT16}, {"dc": 0.04, "clip_average": 3.0}], ids=str)
-@pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
-def test_it_has_the_bits_of_a_cpu(
-    options: OptimizerOptions, special: dict[str, Any], kind: type[SliceUpdate], cut: int, gpu: Gpu
-) -> None:
+SPECIAL: tuple[dict[str, Any], ...] = ({}, {"averaging": 0.9, "push_format": BFLOAT16}, {"dc": 0.04, "clip_average": 3.0})
+
+
+@pytest.mark.parametrize("case", spread(itertools.product(OPTIMIZERS, SPECIAL, KINDS), 5), ids=str)  # each of them comes up
+def test_it_has_the_bits_of_a_cpu(case: tuple[OptimizerOptions, dict[str, Any], type[SliceUpdate]], cut: int, gpu: Gpu) -> None:
+    options, special, kind = case
     theirs, ours = make(SliceUpdate, options, **special), make(kind, options, **special)
     assert ours.chunks_count == cut
     close = 1e-6 if isinstance(options, AdagradOptions) else 0.0  # torch has a fused kernel of it for CPUs alone
@@ -230,9 +233,9 @@ def test_what_is_not_finite_is_seen(kind: type[SliceUpdate], value: float, finit
         assert update.sum_is_finite() == finite
 
 
-@pytest.mark.parametrize("options", OPTIMIZERS, ids=repr)
-@pytest.mark.parametrize("kind", [DeviceUpdate, StagedUpdate])
-def test_it_goes_on_from_a_checkpoint(kind: type[SliceUpdate], options: OptimizerOptions, cut: int, gpu: Gpu) -> None:
+@pytest.mark.parametrize("case", spread(itertools.product(OPTIMIZERS, KINDS), 3), ids=str)
+def test_it_goes_on_from_a_checkpoint(case: tuple[OptimizerOptions, type[SliceUpdate]], cut: int, gpu: Gpu) -> None:
+    options, kind = case
     """Of its own kind, or of a CPU's; and what was restored is what is served."""
     first = make(kind, options, averaging=0.9)
     train(first, 5)

@@ -169,6 +169,7 @@ def direct(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> tup
     return float((gradients - mean).square().sum(1).mean()), float(mean.square().sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(
     trained: tuple[nn.Module, torch.Tensor, torch.Tensor], shards: int, every_update: None, tmp_path: Path

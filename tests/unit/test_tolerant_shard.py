@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,139 +11,21 @@ import pytest
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm import messages
-from mpisgd.comm.messages import FINAL, NOTHING_MORE, Ending, Goodbye, Lost, Message, Pull, SnapshotPull, Torn
-from mpisgd.config import SgdOptions
+from mpisgd.comm.messages import FINAL, Ending, Goodbye, Lost, Message, SnapshotPull, Torn
 from mpisgd.protocols import (
     AsyncOptions,
-    BackupOptions,
-    DownpourOptions,
     HardsyncOptions,
-    ProtocolOptions,
     SoftsyncOptions,
-    SspOptions,
-    TimeoutOptions,
     VersionedOptions,
 )
-from mpisgd.records.checkpoint.snapshots import Snapshots
-from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.schema import Event, Reason, Verdict
-from mpisgd.records.log.writer import ShardLog, TableFile
-from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import Rules
-from mpisgd.serving.faults import Faults
-from mpisgd.serving.succession import Succession
-from mpisgd.shard import Shard
-from mpisgd.update.slice_update import SliceUpdate
-from tests.unit.fakes import Crew, ScriptedChannel, Stuck, push, tensor
-
-PATIENCE_S = 100.0
-LATER_NS = 10**12
-"""So long after the start that who was heard of then is not overdue."""
-EVALUATOR = 9
-LEAVE = SnapshotPull(NOTHING_MORE)
-
-
-class Channel(ScriptedChannel):
-    """Learner l is rank l + 1; rank 9 evaluates at first. What is not in the script comes not: time passes instead."""
-
-    evaluator_rank = EVALUATOR
-
-    def __init__(self, script: list[Any]) -> None:
-        super().__init__(script)
-        self.duties: list[tuple[int, int]] = []
-        self.given_up: list[int] = []
-        self.told: list[int] = []
-        self.passed_on = 0
-
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-        message = super().receive(gradient, learner_id, until_s)
-        if message is None:
-            self.seconds += 2 * PATIENCE_S
-        return message
-
-    def has_parted(self, learner_id: int) -> None: ...
-
-    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
-        self.duties.append((learner_id, appointed))
-
-    def pass_on_nothing_more(self) -> None:
-        self.passed_on += 1
-
-    def give_up(self, rank: int) -> None:
-        self.given_up.append(rank)
-
-    def tell_given_up(self, learner_id: int) -> None:
-        self.told.append(learner_id)
-
-    def rank_of(self, learner_id: int) -> int:
-        return learner_id + 1
-
-
-class Served:
-    """A shard of one weight, at 0, plain SGD of rate 1, two samples in a push; what was left when everybody had gone."""
-
-    def __init__(
-        self, path: Path, channel: Any, options: ProtocolOptions, lambda_: int, budget: float, *, first: bool, size: int = 1
-    ) -> None:
-        zeros = tensor(*[0.0] * size)
-        update = SliceUpdate(zeros, SgdOptions(momentum=0.0), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=4)
-        snapshots = Snapshots(path.with_suffix(".snapshots"), every_epochs=0.0, vectors=1, size=size)
-        log = ShardLog(TableFile(path, shard=0, flush_rows=100, flush_s=1e9), 0)
-        self.shard = shard = Shard(
-            channel,
-            Rules(options.make(lambda_), lambda_, budget),
-            update,
-            ShardRecords(log, Progress("off", 1.0, 1.0), snapshots),
-            nonfinite="stop",
-        )
-        Faults(shard, channel, PATIENCE_S, Succession(dedicated=True) if first else None, "shard 0")
-        try:
-            shard.serve()
-        finally:
-            snapshots.close()
-        self.path = path
-        self.answers = channel.answers
-        self.channel = channel
-
-    def rows(self, table: str, *columns: str) -> list[Any]:
-        return read_table(self.path, table)[list(columns)].tolist()
-
-    @property
-    def weights(self) -> list[float]:
-        return self.shard.update.weights.tolist()
-
-    def told(self, *kinds: Event) -> list[tuple[int, int, int]]:
-        """(kind, clock, learner_id) of events."""
-        return [row for row in self.rows("events", "kind", "clock", "learner_id") if row[0] in kinds]
-
-    def balanced(self) -> bool:
-        summary = read_summary(self.path)[0]
-        return int(summary["received"]) == int(summary["pushed"]) == len(read_table(self.path, "pushes"))
+from tests.unit.fakes import push
+from tests.unit.tolerant_served import EVALUATOR, LEAVE, Channel, Served, byes, now, pulls, serve
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "log.h5"
-
-
-def serve(
-    log: Path, script: list[Any], options: ProtocolOptions | None = None, lambda_: int = 3, budget: float = 4, first: bool = False
-) -> Served:
-    return Served(log, Channel(script), options or HardsyncOptions(), lambda_, budget, first=first)
-
-
-def pulls(*learner_ids: int, clock: int = 0) -> list[Pull]:
-    return [Pull(learner_id, clock) for learner_id in learner_ids]
-
-
-def now(learner_id: int, timestamp: int = 0, seq: int = -1) -> Any:
-    """A push that has just come."""
-    return push(learner_id, timestamp, seq, arrival_ns=LATER_NS)
-
-
-def byes(**pushed: int) -> list[Any]:
-    return [*(Goodbye(int(name[1:]), count, True) for name, count in pushed.items()), LEAVE]
 
 
 # ------------------------------------------------------------------------------------------------------------------- dead
@@ -416,162 +297,6 @@ def test_where_nobody_is_left_to_save_the_weights_the_run_fails(log: Path) -> No
     script = [*pulls(0), (now(0), 1.0), *pulls(0, clock=1), Goodbye(0, 1, True), Lost(1, 0), Lost(EVALUATOR, -1)]
     with pytest.raises(PeerError, match="no rank is left to evaluate"):
         serve(log, script, lambda_=1, budget=2, first=True)
-
-
-# ------------------------------------------------------------------------------------------------------- random schedules
-
-
-class FaultyCrew(Crew):
-    """Learners of whom some die, in the middle of a push, say, or hang, at random moments.
-
-    `sent` counts what each has begun to send to the shard; `lost` are the dead.
-    """
-
-    evaluator_rank = EVALUATOR
-
-    def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
-        super().__init__(lambda_, next_clock, lambda learner_id, seq: 1.0, seed=seed)
-        self._dice = random.Random(seed + 1)
-        self._alive = set(range(lambda_))
-        self._hanging: set[int] = set()
-        self._hidden: list[Any] = []
-        self._last_words: dict[int, Any] = {}
-        self.lost: list[int] = []
-        self.duties: list[tuple[int, int]] = []
-
-    def receive(self, gradient: np.ndarray, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
-        self._befall()
-        self._hide()
-        try:
-            message = super().receive(gradient, learner_id, until_s)
-        except Stuck:
-            assert until_s < math.inf, "the shard would wait for ever"
-            self.seconds += 2 * PATIENCE_S
-            if self._dice.random() < 0.3:
-                self._wake()
-            return None
-        who = self._of(message)
-        if who in self._last_words:
-            del self._last_words[who]
-            self._bury(who)
-        return message
-
-    def _befall(self) -> None:
-        draw, who = self._dice.random(), self._dice.choice(sorted(self._alive))
-        if draw < 0.02 and len(self._alive) > 1:
-            self._die(who)
-        elif draw < 0.06:
-            self._hanging.add(who)
-        elif draw < 0.09:
-            self._wake()
-
-    def _die(self, who: int) -> None:
-        """What it was sending comes whole, or in part, or not at all; then it is dead."""
-        self._alive.discard(who)
-        self._hanging.discard(who)
-        pending = [item for item in self.waiting + self._hidden if self._of(item) == who]
-        self._hide({who})
-        self._hidden = [item for item in self._hidden if self._of(item) != who]
-        pushes = [item for item in pending if isinstance(item, tuple) and not hasattr(item, "_fields")]
-        draw = self._dice.random()
-        if pushes and draw < 0.7:
-            words = Torn(pushes[0][0]) if draw < 0.4 else pushes[0]
-            self._last_words[who] = words
-            self.waiting.append(words)
-        else:
-            self._bury(who)
-
-    def _bury(self, who: int) -> None:
-        self.waiting = [item for item in self.waiting if self._of(item) != who]  # the pull after its last push
-        self.waiting.append(Lost(who + 1, who))
-        self.lost.append(who)
-
-    def _wake(self) -> None:
-        self.waiting += self._hidden
-        self._hidden.clear()
-        self._hanging.clear()
-
-    def _hide(self, of: set[int] | None = None) -> None:
-        hidden = self._hanging if of is None else of
-        self._hidden += [item for item in self.waiting if self._of(item) in hidden]
-        self.waiting = [item for item in self.waiting if self._of(item) not in hidden]
-
-    @staticmethod
-    def _of(item: Any) -> int:
-        message = item[0] if isinstance(item, tuple) and not hasattr(item, "_fields") else item
-        if isinstance(message, Torn):
-            return message.push.learner_id
-        return -1 if isinstance(message, Lost) else getattr(message, "learner_id", -1)
-
-    def receive_pull(self) -> Message | None:
-        """What has become of others is told first, as on the wire."""
-        lost = [item for item in self.waiting if isinstance(item, Lost)]
-        if lost and self._dice.random() < 0.5:
-            self.waiting.remove(lost[0])
-            return lost[0]
-        return super().receive_pull()
-
-    def start_answers(self, learner_ids: list[int], weights: np.ndarray, *more: Any) -> None:
-        super().start_answers(learner_ids, weights, *more)
-        self.waiting = [
-            item for item in self.waiting if self._of(item) < 0 or self._of(item) in self._alive | set(self._last_words)
-        ]
-
-    def has_parted(self, learner_id: int) -> None: ...
-
-    def answer_goodbye(self, learner_id: int, appointed: int) -> None:
-        self.duties.append((learner_id, appointed))
-
-    def pass_on_nothing_more(self) -> None:
-        """There is one shard."""
-
-    def give_up(self, rank: int) -> None:
-        """Nobody waits."""
-
-    def tell_given_up(self, learner_id: int) -> None:
-        """There is one shard."""
-
-    def rank_of(self, learner_id: int) -> int:
-        return learner_id + 1
-
-
-PROTOCOLS: dict[str, ProtocolOptions] = {
-    "hardsync": HardsyncOptions(),
-    "softsync": SoftsyncOptions(n=2),
-    "async": AsyncOptions(most_staleness=3),
-    "backup": BackupOptions(b=1),
-    "backup-late": BackupOptions(b=1, late="apply"),
-    "timeout": TimeoutOptions(N=3, N_min=1, timeout_s=1e9),
-    "ssp": SspOptions(slack=1),
-    "downpour": DownpourOptions(),
-    "versioned": VersionedOptions(grads_to_wait=2),
-}
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_befalls_learners_the_run_ends_and_the_books_balance(
-    name: str, seed: int, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every third time weights are sent in chunks, and who pulls, or is lost, meanwhile is heard of then."""
-    monkeypatch.setattr("mpisgd.vectors.chunks.CHUNK_NBYTES", 4)
-    lambda_ = 5
-    options = PROTOCOLS[name]
-    crew = FaultyCrew(lambda_, options.make(lambda_).next_clock, seed)
-    crew.waiting.append(LEAVE)
-    done = Served(log, crew, options, lambda_, budget=150, first=seed % 2 == 0, size=3 if seed % 3 == 0 else 1)
-    rows = read_table(log, "pushes")
-    applied = rows[rows["verdict"] == Verdict.APPLY]
-    for learner_id in range(lambda_):
-        mine = applied["seq"][applied["learner_id"] == learner_id]
-        assert len(set(mine.tolist())) == len(mine), "nothing is applied twice"
-    assert done.balanced()
-    assert done.shard.update.samples >= 150
-    assert done.weights[0] != 0.0
-    assert set(crew.lost) >= {row[2] for row in done.told(Event.LOST)} - set(crew._hanging) - done.shard.rules.absent
-    updates = read_table(log, "updates")
-    for clock, gradients in updates[["clock", "gradients"]].tolist():
-        assert np.count_nonzero(applied["clock"] == clock - 1) == gradients, "the divisor is counted"
 
 
 # ------------------------------------------------------------------------------------------------------ messages that cannot be

@@ -236,7 +236,7 @@ def test_what_is_brought_is_consented_to(mine: Path) -> None:
 
 def consents(words: list[str], job: str | None = None) -> bool:
     try:
-        trust.check_resumed(Path("run"), words, None if job is None else Path(job))
+        trust.check_resumed(Path("run"), words, {} if job is None else trust.names_of(trust.read(job)))
     except ConfigError:
         return False
     return True
@@ -258,12 +258,12 @@ def test_what_the_command_line_of_a_resumption_names(mine: Path) -> None:
     assert not consents([], "job.toml")
     assert consents(["--loss", "mine:loss"], "job.toml")
     with pytest.raises(ConfigError, match=r"config\.toml names code"):
-        trust.check_resumed(mine, [], mine / schema.CONFIG)  # a run's file is no job file
+        trust.check_resumed(mine, [], trust.names_of(trust.read(mine / schema.CONFIG)))  # a run's file is no job file
 
 
 def test_the_line_that_a_resumption_prints_is_valid(mine: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        trust.check_resumed(mine, [], None)
+        trust.check_resumed(mine, [], {})
     line = str(refused.value).splitlines()[-1]
     assert line == trust.resume_line(mine, config_file.of_run(mine))
     words = line.split()

@@ -9,7 +9,7 @@ from mpisgd.exchange.roles import Roles
 from mpisgd.liveness.watchdog import Watchdog, of_shard
 from mpisgd.protocols import HardsyncOptions
 from tests.unit.fakes import ScriptedChannel, Stuck, push
-from tests.unit.test_shard import make, pulls
+from tests.unit.served import make, pulls
 
 
 class Rank:

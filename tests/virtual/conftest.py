@@ -9,6 +9,7 @@ import pytest
 from mpisgd.base import durable
 from mpisgd.base.git import Commit
 from mpisgd.job import provenance
+from mpisgd.liveness import guard
 
 
 @pytest.fixture(autouse=True, scope="module")  # no longer: the tests of other folders run in the same process
@@ -18,3 +19,10 @@ def thrown_away() -> Iterator[None]:
         patch.setattr(provenance, "commit_of", lambda *_: nothing)
         patch.setattr(provenance, "commit_of_package", lambda *_: nothing)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests themselves run inside a batch job."""
+    for name in (*guard.SIZE_VARIABLES, *guard._RANK_VARIABLES):
+        monkeypatch.delenv(name, raising=False)

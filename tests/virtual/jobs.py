@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpisgd.config import Config
+import numpy as np
+import torch
+from torch import nn
+
+from mpisgd import models
+from mpisgd.config import Config, MlpOptions
 from mpisgd.config.config_file import from_mapping
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.simulate import simulate
 
@@ -58,6 +64,52 @@ def simulated(out: Path, base: Mapping[str, Any] = SIZES, brought: Brought = NOT
     return run
 
 
+def weights(run: Run, kind: str = "theta") -> dict[str, np.ndarray]:
+    states = torch.load(run.path / schema.WEIGHTS, weights_only=True)
+    return {name: tensor.numpy() for name, tensor in states[kind].items()}
+
+
+def flat(run: Run, kind: str = "theta") -> np.ndarray:
+    return np.concatenate([vector.ravel() for vector in weights(run, kind).values()])
+
+
+def bits(run: Run) -> dict[str, bytes]:
+    return {name: vector.tobytes() for name, vector in weights(run).items()}
+
+
 def tables(run: Run) -> dict[str, bytes]:
     """Every row of a log, as bytes: NaN equals NaN, and 0 is not -0."""
     return {name: run.table(name).tobytes() for name in ("pushes", "updates", "events", "evaluations")}
+
+
+def not_finite_leaves_no_trace(out: Path, nonfinite: str, changes: Mapping[str, Any]) -> None:
+    """A loss that is NaN for some mini-batches: dropped by all shards, and the remainder of the next ones is finite."""
+    calls = [0]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls[0] += torch.is_grad_enabled()
+        bad = torch.is_grad_enabled() and calls[0] % 7 == 0
+        return torch.nn.functional.cross_entropy(output, target) * (float("nan") if bad else 1.0)
+
+    run = simulated(out, TENSORS, Brought(loss=loss), **changes, nonfinite=nonfinite, shards=2)
+    rounded = run.pushes["rounded"]
+    assert np.isnan(rounded[np.isnan(run.pushes["loss"])]).all()
+    if nonfinite == "drop":
+        assert np.isfinite(rounded[np.isfinite(run.pushes["loss"])]).all()
+        assert 0 < np.isnan(rounded).sum() < len(rounded) / 4
+
+
+def recording(seen: list[np.ndarray], seed: int) -> Brought:
+    """An MLP of 24 hidden units, and a loss that writes down the weights whenever a gradient is about to be computed."""
+    modules: list[nn.Module] = []
+
+    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        modules.append(models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=seed))
+        return modules[-1]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
+        return nn.functional.cross_entropy(output, target)
+
+    return Brought(factory, loss)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Push and pull at the same time: each gradient is one update older, and links carry bytes both ways at once.
+"""Push and pull at the same time, or behind the computation: gradients are older, and links carry bytes both ways at once.
 
 That laws hold whatever the schedule is tested in `test_laws.py`.
 """
@@ -16,27 +16,45 @@ from mpisgd import replay
 from mpisgd.base.errors import ProtocolError
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.duplex import DuplexChannel
+from mpisgd.exchange.prefetch import PrefetchChannel
+from mpisgd.vectors.memory import Memory
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import Scene, packed
 from tests.virtual.test_one_learner import ALPHA, ByHand, weights
 
 SOFTSYNC = {"name": "softsync", "n": 2}
+BOTH = pytest.mark.parametrize("exchange", ["duplex", "prefetch"])
 
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("protocol", ["softsync", "async"])
-def test_with_one_learner_it_is_sgd_with_a_delay_of_one(protocol: str, shards: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exchange", "delay"), [("duplex", 1), ("prefetch", 2)])
+def test_with_one_learner_it_is_sgd_with_a_delay(exchange: str, delay: int, protocol: str, shards: int, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
-    now = before = by_hand.weights()
+    now = by_hand.weights()
+    before = [now] * delay
     for seq in range(by_hand.mini_batches):
-        now, before = now - ALPHA * by_hand.gradient(before, seq), now
-    found = weights(tmp_path / "run", {"name": protocol}, exchange="duplex", shards=shards)
+        before.append(now)
+        weight = 1 / max(1, min(seq, delay)) if protocol == "softsync" else 1.0
+        now = now - weight * ALPHA * by_hand.gradient(before.pop(0), seq)
+    found = weights(tmp_path / "run", {"name": protocol}, exchange=exchange, shards=shards)
     torch.testing.assert_close(found, now, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"push_format": "bfloat16"}, {"local_steps": 2}, {"accumulation": 2}, {"clip_norm": 0.1}])
-def test_replay_proves_it(changes: dict[str, Any], tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, protocol=SOFTSYNC, exchange="duplex", shards=2, **changes)
+@BOTH
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"push_format": "bfloat16"},
+        {"push_format": "topk", "topk_share": 0.1},
+        {"local_steps": 2},
+        {"accumulation": 2},
+        {"clip_norm": 0.1},
+    ],
+)
+def test_replay_proves_it(changes: dict[str, Any], exchange: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, protocol=SOFTSYNC, exchange=exchange, shards=2, **changes)
     proof = replay.replay(run.path)
     assert proof.reason == ""
     assert [each.elements for each in proof.differences] == [0]
@@ -44,31 +62,45 @@ def test_replay_proves_it(changes: dict[str, Any], tmp_path: Path) -> None:
     assert (rows["answer_s"] < rows["arrival_s"]).any(), "weights were given before the gradient had come"
 
 
+def seconds_of_a_round(path: Path, exchange: str, compute_s: float) -> float:
+    """Two nodes, each with a shard and a learner, 44 MB and 1 Gbit/s: a vector each way in a round."""
+    run = simulated(
+        path,
+        SIZES,
+        protocol=SOFTSYNC,
+        exchange=exchange,
+        shards=2,
+        virtual={"learners": 2, "ranks_per_node": 2, "parameters": 11_000_000},
+        compute={"name": "constant", "mean_s": compute_s},
+        network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
+    )
+    updates = run.updates[run.updates["shard"] == 0]
+    return 2 * float(np.diff(updates["time_s"])[10:].mean())
+
+
+LIMIT_S = 44e6 / 125e6
+
+
 def test_links_carry_gradients_and_weights_at_the_same_time(tmp_path: Path) -> None:
-    """Two nodes, each with a shard and a learner: a vector each way in a round. In turn, only one way is used at a time."""
-    seconds = {}
-    for exchange in ("whole", "duplex"):
-        run = simulated(
-            tmp_path / exchange,
-            SIZES,
-            protocol=SOFTSYNC,
-            exchange=exchange,
-            shards=2,
-            virtual={"learners": 2, "ranks_per_node": 2, "parameters": 11_000_000},
-            compute={"name": "constant", "mean_s": 0.04},
-            network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
-        )
-        updates = run.updates[run.updates["shard"] == 0]
-        seconds[exchange] = 2 * float(np.diff(updates["time_s"])[10:].mean())
-    limit_s = 44e6 / 125e6
-    assert seconds["whole"] > 1.8 * limit_s
-    assert limit_s <= seconds["duplex"] < 1.35 * limit_s
+    """In turn, only one way is used at a time."""
+    whole, duplex = (seconds_of_a_round(tmp_path / exchange, exchange, 0.04) for exchange in ("whole", "duplex"))
+    assert whole > 1.8 * LIMIT_S
+    assert LIMIT_S <= duplex < 1.35 * LIMIT_S
 
 
-def test_there_is_a_pull_after_each_push() -> None:
+def test_a_learner_computes_while_links_carry(tmp_path: Path) -> None:
+    """As long as it takes to carry them, computing costs nothing."""
+    duplex, prefetch = (seconds_of_a_round(tmp_path / exchange, exchange, LIMIT_S) for exchange in ("duplex", "prefetch"))
+    assert duplex > 1.9 * LIMIT_S
+    assert LIMIT_S <= prefetch < 1.4 * LIMIT_S
+
+
+@BOTH
+def test_there_is_a_pull_after_each_push(exchange: str) -> None:
     scene, roles, vector = Scene(2), packed(learners=1), np.zeros(3, np.float32)
-    channel = DuplexChannel(scene.wires[1], roles, 0, weights=vector, gradients=vector, bounds=[(0, 3)], consistent=False)
-    report = Report(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0)
-    channel.push(report)
+    channel = {
+        "duplex": DuplexChannel(scene.wires[1], roles, 0, weights=vector, gradients=vector, bounds=[(0, 3)], consistent=False),
+        "prefetch": PrefetchChannel(scene.wires[1], roles, 0, Memory(vector, vector), [(0, 3)]),
+    }[exchange]
     with pytest.raises(ProtocolError, match="two pushes without a pull"):
-        channel.push(report)
+        channel.push(Report(seq=0, samples=1, loss=0.0, compute_ns=0, delay_ns=0), meanwhile=lambda: None)

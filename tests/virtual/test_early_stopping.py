@@ -22,6 +22,7 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.patience import Patience
 from mpisgd.rules.rules import Do, Gone, Rules
 from mpisgd.rules.verdict import LATE
+from tests.effort import spread
 
 from .jobs import TENSORS, config, simulated
 
@@ -46,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", spread(CASES, 2))
 def test_it_ends_in_order_and_is_proved(name: str, tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", JOB, **CASES[name])
     told = run.events[run.events["kind"] == Event.ENOUGH]

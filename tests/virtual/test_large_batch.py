@@ -11,6 +11,7 @@ from torch import nn
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.replay import replay
+from tests.effort import spread
 from tests.papers_loops import Lamb, Lars, no_bias
 from tests.virtual.jobs import simulated
 from tests.virtual.test_optimisers import ALPHA0, JOB, LEARNERS, MU, check_equal, serial, weights
@@ -24,7 +25,7 @@ OPTIMIZERS: dict[str, tuple[type[Lars] | type[Lamb], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("groups", [EXCLUDED, {}], ids=["no bias", "all"])
+@pytest.mark.parametrize("groups", spread([EXCLUDED, {}], 2), ids=["no bias", "all"])
 @pytest.mark.parametrize(("shards", "exchange"), [(1, "whole"), (1, "layerwise"), (2, "layerwise"), (3, "layerwise")])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_with_slices_of_whole_layers_it_is_the_papers_loop(

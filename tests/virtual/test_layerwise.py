@@ -26,7 +26,7 @@ from mpisgd.records.log.schema import Reason, Verdict
 from mpisgd.report import single as report
 from mpisgd.simulate import job
 from mpisgd.simulate.batch import Batch
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.forge import forge
 from tests.virtual.jobs import SIZES, TENSORS, merged, simulated, tables
 from tests.virtual.scene import WatchedWire
@@ -77,7 +77,7 @@ def test_any_virtual_job_obeys(protocol: str) -> None:
     one()
 
 
-@pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - REFUSED))
+@pytest.mark.parametrize("protocol", spread(sorted(set(PROTOCOLS) - REFUSED), 3))
 def test_so_does_one_with_gradients(protocol: str) -> None:
     """And it is replayed to the same bits."""
 
@@ -96,7 +96,7 @@ def each_mini_batch_comes_to_all_or_none(laws: Laws) -> None:
     assert all(each == pushed[0] for each in pushed)
 
 
-@pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
+@pytest.mark.parametrize("protocol", spread([*ASYNCHRONOUS, *SYNCHRONOUS], 4), ids=names)
 def test_it_is_the_same_again(protocol: dict[str, Any], tmp_path: Path) -> None:
     runs = [simulated(tmp_path / name, SIZES, protocol=protocol, shards=3, exchange="layerwise") for name in ("first", "again")]
     assert tables(runs[0]) == tables(runs[1])
@@ -226,7 +226,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return theta
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 4])
+@pytest.mark.parametrize("shards", spread([1, 2, 4, 3], 2))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_hardsync_arrives_at_the_weights_of_whole_vectors(
     shards: int, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

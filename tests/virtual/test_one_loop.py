@@ -17,8 +17,8 @@ import pytest
 import mpisgd
 from mpisgd.evaluator import Evaluator
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.job.roles import sgd
 from mpisgd.protocols.hardsync import Hardsync
@@ -43,7 +43,7 @@ LOOPS = [
             "exchange/channel",
             "exchange/base",
             "exchange/shard_channel",
-            "exchange/team_channel",
+            "exchange/collectives/channel",
             "exchange/evaluator_channel",
             "exchange/layerwise",
             "pipeline/group_channel",
@@ -159,8 +159,8 @@ def test_each_role_is_built_in_one_place() -> None:
     assert builders == ["job/run/rank.py", "simulate/job.py"]
 
 
-def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loops, the channels, the protocol and the arithmetic of a real run; each learner and shard enters its loop once."""
+def counted(monkeypatch: pytest.MonkeyPatch, of: dict[Any, str]) -> Counter[str]:
+    """How often each function is entered, by its name: of modules and classes, the names in one string."""
     entered: Counter[str] = Counter()
 
     def counting(where: Any, name: str) -> None:
@@ -172,18 +172,27 @@ def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(where, name, entering)
 
-    counting(sgd, "learn")
-    for cls, names in {
-        Shard: "serve",
-        LearnerChannel: "push pull goodbye",
-        ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
-        Evaluator: "evaluate_all",
-        Softsync: "on_push update_due on_update",
-        SliceUpdate: "accumulate step scratch_is_finite",
-        Gradient: "compute",
-    }.items():
+    for where, names in of.items():
         for name in names.split():
-            counting(cls, name)
+            counting(where, name)
+    return entered
+
+
+def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops, the channels, the protocol and the arithmetic of a real run; each learner and shard enters its loop once."""
+    entered = counted(
+        monkeypatch,
+        {
+            sgd: "learn",
+            Shard: "serve",
+            LearnerChannel: "push pull goodbye",
+            ShardChannel: "receive start_answers finish_answers stop answer_snapshot",
+            Evaluator: "evaluate_all",
+            Softsync: "on_push update_due on_update",
+            SliceUpdate: "accumulate step scratch_is_finite",
+            Gradient: "compute",
+        },
+    )
     log = simulated(tmp_path / "run", TENSORS, protocol="softsync", shards=2, evaluator=True)
     assert (entered["learn"], entered["serve"], entered["evaluate_all"], entered["goodbye"]) == (4, 2, 1, 4)
     assert entered["push"] == entered["compute"] == len(log.pushes) / 2
@@ -195,27 +204,17 @@ def test_a_virtual_run_enters_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_so_does_one_whose_learners_double_as_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop, the bookkeeping of a shard, the rules of hardsync; no push or pull."""
-    entered: Counter[str] = Counter()
-
-    def counting(where: Any, name: str) -> None:
-        whole = getattr(where, name)
-
-        def entering(*args: Any, **keywords: Any) -> Any:
-            entered[name] += 1
-            return whole(*args, **keywords)
-
-        monkeypatch.setattr(where, name, entering)
-
-    counting(sgd, "learn")
-    for cls, names in {
-        Shard: "begin serve_on",
-        TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
-        LearnerChannel: "push",
-        Hardsync: "on_push on_update",
-        SliceUpdate: "accumulate step",
-    }.items():
-        for name in names.split():
-            counting(cls, name)
+    entered = counted(
+        monkeypatch,
+        {
+            sgd: "learn",
+            Shard: "begin serve_on",
+            TeamChannel: "exchange pull goodbyes snapshot_pull answer_snapshot",
+            LearnerChannel: "push",
+            Hardsync: "on_push on_update",
+            SliceUpdate: "accumulate step",
+        },
+    )
     log = simulated(tmp_path / "run", TENSORS, protocol="allreduce", evaluator=True)
     assert [entered[name] for name in ("learn", "begin", "serve_on", "goodbyes", "push")] == [4, 4, 4, 4, 0]
     assert entered["exchange"] == entered["pull"] == entered["snapshot_pull"] == len(log.pushes) / 4

@@ -15,9 +15,8 @@ from mpisgd import data, models
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
-from mpisgd.job.parts import Brought
 from mpisgd.replay import replay
-from tests.virtual.jobs import simulated
+from tests.virtual.jobs import recording, simulated
 
 ALPHA0, LEARNERS, MU, SEED = 0.02, 3, 8, 3
 UPDATES = 24
@@ -218,21 +217,10 @@ def test_groups_in_any_protocol_are_proved(changes: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize("count", [1, 3])
 def test_own_steps_leave_a_group_of_rate_0_where_it_is(count: int, tmp_path: Path) -> None:
     """A learner never computes at weights that the shards could not have."""
-    seen: list[torch.Tensor] = []
-    modules: list[nn.Module] = []
-
-    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        modules.append(models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED))
-        return modules[-1]
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            seen.append(torch.cat([each.detach().reshape(-1) for each in modules[-1].parameters()]))
-        return nn.functional.cross_entropy(output, target)
-
+    seen: list[np.ndarray] = []
     protocol = {"name": "downpour", "n_push": count, "n_fetch": 3}
-    simulated(tmp_path / "run", JOB, Brought(factory, loss), protocol=protocol, groups={"rate": {"1.*": 0.0}}, alpha0=0.005)
-    layer_1, layer_3 = (torch.stack(seen)[:, part] for part in (slice(0, 1560), slice(1560, None)))
+    simulated(tmp_path / "run", JOB, recording(seen, SEED), protocol=protocol, groups={"rate": {"1.*": 0.0}}, alpha0=0.005)
+    layer_1, layer_3 = (np.stack(seen)[:, part] for part in (slice(0, 1560), slice(1560, None)))
     assert (layer_1 == layer_1[0]).all()
     assert not (layer_3 == layer_3[0]).all()
 

@@ -16,6 +16,7 @@ from mpisgd.exchange import deltas
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.serving.answering import Answering
+from tests.effort import spread
 from tests.unit.test_rounding import to_bfloat16, widened
 from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
@@ -86,7 +87,7 @@ def way(held: np.ndarray, there: np.ndarray) -> np.ndarray:
     return there_from_here
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", spread([2, 1, 3], 3))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_learners_hold_what_the_definition_says(name: str, shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, on every pull; and replay, which knows clocks alone, has the same losses and weights."""
@@ -128,7 +129,7 @@ def test_with_one_learner_it_is_serial_sgd_at_what_it_holds(name: str, tmp_path:
     assert not torch.equal(found, weights(tmp_path / "exact", ALONE[name]))
 
 
-@drawn_jobs(max_examples=6, most_learners=4)
+@drawn_jobs(max_examples=6, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001, "exchange": "whole"}
     if changes["protocol"]["name"] == "allreduce":
@@ -169,7 +170,7 @@ def test_small_updates_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert apart.max() < moved.max() / 50
 
 
-@pytest.mark.parametrize("protocol", ["hardsync", {"name": "softsync", "n": 4}], ids=["hardsync", "softsync"])
+@pytest.mark.parametrize("protocol", spread([{"name": "softsync", "n": 4}, "hardsync"], 2), ids=["softsync", "hardsync"])
 def test_training_ends_as_well_as_in_float32(protocol: Any, tmp_path: Path) -> None:
     digits = {"data": "digits", "model": {"name": "mlp", "hidden": [32]}, "mu": 8, "epochs": 6, "alpha0": 0.02}
     errors = {}

@@ -11,8 +11,7 @@ import torch
 
 from mpisgd.analysis import about
 from mpisgd.base.errors import ConfigError
-from mpisgd.job.parts import Brought
-from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
+from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
 from tests.virtual.test_told import reported
@@ -37,7 +36,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
     torch.testing.assert_close(found, exact, rtol=0.01, atol=2e-3)
 
 
-@drawn_jobs(max_examples=4, most_learners=4)
+@drawn_jobs(max_examples=4, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001}
     if changes["protocol"]["name"] == "allreduce":
@@ -74,22 +73,9 @@ def test_batched_learners_have_a_remainder_each(tmp_path: Path) -> None:
     assert one.pushes["rounded"] == pytest.approx(all_.pushes["rounded"], rel=0.2)
 
 
-@pytest.mark.parametrize(("nonfinite", "dropped"), [("drop", True), ("continue", False)], ids=["drop", "continue"])
-def test_a_gradient_that_is_not_finite_leaves_no_trace(nonfinite: str, dropped: bool, tmp_path: Path) -> None:
-    """A loss that is NaN for some mini-batches: dropped by all shards, and the remainder of the next ones is finite."""
-    calls = [0]
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        calls[0] += torch.is_grad_enabled()
-        bad = torch.is_grad_enabled() and calls[0] % 7 == 0
-        return torch.nn.functional.cross_entropy(output, target) * (float("nan") if bad else 1.0)
-
-    run = simulated(tmp_path / "run", TENSORS, Brought(loss=loss), **HALF, nonfinite=nonfinite, shards=2)
-    rounded = run.pushes["rounded"]
-    assert np.isnan(rounded[np.isnan(run.pushes["loss"])]).all()
-    if dropped:
-        assert np.isfinite(rounded[np.isfinite(run.pushes["loss"])]).all()
-        assert 0 < np.isnan(rounded).sum() < len(rounded) / 4
+@pytest.mark.parametrize("nonfinite", ["drop", "continue"])
+def test_a_gradient_that_is_not_finite_leaves_no_trace(nonfinite: str, tmp_path: Path) -> None:
+    not_finite_leaves_no_trace(tmp_path / "run", nonfinite, HALF)
 
 
 def test_the_report_says_how_much(tmp_path: Path) -> None:

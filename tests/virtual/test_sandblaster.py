@@ -132,6 +132,7 @@ def dropping() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Dropout(0.3), torch.nn.Linear(20, 4))
 
 
+@pytest.mark.slow
 def test_in_the_order_of_portions_nobody_sees_who_was_fast(tmp_path: Path) -> None:
     """Nor what was drawn for a portion: dropout's masks are its own."""
     brought = Brought(model=dropping)
@@ -184,7 +185,7 @@ def check(run: Run, portions: int) -> None:
     assert iterations["clock"][-1] == run.updates["clock"].max()
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, of=36), deadline=None)
 @given(data=st.data())
 def test_random_jobs(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Shards, learners, portions, slow ones, ones that leave; virtual sends are synchronous, and nobody waits in a circle."""
@@ -243,6 +244,7 @@ def evaluation_s(out: Path, mu: int, *, duplicates: bool) -> float:
     return float(iterations["evaluating_s"].sum() / iterations["evaluations"].sum() * (7 + 1 / 5))
 
 
+@pytest.mark.slow
 def test_a_slow_learner_holds_up_nobody_where_portions_are_small_and_dealt_twice(tmp_path: Path) -> None:
     """The ideal share is 1: [Dean12 4.2]."""
     assert evaluation_s(tmp_path / "twice", 1024 // 32, duplicates=True) <= 1.35
@@ -300,6 +302,7 @@ def test_a_line_search_that_fails_ends_the_run_and_says_the_way_on(tmp_path: Pat
     assert re.search(r"the line search of iteration 1 found no loss below [\d.]+ in \d+ evaluations.*--init-from", said)
 
 
+@pytest.mark.slow
 def test_it_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
     table = {"protocol": "downpour", "model": "softmax", "data": "digits", "epochs": 1.0, "out": str(tmp_path / "sgd")}
     simulate(config_file.from_mapping({**table, "log": {"progress": "off"}, "virtual": {"learners": 3, "gradients": True}}))

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +14,18 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from mpisgd import data, models, replay
 from mpisgd.__main__ import main
-from mpisgd.base.errors import ConfigError, DivergenceError, PeerError
-from mpisgd.config import DigitsOptions, MlpOptions
+from mpisgd.base.errors import ConfigError
 from mpisgd.config.config_file import from_mapping
-from mpisgd.data.sampling import EpochSampling
-from mpisgd.job.parts import Brought
-from mpisgd.liveness import guard
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Verdict
 from mpisgd.simulate import simulate
-from tests.virtual.jobs import SIZES, TENSORS, config, merged, simulated, tables
+from tests.effort import spread
+from tests.virtual.jobs import SIZES, TENSORS, bits, config, merged, simulated, tables
 
 pytestmark = pytest.mark.timeout(300)  # a virtual job may also go on for ever
-
-
-@pytest.fixture(autouse=True)
-def _one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the tests themselves run inside a batch job."""
-    for name in (*guard.SIZE_VARIABLES, *guard._RANK_VARIABLES):
-        monkeypatch.delenv(name, raising=False)
-
-
-def weights(run: Run, kind: str = "theta") -> dict[str, np.ndarray]:
-    states = torch.load(run.path / schema.WEIGHTS, weights_only=True)
-    return {name: tensor.numpy() for name, tensor in states[kind].items()}
-
-
-def flat(run: Run, kind: str = "theta") -> np.ndarray:
-    return np.concatenate([vector.ravel() for vector in weights(run, kind).values()])
-
-
-def bits(run: Run) -> dict[str, bytes]:
-    return {name: vector.tobytes() for name, vector in weights(run).items()}
 
 
 # -------------------------------------------------------------------------------------------------- from the command line
@@ -141,7 +115,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("base", [SIZES, TENSORS], ids=["sizes", "tensors"])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", spread(RUNS, 2))
 def test_the_same_configuration_gives_the_same_bytes_and_another_seed_others(
     name: str, base: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -286,198 +260,6 @@ def test_where_mini_batches_differ_much_the_mean_holds_and_the_bound_does_not(tm
     assert 0.02 < (settled > 60).mean() < 0.08
 
 
-# ------------------------------------------------------------------------------------------------------- the oracle
-
-MU, ALPHA0, SEED = 8, 0.02, 3
-ORACLE = {
-    "protocol": "hardsync",
-    "virtual": {"learners": 4},
-    "model": {"name": "mlp", "hidden": [24]},
-    "mu": MU,
-    "alpha0": ALPHA0,
-    "seed": SEED,
-    "epochs": 0.4,
-    "threads": 1,
-    "memory_format": "contiguous",
-    "log": {"progress": "off"},
-}
-OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[..., torch.optim.Optimizer]]] = {
-    "sgd": ({"name": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=ALPHA0, momentum=0.9)),
-    "adagrad": ({"name": "adagrad", "eps": 1e-3}, lambda p: torch.optim.Adagrad(p, lr=ALPHA0, eps=1e-3)),
-}
-
-
-def recording(seen: list[np.ndarray]) -> Brought:
-    """The oracle's model, and a loss that writes down the weights whenever a gradient is about to be computed."""
-    modules: list[nn.Module] = []
-
-    def factory(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        modules.append(models.make(MlpOptions(hidden=(24,)), input_shape=input_shape, classes=classes, seed=SEED))
-        return modules[-1]
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        if torch.is_grad_enabled():
-            seen.append(torch.cat([p.detach().reshape(-1) for p in modules[-1].parameters()]).numpy().copy())
-        return nn.functional.cross_entropy(output, target)
-
-    return Brought(factory, loss)
-
-
-def serial(batch: int, updates: int, optimizer: str) -> np.ndarray:
-    """Weights before each update and after the last, (updates + 1, parameters), of torch.optim with `batch` samples each."""
-    digits = data.load(DigitsOptions(), seed=SEED)
-    model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
-    steps = OPTIMIZERS[optimizer][1](model.parameters())
-    sampling = EpochSampling(len(digits.train), batch, 1, SEED)
-    seen = []
-    for seq in range(updates + 1):
-        seen.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().copy())
-        inputs, targets = digits.train.batch(sampling.indices(0, seq))
-        steps.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        steps.step()
-    return np.array(seen)
-
-
-@pytest.mark.parametrize(("optimizer", "learners", "shards"), [("sgd", 4, 1), ("sgd", 3, 2), ("adagrad", 4, 3), ("sgd", 1, 1)])
-def test_hardsync_is_serial_sgd_with_lambda_mu_samples(optimizer: str, learners: int, shards: int, tmp_path: Path) -> None:
-    seen: list[np.ndarray] = []
-    changes = {"optimizer": OPTIMIZERS[optimizer][0], "shards": shards, "virtual": {"learners": learners}, "averaging": 0.75}
-    run = simulated(tmp_path / "run", ORACLE, recording(seen), **changes)
-    updates = -(-int(0.4 * 1437 + 0.999) // (learners * MU))
-    assert run.summaries["final_clock"].tolist() == [updates] * shards
-    expected = serial(learners * MU, updates, optimizer)
-    moved = np.abs(expected[-1] - expected[0]).max()
-    assert moved > 0.01, "the serial run must have gone somewhere"
-    recorded = np.array(seen).reshape(updates, learners, -1)
-    assert (recorded == recorded[:, :1]).all(), "all learners compute at the same weights"
-    assert np.abs(recorded[:, 0] - expected[:-1]).max() < 2e-4 * moved
-    assert np.abs(flat(run) - expected[-1]).max() < 2e-4 * moved
-    averaged = expected[0]
-    for theta in expected[1:]:
-        averaged = 0.75 * averaged + 0.25 * theta
-    assert np.abs(flat(run, "thetabar") - averaged).max() < 2e-4 * moved
-
-
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "constant": {"compute": "constant"},
-    "normal": {"compute": {"name": "normal", "deviation_s": 0.1}},
-    "heavy tail": {"compute": {"name": "heavy_tail", "tail_probability": 0.5}, "evaluator": True},
-    "slow": {"virtual": {"slow_nodes": {"2": 20.0}, "pause_mean_s": 1.0, "pause_every_s": 0.5}},
-    "queues": {"network": {"latency_s": 0.5, "bandwidth": 1e5}, "service": {"update_s": 0.5}, "virtual": {"ranks_per_node": 3}},
-    "nothing takes time": {"compute": {"name": "constant", "mean_s": 0.0}, "network": {"latency_s": 0.0, "overhead_s": 0.0}},
-}
-
-
-@pytest.mark.slow
-def test_the_schedule_does_not_matter_to_hardsync(tmp_path: Path) -> None:
-    """Not one bit, on two shards; whoever comes first, and however long it takes."""
-    runs = {name: simulated(tmp_path / name, ORACLE, **changes, shards=2) for name, changes in SCHEDULES.items()}
-    assert len({tuple(bits(run).values()) for run in runs.values()}) == 1
-    assert len({tables(run)["pushes"] for run in runs.values()}) == len(runs)
-
-
-def test_it_does_matter_to_softsync(tmp_path: Path) -> None:
-    runs = [
-        simulated(tmp_path / name, ORACLE, **SCHEDULES[name], protocol={"name": "softsync", "n": 4}) for name in ("normal", "slow")
-    ]
-    assert bits(runs[0]) != bits(runs[1])
-
-
-# ------------------------------------------------------------------------------------------------------------ training
-
-
-def test_it_learns_and_is_evaluated_as_a_real_run_is(tmp_path: Path) -> None:
-    """Snapshots by epochs, each of theta and thetabar, on test and training data; with a rank for it, and without."""
-    for evaluator in (True, False):
-        changes: dict[str, Any] = {"evaluation": {"train": True}, "evaluator": evaluator, "averaging": 0.5, "alpha0": 0.2}
-        run = simulated(tmp_path / str(evaluator), TENSORS, **changes, protocol="softsync", shards=2, epochs=4)
-        rows = run.evaluations
-        assert rows["snapshot"].tolist() == [number for number in range(5) for _ in range(4)]
-        assert set(zip(rows["averaged"].tolist(), rows["train"].tolist(), strict=True)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
-        losses = rows["loss"][(rows["averaged"] == 0) & (rows["train"] == 1)]
-        assert losses[-1] < 0.7 * losses[0]
-        assert (np.diff(rows["taken_s"]) >= 0).all()
-        assert run.summaries["diverged"].tolist() == [0, 0]
-
-
-def test_batch_norm_and_dropout_work_one_by_one(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", TENSORS, model={"name": "mlp", "hidden": [8], "batch_norm": True})
-    assert run.environment["batch_norm_policy"] == "recalibrate on 120 of 120 training samples, drawn at random (1 layer)"
-
-
-def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(DivergenceError, match="not finite; lower alpha0"):
-        simulate(config(tmp_path / "run", TENSORS, protocol="softsync", alpha0=1e30, optimizer={"name": "sgd", "momentum": 0.0}))
-    assert not (tmp_path / "run" / schema.DONE).exists()
-    assert len(Run(tmp_path / "run").pushes), "the last rows are what one wants to see then"
-
-
-# ------------------------------------------------------------------------------------------------------------- batched
-
-BATCHED = {**ORACLE, "virtual": {"learners": 8}, "epochs": 1.0, "clip_norm": 0.5}
-
-
-BATCHED_COLUMNS = ["learner_id", "seq", "clock", "timestamp", "arrival_s", "samples", "weight"]
-
-
-def one_by_one_and_batched(directory: Path, **changes: Any) -> tuple[Run, Run]:
-    one, together = (
-        simulated(directory / str(batched), merged(BATCHED, {"virtual": {"batched": batched}}), **changes)
-        for batched in (False, True)
-    )
-    return one, together
-
-
-@pytest.mark.parametrize("protocol", ["hardsync", "softsync", {"name": "softsync", "n": 8}], ids=["hardsync", "n=1", "n=8"])
-def test_batched_gradients_are_those_computed_one_by_one(protocol: Any, tmp_path: Path) -> None:
-    one, together = one_by_one_and_batched(tmp_path, protocol=protocol, compute="lognormal")
-    assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist(), "the schedule is the same"
-    first, second = flat(one), flat(together)
-    moved = np.abs(first - flat_start()).max()
-    assert moved > 0.02
-    assert np.abs(first - second).max() < 1e-4 * moved
-    assert one.pushes["loss"] == pytest.approx(together.pushes["loss"], abs=1e-4)
-
-
-def test_learners_that_give_up_are_batched(tmp_path: Path) -> None:
-    """What they had begun is forgotten: each gradient is of the weights that they pulled then, as one by one."""
-    changes = {"protocol": {"name": "backup", "b": 3, "abort": True}, "compute": {"name": "lognormal", "sigma": 0.7}}
-    one, together = one_by_one_and_batched(tmp_path, **changes)
-    assert len(one.table("events")[one.table("events")["kind"] == schema.Event.GAVE_UP]) > 10
-    assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist()
-    assert one.pushes["loss"] == pytest.approx(together.pushes["loss"], abs=1e-4)
-    assert replay.check(together.path) == ""
-
-
-# Where nothing is drawn, messages arrive at the very same nanosecond; the order must not follow that in which the ranks' code
-# happened to run, which batching changes.
-def test_batched_keeps_the_schedule_also_where_messages_tie(tmp_path: Path) -> None:
-    one, together = one_by_one_and_batched(tmp_path, protocol="softsync", compute="constant")
-    assert one.pushes[BATCHED_COLUMNS].tolist() == together.pushes[BATCHED_COLUMNS].tolist()
-
-
-def flat_start() -> np.ndarray:
-    start: np.ndarray = serial(1, 0, "sgd")[0]
-    return start
-
-
-class Dropping(nn.Sequential):
-    """Its mini-batches draw random numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
-def test_models_that_cannot_be_batched_are_refused(tmp_path: Path) -> None:
-    norm = config(tmp_path / "run", TENSORS, model={"name": "mlp", "batch_norm": True}, virtual={"batched": True})
-    with pytest.raises(ConfigError, match=r"virtual\.batched = True: torch\.func\.vmap refuses this model"):
-        simulate(norm)
-    with pytest.raises(ConfigError, match=r"virtual\.batched = True: .*random"):
-        simulate(config(tmp_path / "run", TENSORS, virtual={"batched": True}), Brought(Dropping))
-    simulate(config(tmp_path / "run", TENSORS), Brought(Dropping))
-
-
 # ------------------------------------------------------------------------------------------------------------ no gradients
 
 
@@ -499,77 +281,6 @@ def test_ten_thousand_learners(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", virtual=big, mu=1, protocol={"name": "softsync", "n": 100}, log={"flush_rows": 10_000})
     assert set(run.pushes["learner_id"].tolist()) == set(range(10_000))
     assert all(books.balanced for books in run.books())
-
-
-# ----------------------------------------------------------------------------------------------------------------- failures
-
-FAILING: dict[str, Any] = {"compute": {"name": "constant", "mean_s": 0.1}, "failures": {"at_s": {"1": 0.75, "2": 1.25}}}
-
-
-def departures(run: Run, shard: int = 0) -> list[tuple[int, float]]:
-    rows = run.events[(run.events["kind"] == Event.DEPARTED) & (run.events["shard"] == shard)]
-    return [(int(row["learner_id"]), float(row["time_s"])) for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("protocol", "before", "after"),
-    [
-        ("hardsync", 4, 2),
-        ("backup", 3, 2),
-        ({"name": "softsync", "n": 1}, 4, 2),
-        ({"name": "softsync", "n": 2}, 2, 1),
-        ({"name": "softsync", "n": 3}, 1, 1),
-    ],
-    ids=["hardsync", "backup", "n=1", "n=2", "n=3"],
-)
-def test_the_others_go_on_when_learners_fail(protocol: Any, before: int, after: int, tmp_path: Path) -> None:
-    """The mini-batch under way is lost, the shards know 0.05 s later, and count with those who are left."""
-    run = simulated(tmp_path / "run", protocol=protocol, shards=2, **FAILING)
-    assert run.summaries["samples"].tolist() >= [400, 400]
-    for shard in range(2):
-        assert [who for who, _ in departures(run, shard)] == [1, 2]
-        assert [when for _, when in departures(run, shard)] == pytest.approx([0.8, 1.3], abs=1e-3)
-    rows = run.pushes[run.pushes["shard"] == 0]
-    for learner_id, last_s in ((1, 0.75), (2, 1.25)):
-        own = rows["arrival_s"][rows["learner_id"] == learner_id]
-        assert last_s - 0.15 < own.max() < last_s
-    gradients = run.updates["gradients"][run.updates["shard"] == 0]
-    assert gradients[0] == before
-    assert (gradients[-10:] == after).all()
-
-
-def test_all_learners_fail_and_the_end_is_orderly(tmp_path: Path) -> None:
-    """Before the samples are done: the books balance, DONE says how far it came."""
-    for protocol in ("hardsync", "softsync", "backup"):
-        at_s = {str(learner_id): 0.35 + 0.2 * learner_id for learner_id in range(4)}
-        run = simulated(tmp_path / protocol, protocol=protocol, shards=2, evaluator=True, failures={"at_s": at_s})
-        assert len(departures(run)) == 4
-        assert 0 < run.summaries["samples"][0] < 400
-        assert all(books.balanced for books in run.books())
-
-
-def test_all_learners_fail_before_anything(tmp_path: Path) -> None:
-    for base in (SIZES, TENSORS):
-        at_s = {str(learner_id): 0.0 for learner_id in range(4)}
-        run = simulated(tmp_path / str(base is SIZES), base, failures={"at_s": at_s})
-        assert run.summaries[["final_clock", "samples", "received"]].tolist() == [(0, 0, 0)]
-
-
-def test_lives_may_be_drawn(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", failures={"mean_s": 0.5}, virtual={"learners": 8}, protocol="softsync", epochs=20)
-    assert 2 <= len(departures(run)) <= 8
-
-
-def test_a_fail_fast_run_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 1, the learner and its second, no DONE; as on real ranks."""
-    changes = {**FAILING, "failures": {"at_s": {"1": 0.75}, "then": "stop"}}
-    with pytest.raises(PeerError, match=r"learner 1 failed at 0\.75 s of virtual time: the job is ended, as a fail-fast run is"):
-        simulate(config(tmp_path / "run", **changes))
-    assert not (tmp_path / "run" / schema.DONE).exists()
-    assert len(Run(tmp_path / "run").pushes) > 0
-    words = shlex.split(f"{SMALL} --failures.at-s 1 0.75 --failures.then stop --out {tmp_path / 'again'}")
-    assert main(["simulate", *words]) == 1
-    assert "mpisgd simulate: PeerError: learner 1 failed" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------- what is refused

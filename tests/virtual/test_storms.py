@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from tests.virtual.storm import aftermath, package
-from tests.virtual.storm.draw import draw
+from tests.virtual.storm.draw import draw, draw_batch
 from tests.virtual.storm.kept import KEPT
 from tests.virtual.storm.machine import Machine
 from tests.virtual.storm.mpi import equip
 from tests.virtual.storm.package import VIRTUAL
 
 PARTS, OF_EACH = 20, 25
+OF_BATCH = 4
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,14 @@ def test_laws_hold_whatever_befalls_a_job(part: int, tmp_path: Path) -> None:
     for number in range(part * OF_EACH, (part + 1) * OF_EACH):
         drawn = draw(random.Random(f"500:{number}"), number)
         seen = aftermath.weather(drawn, tmp_path / str(number), proven=number % 2 == 0)
+        assert not seen.failures, f"{drawn}:\n{seen.failures[0]}\n{drawn!r}"
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+def test_laws_hold_whatever_befalls_a_batch_optimisation(part: int, tmp_path: Path) -> None:
+    """`python -m tests.faults.virtual_batch` runs 5,000."""
+    for number in range(part * OF_BATCH, (part + 1) * OF_BATCH):
+        seen = aftermath.weather(drawn := draw_batch(random.Random(f"batch:{number}"), number), tmp_path / str(number))
         assert not seen.failures, f"{drawn}:\n{seen.failures[0]}\n{drawn!r}"
 
 

@@ -14,10 +14,10 @@ import torch
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
 from mpisgd.gradient.largest import Largest
-from mpisgd.job.parts import Brought
 from mpisgd.records.log.schema import Event
 from mpisgd.vectors.flat import slice_bounds
-from tests.virtual.jobs import SIZES, TENSORS, simulated, tables
+from tests.effort import spread
+from tests.virtual.jobs import SIZES, TENSORS, not_finite_leaves_no_trace, simulated, tables
 from tests.virtual.test_laws import drawn_jobs, obeys
 from tests.virtual.test_one_learner import ALONE, ALPHA, ByHand, weights
 from tests.virtual.test_told import reported
@@ -25,7 +25,7 @@ from tests.virtual.test_told import reported
 FEW = {"push_format": "topk", "topk_share": 0.1}
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", spread([2, 1, 3], 3))
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "allreduce"])
 def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, shards: int, tmp_path: Path) -> None:
     """Of each shard's slice the largest; and replay has the bits."""
@@ -45,7 +45,7 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, shards
     assert replay.check(tmp_path / "run", trust=True) == ""
 
 
-@drawn_jobs(max_examples=5, most_learners=4)
+@drawn_jobs(max_examples=5, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **FEW, "alpha0": 0.001}
     job.pop("compensation", None)
@@ -69,7 +69,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", spread(MORE, 2))
 def test_replay_has_the_bits_of_whatever_it_goes_with(name: str, tmp_path: Path) -> None:
     job = {**FEW, "model": {"name": "mlp", "hidden": [8]}, "shards": 2, "alpha0": 0.01, **MORE[name]}
     runs = [simulated(tmp_path / each, TENSORS, **job) for each in ("first", "again")]
@@ -94,21 +94,9 @@ def test_training_ends_nearly_as_well_as_with_all_of_the_gradient(protocol: Any,
     assert run.evaluations["error"][-1] < 0.1
 
 
-@pytest.mark.parametrize(("nonfinite", "dropped"), [("drop", True), ("continue", False)], ids=["drop", "continue"])
-def test_a_gradient_that_is_not_finite_leaves_no_trace(nonfinite: str, dropped: bool, tmp_path: Path) -> None:
-    calls = [0]
-
-    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        calls[0] += torch.is_grad_enabled()
-        bad = torch.is_grad_enabled() and calls[0] % 7 == 0
-        return torch.nn.functional.cross_entropy(output, target) * (float("nan") if bad else 1.0)
-
-    run = simulated(tmp_path / "run", TENSORS, Brought(loss=loss), **FEW, nonfinite=nonfinite, shards=2)
-    rounded = run.pushes["rounded"]
-    assert np.isnan(rounded[np.isnan(run.pushes["loss"])]).all()
-    if dropped:
-        assert np.isfinite(rounded[np.isfinite(run.pushes["loss"])]).all()
-        assert 0 < np.isnan(rounded).sum() < len(rounded) / 4
+@pytest.mark.parametrize("nonfinite", ["drop", "continue"])
+def test_a_gradient_that_is_not_finite_leaves_no_trace(nonfinite: str, tmp_path: Path) -> None:
+    not_finite_leaves_no_trace(tmp_path / "run", nonfinite, FEW)
 
 
 def test_a_push_whose_indices_cannot_be_is_refused(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from mpisgd.base.errors import EXIT_OK
+from mpisgd.base.errors import EXIT_FAILED, EXIT_OK, ConfigError
 from mpisgd.report.look import Look, applied
 
 
@@ -17,18 +17,29 @@ class Options(Look):
 
     Runs that differ in nothing but the seed are one row and one curve: the mean, from the least to the largest value, and how many
     they are. runs.csv has each of them.
+
+    With --sweep, all runs of a sweep, and which of them are not done, with their reasons. Exit status 1: some are not.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """The runs' directories, e.g. results/hardsync results/softsync."""
-    out: Path = Path("results/compare")
-    """Folder for the table and figures."""
+    sweep: Path | None = None
+    """The directory of a sweep, in place of those of runs."""
+    out: Path | None = None
+    """Folder for the table and figures; default: results/compare, or <sweep>/compare."""
 
 
 def main(argv: list[str]) -> int:
     options = tyro.cli(Options, args=argv, prog="mpisgd compare")
     from mpisgd.report.compare import compare
 
+    if options.sweep is None:
+        with applied(options):
+            compare(options.runs, options.out or Path("results/compare"))
+        return EXIT_OK
+    if options.runs:
+        raise ConfigError(f"compare: --sweep {options.sweep} and {options.runs[0]}: expected one or the other")
+    from mpisgd.report.swept import compare_sweep
+
     with applied(options):
-        compare(options.runs, options.out)
-    return EXIT_OK
+        return EXIT_OK if compare_sweep(options.sweep, options.out or options.sweep / "compare") else EXIT_FAILED

@@ -30,6 +30,7 @@ from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.mpi.mover import Mover
 from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
@@ -68,6 +69,7 @@ class Wire:
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
         self._check: Callable[[], None] | None = None
+        self._mover: Mover | None = None
         self.signal = 0
         self.deaf = False
         self._signal_told = False
@@ -100,6 +102,17 @@ class Wire:
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this at least every millisecond of a sleep; it may raise to end it."""
         self._check = check
+
+    def let_move(self) -> None:
+        """What was begun moves from here until `hold`."""
+        if self._mover is None:
+            self._mover = Mover(self._comm)
+        self._mover.let_move()
+
+    def hold(self) -> None:
+        """Only this rank's own calls move anything."""
+        if self._mover is not None:
+            self._mover.hold()
 
     # ----------------------------------------------------------------------------------------------------------- send
 

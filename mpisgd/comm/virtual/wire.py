@@ -168,6 +168,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def sleep(self, seconds: float) -> None:
         self.work(round(seconds * 1e9))
 
+    def let_move(self) -> None:
+        """Messages move by themselves in virtual time."""
+
+    def hold(self) -> None:
+        """They always do."""
+
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         self.check = check
 

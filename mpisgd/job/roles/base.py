@@ -99,6 +99,19 @@ class Built:
             self.world.tensors.evaluate(channel, log, (first, rows), self.world.progress, hearers)
         log.close()
 
+    def _open_coordinators(self) -> TableFile:
+        """The log file of the coordinator of a batch optimisation, in this attempt."""
+        log, resumption = self.setup.config.log, self.setup.resumption
+        return open_tables(
+            self.setup.path / schema.coordinator_file(self.setup.attempt) if log.enabled else None,
+            max_bytes=0,
+            shard=-1,
+            flush_rows=log.flush_rows,
+            flush_s=log.flush_s,
+            attributes={} if resumption is None else resumption.of_coordinator,
+            tables=schema.COORDINATOR,
+        )
+
     def _open(
         self,
         name: str,

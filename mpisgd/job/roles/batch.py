@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -9,7 +11,6 @@ import numpy as np
 
 from mpisgd.base.speech import say, warn
 from mpisgd.data.sampling import PortionSampling
-from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Role
 from mpisgd.gradient import stages
 from mpisgd.job.finish import account
@@ -19,18 +20,26 @@ from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.callbacks import UpdateTeller
-from mpisgd.records.coordinator_log import CoordinatorLog
+from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
-from mpisgd.records.log.writer import ShardLog, TableFile
+from mpisgd.records.log.writer import ShardLog
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Rules
-from mpisgd.sandblaster.channels import BatchShardChannel, CoordinatorChannel, Desk
+from mpisgd.sandblaster.attendance import Attendance
+from mpisgd.sandblaster.channels import (
+    BatchLearnerChannel,
+    BatchShardChannel,
+    CoordinatorChannel,
+    Desk,
+    TolerantBatchShardChannel,
+)
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
+from mpisgd.serving.succession import Succession
 
 
 def options_of(setup: Setup) -> SandblasterOptions:
@@ -47,14 +56,41 @@ class BuiltCoordinator(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config, options, sampling = setup.config, options_of(setup), cast(PortionSampling, tensors_of(world).sampling)
+        begun = setup.resumption.checkpoint.coordinator if setup.resumption is not None else {}
         path = setup.path / schema.coordinator_file(setup.attempt) if config.log.enabled else None
-        flush_rows, flush_s = config.log.flush_rows, config.log.flush_s
-        log = CoordinatorLog(TableFile(path, shard=-1, flush_rows=flush_rows, flush_s=flush_s, tables=schema.COORDINATOR))
+        log = CoordinatorLog(self._open_coordinators(), path)
         self._log = log
+        saves = Coordinated(
+            setup.path,
+            log,
+            attempt=setup.attempt,
+            every=config.checkpoint.every_updates,
+            continues=begun.get("rows", []),
+            complain=functools.partial(world.warn, rank),
+        )
         channel = CoordinatorChannel(self.wire, setup.roles)
-        self._evaluations = Evaluations(channel, options, sampling.portions, setup.roles.lambda_, log)
-        elements = setup.bounds[-1][1]
-        self._coordinator = Coordinator(channel, self._evaluations, options, elements, log.iteration, told=self._tell, warn=warn)
+        first_seq = [setup.first_seq(learner_id) for learner_id in range(setup.roles.lambda_)]
+        self._evaluations = Evaluations(
+            channel,
+            options,
+            sampling.portions,
+            first_seq,
+            log,
+            clock=begun.get("clock", 0),
+            patience_s=config.faults.patience_s if setup.tolerant else math.inf,
+            warn=lambda text: warn(f"mpisgd: coordinator, {text}"),
+        )
+        self._coordinator = Coordinator(
+            channel,
+            self._evaluations,
+            options,
+            setup.bounds[-1][1],
+            log.iteration,
+            told=self._tell,
+            warn=warn,
+            saves=saves if world.saves else None,
+            begun=begun,
+        )
         self._told_s = 0.0
 
     def _tell(self, iteration: int, loss: float, gradient: float, evaluations: int, now_s: float) -> None:
@@ -86,16 +122,24 @@ class BuiltBatchShard(Built):
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         bounds = setup.bounds[self.index]
-        slots = Slots(world.weights(bounds))
-        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, ())
-        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, [])
+        slots, before = Slots(world.weights(bounds)), setup.account(self.index)
+        taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
+        self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, taken)
+        self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
         progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
         if self.index == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)
-        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, world.checkpoints(rank, slots, []))
-        channel = BatchShardChannel(self.wire, setup.roles, self.index)
+        checkpoints = world.checkpoints(rank, slots.kept, rows)
+        records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
+        channel = (TolerantBatchShardChannel if setup.tolerant else BatchShardChannel)(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
+        if setup.resumption is not None and before is not None:
+            self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
+        if isinstance(channel, TolerantBatchShardChannel):
+            succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
+            name = f"shard {self.index} on {setup.hosts[rank]}"
+            Attendance(self.server, channel, setup.config.faults.patience_s, succession, name)
 
     def train(self) -> None:
         self.server.serve()
@@ -108,7 +152,10 @@ class BuiltBatchShard(Built):
 
     def close(self) -> None:
         self._file.close()
-        self._snapshots.close()
+        goes_on = (
+            self.setup.resumption is not None or self.setup.config.checkpoint.every_updates > 0 or self.server.rules.interrupted
+        )
+        self._snapshots.close(keep=self.world.saves and goes_on)
 
     def newest_clock(self) -> int:
         return self.server.rules.clock
@@ -126,7 +173,10 @@ class BuiltBatchLearner(Built):
         self._desk = Desk(self.wire, setup.roles, self.index)
         weights, gradients = self._gradient.memory.weights, self._sum.vector
         fields = {"weights": weights, "gradients": gradients, "bounds": setup.bounds}
-        self._channel = LearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        self._channel = BatchLearnerChannel(self.wire, setup.roles, self.index, **fields, consistent=False)
+        self._channel.acknowledged = setup.tolerant
+        if setup.tolerant:
+            self._channel.ask_for_duty()
         self.leaves_by = self._leave
 
     def _leave(self, *, ending: int) -> None:
@@ -135,11 +185,16 @@ class BuiltBatchLearner(Built):
         self._channel.goodbye(ending=ending)
 
     def train(self) -> None:
+        self.expendable = self.setup.tolerant
         delays = stages.loop_delays(self.setup.config, self.index)
-        learn(self._desk, self._channel, self._gradient, self._sum, delays)
+        first_seq = self.setup.first_seq(self.index)
+        learn(self._desk, self._channel, self._gradient, self._sum, delays, first_seq=first_seq)
 
     def end(self) -> np.ndarray:
-        if self.rank == self.setup.roles.evaluator_rank:
+        if self.setup.tolerant:
+            if appointed := self._channel.duty():
+                self._evaluate(appointed=appointed)
+        elif self.rank == self.setup.roles.evaluator_rank:
             self._evaluate()
         return account()
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.collectives.shared import team_channel
 from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
-from mpisgd.exchange.shared_team import team_channel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Leader, follow
@@ -47,14 +47,14 @@ class BuiltShard(Built):
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
         if not setup.tolerant:
-            duplex = setup.config.exchange == "duplex"
-            self.server = self._make_server(ShardChannel(self.wire, self._seen, self.index, duplex=duplex), update)
+            channel = ShardChannel(self.wire, self._seen, self.index, duplex=setup.config.both_ways)
+            self.server = self._make_server(channel, update)
             return
-        channel = TolerantShardChannel(self.wire, setup.roles, self.index)
-        self.server = self._make_server(channel, update)
+        tolerant = TolerantShardChannel(self.wire, setup.roles, self.index)
+        self.server = self._make_server(tolerant, update)
         succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
         name = f"shard {self.index} on {setup.hosts[rank]}"
-        Faults(self.server, channel, setup.config.faults.patience_s, succession, name)
+        Faults(self.server, tolerant, setup.config.faults.patience_s, succession, name)
 
     def train(self) -> None:
         self.server.serve()

@@ -117,9 +117,7 @@ class Rank:
 
     @property
     def _resuming(self) -> str:
-        """The command that goes on with this run, and brings what it was brought; of a batch optimisation, with its weights."""
-        if self.setup.config.protocol.batch:
-            return f"mpisgd export {self.path} WEIGHTS.pt --clock CLOCK, and --init-from WEIGHTS.pt, without its history"
+        """The command that goes on with this run, and brings what it was brought."""
         return f"{launch.words(self.ranks.size)} {resume_line(self.path, self.setup.config)}"
 
     def run(self) -> Outcome:
@@ -162,7 +160,7 @@ class Rank:
         ranks, polite = self.ranks, self.ranks.oversubscribed
         if not self.setup.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
-        vital, patience_s = self.roles.shard_ranks, self.setup.config.faults.patience_s
+        vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self.pulse.heed_shards(vital, wire)
         return wire
@@ -261,6 +259,8 @@ class Rank:
 class MpiWorld(World):
     """The world of this very rank, which is the only one that it is asked about."""
 
+    saves = True
+
     def __init__(self, claim: Claim, wire: Wire) -> None:
         self._setup = claim.setup
         self._config = config = claim.setup.config
@@ -319,9 +319,13 @@ class MpiWorld(World):
             del self.tensors.model
         before = setup.account(shard)
         if before is not None:
-            update.restore({name: torch.from_numpy(array) for name, array in self._saved.items()}, before.samples)
-            self._saved.clear()
+            update.restore(self.saved(rank), before.samples)
         return update
+
+    def saved(self, rank: int) -> dict[str, Tensor]:
+        saved = {name: torch.from_numpy(array) for name, array in self._saved.items()}
+        self._saved.clear()
+        return saved
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Checkpoints:
         """If nothing else, a signal asks for one."""
@@ -336,6 +340,7 @@ class MpiWorld(World):
             attempt=setup.attempt,
             continues=rows,
             pinned=() if setup.resumption is None else setup.resumption.pinned,
+            coordinated=config.protocol.batch,
         )
         log = [setup.path / schema.shard_file(shard, setup.attempt)] if config.log.enabled else []
         beside = [*log, setup.spool(shard)]

@@ -25,7 +25,7 @@ from mpisgd.job.resume import Resumption
 from mpisgd.job.run.alike import Facts, of_data, of_loss, of_model, require_alike
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup
-from mpisgd.liveness import tolerance, usher
+from mpisgd.liveness import binding, tolerance, usher
 from mpisgd.liveness.guard import AgreedError, agree
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
@@ -40,6 +40,8 @@ from mpisgd.vectors.flat import FlatModel
 def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse, *, resumed: bool) -> tuple[Ranks, Setup, Tensors]:
     """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
     ranks = look_around(comm)
+    if ranks.badly_bound and ranks.rank == 0:
+        speech.warn(f"{ranks.badly_bound}: {binding.MEND}")
     config = naming.as_brought(config, brought)
     roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
     config = replace(config, shards=len(roles.shard_ranks))

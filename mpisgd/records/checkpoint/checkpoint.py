@@ -2,6 +2,7 @@
 
     checkpoint/clock-000120/shard-000.h5     the tensors of one shard's slice, one-dimensional float32 data sets
                             shard-000.json   its `Account`, and how long the file is and its CRC-32
+                            coordinator.json of a batch optimisation, what its coordinator knows (`coordinator_records.py`)
                             manifest.json    all of these in one, written last: what has none is no checkpoint
 
 Each file is written aside, synced and renamed. The files of JSON hold a CRC-32 of themselves, and those of all others: a checkpoint
@@ -28,6 +29,7 @@ from mpisgd.base.errors import CheckpointError
 from mpisgd.records.log import schema
 
 MANIFEST = "manifest.json"
+COORDINATOR = "coordinator.json"
 _DIRECTORY = re.compile(r"clock-(\d{6,})$")
 CRC = "crc32"
 
@@ -82,6 +84,7 @@ class Checkpoint:
         learners: lambda_ of that attempt.
         model: fingerprint of the names and shapes of the parameters (`flat.FlatModel.fingerprint`).
         parts: those of all shards, in their order.
+        coordinator: what that of a batch optimisation knew (`sandblaster/state.py`); else empty.
     """
 
     path: Path
@@ -90,6 +93,7 @@ class Checkpoint:
     learners: int
     model: str
     parts: tuple[Part, ...]
+    coordinator: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     @property
     def next_seq(self) -> list[int]:
@@ -171,7 +175,8 @@ def read(path: Path) -> Checkpoint:
             Part(Account(**{**each["account"], "bounds": tuple(each["account"]["bounds"])}), each["nbytes"], each[CRC])
             for each in table["parts"]
         )
-        return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts)
+        told = table.get("coordinator", {})
+        return Checkpoint(path, table["clock"], table["attempt"], table["learners"], table["model"], parts, coordinator=told)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
 

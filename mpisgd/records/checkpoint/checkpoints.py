@@ -42,6 +42,7 @@ class Share:
         shards, learners, model: as in `checkpoint.Checkpoint`.
         attempt, continues: as in the shard's log file (`schema`).
         pinned: clocks of the checkpoints that the run was continued from: they are kept, for replay.
+        coordinated: whether a coordinator has a part as well (`coordinator_records.py`), which is there before any shard's.
     """
 
     run: Path
@@ -53,6 +54,7 @@ class Share:
     attempt: int = 0
     continues: Sequence[Sequence[int]] = ()
     pinned: Collection[int] = ()
+    coordinated: bool = False
 
 
 class Checkpoints:
@@ -206,7 +208,10 @@ class Checkpoints:
             if table["attempt"] != self._share.attempt:
                 return
             parts.append(table["part"])
-        disk.write_json(directory / disk.MANIFEST, {**self._told, "clock": clock, "parts": parts})
+        told = {**self._told, "clock": clock, "parts": parts}
+        if self._share.coordinated:
+            told["coordinator"] = disk.read_json(directory / disk.COORDINATOR)["numbers"]
+        disk.write_json(directory / disk.MANIFEST, told)
         durable.sync_directory(directory)
         durable.sync_directory(directory.parent)
         self._prune(clock)

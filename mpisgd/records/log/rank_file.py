@@ -21,7 +21,7 @@ from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.superblock import AsIfClosed, was_left_open
 from mpisgd.records.log.thinning import Thinning
 
-FILE = re.compile(r"(shard-(\d{3})|evaluator)\.attempt-(\d+)\.h5$")
+FILE = re.compile(r"(shard-(\d{3})|evaluator|coordinator)\.attempt-(\d+)\.h5$")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,16 @@ def continued(path: Path) -> list[Rows]:
 
 def read_continues(path: Path) -> list[tuple[int, dict[str, int]]]:
     """Read what a file continues: attempts, with the number of rows of each table."""
-    none = np.empty((0, 1 + len(schema.TABLES)), np.int64)
+    tables = schema.tables_of(path)
+    none = np.empty((0, 1 + len(tables)), np.int64)
     found = read_file(path, "what it continues", lambda file, _: contained.attribute(file, "continues"))
     parts = none if found is None else np.asarray(found)
-    if parts.ndim != 2 or parts.shape[1] != 1 + len(schema.TABLES):
-        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(schema.TABLES)})")
+    if parts.ndim != 2 or parts.shape[1] != 1 + len(tables):
+        raise DataError(f"{path}: the attribute continues has shape {parts.shape}, expected (parts, {1 + len(tables)})")
     attempts = [-1, *parts[:, 0].tolist(), attempt_of(path)]
     if any(one >= other for one, other in itertools.pairwise(attempts)):
         raise DataError(f"{path}: the attribute continues has attempts {attempts[1:-1]}, expected earlier ones, in their order")
-    return [(attempt, dict(zip(schema.TABLES, counts, strict=True))) for attempt, *counts in parts.tolist()]
+    return [(attempt, dict(zip(tables, counts, strict=True))) for attempt, *counts in parts.tolist()]
 
 
 def appointed_of(path: Path) -> int:

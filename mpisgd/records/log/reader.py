@@ -17,7 +17,7 @@ from mpisgd.base.errors import DataError
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.counts import Counts
 from mpisgd.records.log.layouts import Begins, Layout, begins
-from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary, read_table
+from mpisgd.records.log.rank_file import FILE, Rows, continued, read_counts, read_file, read_summary
 
 _COUNTED = 4096
 """Rows that are counted at a time: what is chosen of them is copied."""
@@ -251,9 +251,14 @@ class Run(Directory):
 
     def of_coordinator(self, name: str) -> np.ndarray:
         """The rows of a table of the coordinator's, dtype `schema.COORDINATOR[name]`; none where there is no coordinator."""
-        if not self.is_batch:
-            return np.empty(0, schema.COORDINATOR[name])
-        return read_table(self.path / schema.coordinator_file(), name)
+        parts = [rows.rows(name) for rows in self.parts_of_coordinator]
+        return np.concatenate([np.empty(0, schema.COORDINATOR[name]), *parts])
+
+    @property
+    def parts_of_coordinator(self) -> list[Rows]:
+        """The coordinator's files, attempt by attempt, also before slices were cut anew; empty where there is no coordinator."""
+        paths = (self.path / schema.coordinator_file(at) for at in range(self.attempt, -1, -1))
+        return next((continued(path) for path in paths if path.is_file()), [])
 
     def books(self) -> list[Books]:
         """The account of every shard; of an unfinished run, that of what was logged."""

@@ -100,7 +100,6 @@ class Why(enum.IntEnum):
     CHANGE = 3  # neither loss nor weights changed by more than tolerance_change
     DIRECTION = 4  # along the direction the loss does not fall: no step was made
     LINE_SEARCH = 5  # no lower loss was found
-    INTERRUPTED = 6  # a signal had come
 
 
 #: One row per push that a shard received, in the order in which it took them.
@@ -230,6 +229,11 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
+
+
+def tables_of(path: Path) -> dict[str, np.dtype]:
+    """The tables of a rank's file, by its name."""
+    return COORDINATOR if path.name.startswith("coordinator.") else TABLES
 
 
 def place(table: str) -> int:

@@ -266,22 +266,23 @@ class TableFile:
 class ShardLog:
     """Log of a shard.
 
-    `duplex`: a learner's pull may be answered before the push that the learner asked after has come (`exchange/duplex.py`).
+    `duplex`: a learner may be given weights before its push of the gradient before has come (`exchange/duplex.py`, `prefetch.py`).
     """
 
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
         self._unanswered: dict[int, int] = {}
-        self._answered: dict[int, float] | None = {} if duplex else None
-        """Per learner, when the pull after the push that is to come was answered."""
+        self._answered: dict[int, list[float]] | None = {} if duplex else None
+        """Per learner, when pulls were answered whose push before is to come."""
         self._begun = set[int]()
         """Learners whose first pull was answered, which comes after no push."""
 
     def push(self, push: Push, clock: int, verdict: Verdict, learning_rate: float) -> None:
         if not self._file.kept:
             return
-        answer_s = math.nan if self._answered is None else self._answered.pop(push.learner_id, math.nan)
+        answered = self._answered.get(push.learner_id) if self._answered is not None else None
+        answer_s = answered.pop(0) if answered else math.nan
         number = self._file.append(
             "pushes",
             (
@@ -319,7 +320,8 @@ class ShardLog:
         if number is not None:
             self._file.amend("pushes", number, "answer_s", now_s)
         elif self._answered is not None:
-            self._answered[learner_id] = now_s if learner_id in self._begun else math.nan
+            if learner_id in self._begun:
+                self._answered.setdefault(learner_id, []).append(now_s)
             self._begun.add(learner_id)
 
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:

@@ -12,7 +12,6 @@ from mpisgd.job import parts
 from mpisgd.job.tensors import Tensors
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.checkpoint import snapshots
-from mpisgd.records.log.schema import Why
 from mpisgd.replay.checks.claimed import Claimed
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Record
@@ -47,7 +46,9 @@ class Batch:
         self.seconds = 0.0
         self.tensors = tensors
         self.initial = tensors.model.weights.clone()
-        self.bounds = parts.bounds(record.config, tensors.model)
+        self._stretches = iter(claimed.stretches)
+        self._stretch = next(self._stretches)
+        self.bounds = parts.bounds(self._stretch.record.config, tensors.model)
         options = record.config.protocol
         assert isinstance(options, SandblasterOptions)
         self._record = record
@@ -71,7 +72,7 @@ class Batch:
 
     def run(self) -> None:
         self._evaluate_snapshot()
-        self._foresee()
+        self._go_on()
         finished = self._record.done is not None
         try:
             self._coordinator.run()
@@ -119,26 +120,29 @@ class Batch:
         return loss, sum(squared)
 
     def _compare_updates(self, loss: float, step: float, squared: list[float]) -> None:
-        for log, norm in zip(self._record.shards, squared, strict=True):
-            row = log.updates[self.clock]
+        record, first, _ = self._stretch
+        at = self.clock - first
+        for log, norm in zip(record.shards, squared, strict=True):
+            row = log.updates[at]
             for name, value in (("mean_loss", loss), ("learning_rate", step)):
                 if not same(row[name].item(), value):
                     why = f"{name} {row[name].item()!r}, recomputed {value!r}"
-                    refuse(why, log.shard, "updates", row=self.clock, clock=self.clock + 1)
+                    refuse(why, log.shard, "updates", row=at, clock=self.clock + 1)
             if not math.isclose(row["sum_sq"].item(), norm, rel_tol=_NORM_TOLERANCE):
                 why = f"sum_sq {row['sum_sq'].item()!r}, recomputed {norm!r}"
-                refuse(why, log.shard, "updates", row=self.clock, clock=self.clock + 1)
+                refuse(why, log.shard, "updates", row=at, clock=self.clock + 1)
+
+    def _go_on(self) -> None:
+        """Where another attempt begins, its shards have other slices, perhaps; all else is as if there had been none."""
+        while self.clock == self._stretch.end and (following := next(self._stretches, None)) is not None:
+            self._stretch = following
+            self.bounds = parts.bounds(following.record.config, self.tensors.model)
+            self._here.cut_anew(self.bounds)
 
     def end(self, ending: Ending) -> None:
         """There are no more."""
 
     # ----------------------------------------------------------------------------------------------------- iterations
-
-    def _foresee(self) -> None:
-        """A signal came when the log says so: that is on trust."""
-        rows = self._claimed.iterations
-        here = self._iterations < len(rows) and rows["why"][self._iterations] == Why.INTERRUPTED
-        self._here.signal = int(here)
 
     def _iteration(self, **fields: float) -> None:
         """A row that the coordinator writes, compared with the one it wrote."""
@@ -150,12 +154,12 @@ class Batch:
             if not name.endswith("_s") and not same(said, value):
                 refuse(f"{name} {said!r}, recomputed {value!r}", -1, "iterations", row=at, clock=self.clock)
         self._iterations += 1
-        self._foresee()
 
     def _accepted(self) -> None:
         before, self._epochs = self._epochs, self._here.slots[0].samples / self.tensors.meta.train_samples
         if snapshots.due(self._record.config.evaluation.every_epochs, before, self._epochs):
             self._evaluate_snapshot()
+        self._go_on()
 
     def _evaluate_snapshot(self, *, final: bool = False) -> None:
         """Evaluate the weights, as the evaluator did, where the run has come so far, and it is asked for."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,39 +22,62 @@ Push = tuple[int, int, list[int]]
 """A learner, the number of its push, and the rows of `portions` that are in it, in the order of its sum."""
 
 
+class Stretch(NamedTuple):
+    """The evaluations of one attempt that belong to the run: from clock `first` to before `end`."""
+
+    record: Record
+    first: int
+    end: int
+
+
 class Claimed:
     """What the log claims was summed.
 
     Attributes:
         rows: of `portions`, dtype `schema.PORTIONS`.
         iterations: dtype `schema.ITERATIONS`.
+        evaluations: how many.
+        stretches: attempt by attempt.
         pushes: of each evaluation, in the order in which they were summed.
 
     Raises Untrue at the first place that cannot be.
     """
 
     def __init__(self, record: Record) -> None:
-        config, self._lambda = record.config, record.lambda_
+        config = record.config
         assert isinstance(config.protocol, SandblasterOptions)
         self._options = config.protocol
         self._sampling = PortionSampling(record.environment("train_samples"), config.mu, config.protocol.share, config.seed)
         self.rows = record.run.of_coordinator("portions")
         self.iterations = record.run.of_coordinator("iterations")
-        self.evaluations = min(len(log.updates) for log in record.shards)
+        self.evaluations = min(log.final_clock for log in record.shards)
+        attempts = [*record.earlier, record]
+        ends = [*(each.start_clock for each in attempts[1:]), self.evaluations]
+        self.stretches = [Stretch(each, each.start_clock, end) for each, end in zip(attempts, ends, strict=True)]
         self._check_dealt()
         self.pushes = [self._evaluation(clock) for clock in range(self.evaluations)]
         self._check_iterations(finished=record.done is not None)
+        for stretch in self.stretches:
+            for log in stretch.record.shards:
+                if log.start.clock != stretch.first or log.final_clock < stretch.end:
+                    why = f"of clocks {log.start.clock} ... {log.final_clock}, expected {stretch.first} ... {stretch.end}"
+                    refuse(why, log.shard, "updates")
+                self._check_shard(stretch, log.shard, log.pushes, log.updates)
         for log in record.shards:
-            self._check_shard(log.shard, log.pushes, log.updates)
-            if log.finished and len(log.updates) != self.evaluations:
-                refuse(f"{len(log.updates)} evaluations, another shard has {self.evaluations}", log.shard, "updates")
+            if log.finished and log.final_clock != self.evaluations:
+                refuse(f"{log.final_clock} evaluations, another shard has {self.evaluations}", log.shard, "updates")
 
     def _check_dealt(self) -> None:
-        bounds = {"portion": self._sampling.portions, "learner_id": self._lambda, "outcome": len(Outcome), "copy": 2}
+        learners = np.zeros(len(self.rows), np.int64)
+        for stretch in self.stretches:
+            learners[self.rows["clock"] >= stretch.first] = stretch.record.lambda_
+        most = {"portion": self._sampling.portions, "outcome": len(Outcome), "copy": 2}
+        bounds = {"learner_id": learners, **{name: np.full(len(self.rows), end) for name, end in most.items()}}
         for name, end in bounds.items():
             wrong = np.flatnonzero((self.rows[name] < 0) | (self.rows[name] >= end))
             if len(wrong):
-                refuse(f"{name} {self.rows[name][wrong[0]]}, expected 0 ... {end - 1}", -1, "portions", row=int(wrong[0]))
+                why = f"{name} {self.rows[name][wrong[0]]}, expected 0 ... {end[wrong[0]] - 1}"
+                refuse(why, -1, "portions", row=int(wrong[0]))
         copies = np.flatnonzero(self.rows["copy"])
         if len(copies) and not self._options.duplicates:
             refuse("dealt a second time, and protocol.duplicates is off", -1, "portions", row=int(copies[0]))
@@ -94,9 +118,10 @@ class Claimed:
         if finished and (not len(rows) or rows["why"][-1] == Why.GOES_ON or rows["clock"][-1] != self.evaluations):
             refuse(f"the last iteration does not end at clock {self.evaluations}", -1, "iterations", row=len(rows) - 1)
 
-    def _check_shard(self, shard: int, pushes: np.ndarray, updates: np.ndarray) -> None:
-        summed = np.flatnonzero((pushes["verdict"] == Kind.APPLY) & (pushes["clock"] < self.evaluations)).tolist()
-        claimed = [(clock, push) for clock, each in enumerate(self.pushes) for push in each]
+    def _check_shard(self, stretch: Stretch, shard: int, pushes: np.ndarray, updates: np.ndarray) -> None:
+        _, first, end = stretch
+        summed = np.flatnonzero((pushes["verdict"] == Kind.APPLY) & (pushes["clock"] < end)).tolist()
+        claimed = [(clock, push) for clock in range(first, end) for push in self.pushes[clock]]
         if len(summed) != len(claimed):
             refuse(f"{len(summed)} pushes were summed, the coordinator has committed {len(claimed)}", shard, "pushes")
         for number, (clock, (learner_id, seq, members)) in zip(summed, claimed, strict=True):
@@ -121,12 +146,13 @@ class Claimed:
             for name, value in expected.items():
                 if not same(pushes[name][number].item(), value):
                     refuse(f"{name} {pushes[name][number]}, the coordinator's portions give {value}", shard, "pushes", row=number)
-        for at, row in enumerate(updates[: self.evaluations]):
+        for at, row in enumerate(updates[: end - first]):
+            clock = first + at + 1
             made = {
                 "shard": shard,
-                "clock": at + 1,
+                "clock": clock,
                 "gradients": self._sampling.portions,
-                "samples": self._sampling.samples * (at + 1),
+                "samples": self._sampling.samples * clock,
             }
             for name, value in made.items():
                 if row[name] != value:

@@ -64,6 +64,8 @@ class Script:
     command: str
     """The command that made the script, for its head."""
     venv: str = ""
+    sweep: tuple[tuple[str, int], ...] = ()
+    """Name and shards of each run of a sweep."""
     seconds: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -78,7 +80,10 @@ class Script:
         self._check_launcher()
         {"jsrun": self._check_resource_sets, "pbs": self._check_pbs, "flux": self._check_flux}.get(asked.system, lambda: None)()
         if asked.template is not None:
-            require(not asked.array, "template", str(asked.template), "none with --array: run directories are its script's own")
+            several = asked.array or self.sweep
+            require(
+                not several, "template", str(asked.template), "none with --array or a sweep: run directories are its script's own"
+            )
             require(not asked.chain, "template", str(asked.template), "none with --chain: what is queued again is its script's own")
         self.of.check_directives(asked.directive, self.text)
 
@@ -131,16 +136,19 @@ class Script:
         require(cores >= layout.tasks_per_node, "cores_per_node", cores, tasks)
         protocols = self.request.array
         require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", "none of it with jsrun")
+        shards = {each for _, each in self.sweep}
+        require(len(shards) < 2, "shards", sorted(shards), "the same for all runs with jsrun, whose resource sets are alike")
 
     def _check_pbs(self) -> None:
         array = self.request.array
         require(len(array) != 1, "array", array, "at least 2 with pbs, which has no arrays of one")
-        require(
-            not (array and self.request.chain), "chain", True, "false with --array and pbs: an element cannot be queued again alone"
-        )
+        alone = f"false with {'a sweep' if self.sweep else '--array'} and pbs: an element cannot be queued again alone"
+        require(not ((array or self.sweep) and self.request.chain), "chain", True, alone)
 
     def _check_flux(self) -> None:
-        layout = self.layout
+        layout, config = self.layout, str(self.request.config)
+        instead = "no sweep with Flux, which has no arrays: submit each of its runs as a file of its own"
+        require(not self.sweep, "config", config, instead)
         even = layout.ranks == layout.nodes * layout.tasks_per_node or not self.request.gpus_per_node
         expected = f"ranks in equal numbers on each node with flux and GPUs: {layout.ranks} on {layout.nodes} nodes"
         require(even, "tasks_per_node", layout.tasks_per_node, expected)
@@ -158,6 +166,9 @@ class Script:
         return given | {
             "config": str(asked.config),
             "protocols": asked.array,
+            "sweep": self.sweep,
+            "elements": len(asked.array) or len(self.sweep),
+            "resume": "" if asked.resume is None else str(asked.resume),
             "links": self.links,
             "venv": self.venv,
             "command": self.command,
@@ -206,7 +217,8 @@ class Script:
 
     def _purpose(self) -> str:
         chain = ", a chain of jobs until the run is done" * bool(self.links)
-        return f"{', an array: one run for each protocol' * bool(self.request.array)}{chain}"
+        each = "element of a sweep" if self.sweep else "protocol"
+        return f"{f', an array: one run for each {each}' * bool(self.request.array or self.sweep)}{chain}"
 
     # -------------------------------------------------------------------------------------------------- the user's own
 

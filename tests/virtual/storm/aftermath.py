@@ -14,7 +14,7 @@ from mpisgd.base.errors import MpisgdError
 from mpisgd.job import interruption
 from mpisgd.liveness.pulse import LEAST_S
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event, Reason, Verdict
+from mpisgd.records.log.schema import Event, Outcome, Reason, Verdict
 from tests.virtual.storm.draw import Draw, Fault
 from tests.virtual.storm.job import End, Job
 
@@ -84,10 +84,10 @@ def weather(drawn: Draw, path: Path, *, proven: bool = True) -> Seen:
 
 def _is_grave(fault: Fault, job: Job) -> bool:
     """Whether a job may end, by name, for this."""
-    shards, size = range(len(job.roles.shard_ranks)), len(job.hosts)
+    vital_ranks, size = job.roles.vital_ranks, len(job.hosts)
     if fault.rank >= size or fault.other >= size:
         return False
-    vital = fault.rank in shards
+    vital = fault.rank in vital_ranks
     match fault.what:
         case "kill":
             return vital or not job.drawn.tolerant
@@ -143,7 +143,7 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
             seen.expect(summed == gradients, f"shard {shard}: {summed} gradients at clock {clock}, the divisor is {gradients}")
         for row in rows:
             of_mini_batch[int(row["learner_id"]), int(row["seq"]), float(row["compute_s"])].add(int(row["timestamp"]))
-        budget = job.config.epochs * job.meta.train_samples
+        budget = 0 if job.config.protocol.batch else job.config.epochs * job.meta.train_samples
         lost = (run.events["kind"] == Event.LOST).any()
         left = (run.events["kind"] == Event.DEPARTED).any()
         seen.expect(
@@ -158,7 +158,22 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
         seen.totals[kind.name.lower()] += kinds[kind]
     seen.totals["torn"] += int((run.pushes["reason"] == Reason.TORN).sum())
     seen.totals["gradients"] += int((run.pushes["shard"] == 0).sum())
+    if job.config.protocol.batch:
+        _each_portion_once(seen, job, run)
     _who_is_named(seen, job, run)
+
+
+def _each_portion_once(seen: Seen, job: Job, run: Run) -> None:
+    """In each evaluation of a batch optimisation."""
+    portions = getattr(job.tensors.sampling, "portions")  # noqa: B009 - of `PortionSampling`
+    dealt = run.of_coordinator("portions")
+    counted = dealt[dealt["outcome"] == Outcome.COUNTED]
+    for clock in range(max(run.summaries["final_clock"])):
+        found = sorted(counted["portion"][counted["clock"] == clock].tolist())
+        seen.expect(found == list(range(portions)), f"at clock {clock}, portions {found} of {portions} are counted")
+    for outcome in Outcome:
+        seen.totals[f"portions {outcome.name.lower()}"] += int((dealt["outcome"] == outcome).sum())
+    seen.totals["evaluations"] += int(max(run.summaries["final_clock"]))
 
 
 def _uneven(run: Run) -> bool:

@@ -31,6 +31,13 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"name": "hardsync"},
     "async-accumulated": {"name": "async"},
 }
+#: Batch optimisation, whose schedules are drawn apart (`draw_batch`).
+BATCH_WAYS: Mapping[str, Mapping[str, Any]] = {
+    "sandblaster": {"name": "sandblaster", "iterations": 5, "history": 3, "push_every": 2},
+    "sandblaster-order": {"name": "sandblaster", "iterations": 5, "history": 2, "order": "portions", "weight_decay": 0.01},
+    "sandblaster-once": {"name": "sandblaster", "iterations": 4, "duplicates": False},
+    "sandblaster-sums": {"name": "sandblaster", "iterations": 4, "push_every": 4, "share": 0.5, "line_search": "none"},
+}
 #: What differs besides: learners with a state of their own, pushes of several mini-batches.
 MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
@@ -90,8 +97,12 @@ class Draw:
     """Shards and learners of the attempts after the first, where they are others."""
 
     @property
+    def is_batch(self) -> bool:
+        return self.way in BATCH_WAYS
+
+    @property
     def ranks(self) -> int:
-        return self.shards + self.learners + self.evaluator
+        return self.shards + self.is_batch + self.learners + self.evaluator
 
     def __str__(self) -> str:
         faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
@@ -119,6 +130,29 @@ def draw(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
+    )
+
+
+def draw_batch(dice: random.Random, number: int) -> Draw:
+    """The same of batch optimisation, with more learners."""
+    way = list(BATCH_WAYS)[number % len(BATCH_WAYS)]
+    shards, evaluator, tolerant = 1 + number // len(BATCH_WAYS) % 4, dice.random() < 0.3, dice.random() < 0.75
+    learners = dice.randint(1, 12)
+    drawn = functools.partial(_faults, dice, 1 + shards, learners, evaluator, tolerant)  # the coordinator comes after the shards
+    return Draw(
+        way=way,
+        shards=shards,
+        learners=learners,
+        evaluator=evaluator,
+        tolerant=tolerant,
+        seed=dice.randrange(2**31),
+        every_updates=dice.choice((0, 1, 2, 4)),
+        latency_ns=dice.choice((5_000, 50_000, 500_000)),
+        eager_nbytes=dice.choice((0, 0, 4096)),
+        reorders=dice.random() < 0.5,
+        flush_rows=dice.choice((4, 16, 256)),
+        attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
+        again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
     )
 
 
@@ -161,21 +195,22 @@ DATA = {"name": "synthetic", "shape": [5], "classes": 3, "samples": 96, "test_sa
 MODEL = {"name": "mlp", "hidden": [12]}
 
 
+_OF_SGD = {"epochs": 1, "alpha0": 0.05, "optimizer": {"name": "sgd", "momentum": 0.9}}
+
+
 def config_of(drawn: Draw, path: Path, shards: int) -> Config:
     return from_mapping(
         {
             "out": str(path),
-            "protocol": dict(WAYS[drawn.way]),
+            "protocol": dict({**WAYS, **BATCH_WAYS}[drawn.way]),
             "data": DATA,
             "model": MODEL,
             "shards": shards,
             "evaluator": drawn.evaluator,
             "mu": 4,
-            "epochs": 1,
-            "alpha0": 0.05,
             "threads": 1,
             "seed": 1,
-            "optimizer": {"name": "sgd", "momentum": 0.9},
+            **({} if drawn.is_batch else _OF_SGD),
             "evaluation": {"every_epochs": 0.4, "train": False},
             "checkpoint": {"every_updates": drawn.every_updates},
             "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},

@@ -55,7 +55,7 @@ class Ranks(World):
         self.drawn, self.path, self.dice, self.faults = drawn, path, dice, faults
         shards, learners = drawn.again if resumed and drawn.again[0] else (drawn.shards, drawn.learners)
         self.config = config = config_of(drawn, path, shards)
-        size = shards + learners + drawn.evaluator
+        size = shards + drawn.is_batch + learners + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
         data, model, loss, self.initial = computing()
@@ -93,6 +93,8 @@ class Ranks(World):
 
     # --------------------------------------------------------------------------------------------------------------- the world
 
+    saves = True
+
     def wire(self, rank: int) -> Any:
         return self.wires[rank]
 
@@ -115,9 +117,16 @@ class Ranks(World):
         saved = setup.account(shard)
         if setup.resumption is not None and saved is not None:
             check_spool(setup.spool(shard), saved.snapshots, 4 * (end - start))
-            tensors = setup.resumption.checkpoint.tensors(shard)
-            update.restore({name: torch.from_numpy(array) for name, array in tensors.items()}, saved.samples)
+            update.restore(self.saved(rank), saved.samples)
         return update
+
+    def weights(self, bounds: tuple[int, int]) -> torch.Tensor:
+        return self.initial[slice(*bounds)].clone()
+
+    def saved(self, rank: int) -> dict[str, torch.Tensor]:
+        assert self.setup.resumption is not None
+        tensors = self.setup.resumption.checkpoint.tensors(self.roles.index(rank))
+        return {name: torch.from_numpy(array) for name, array in tensors.items()}
 
     def checkpoints(self, rank: int, update: Any, rows: list[list[int]]) -> Delayed:
         setup, shard = self.setup, self.roles.index(rank)
@@ -131,6 +140,7 @@ class Ranks(World):
             attempt=setup.attempt,
             continues=rows,
             pinned=() if setup.resumption is None else setup.resumption.pinned,
+            coordinated=self.config.protocol.batch,
         )
         beside = [self.path / schema.shard_file(shard, setup.attempt), setup.spool(shard)]
         checkpoints = Delayed(share, self.config.checkpoint, update, beside=beside)
@@ -165,10 +175,11 @@ class Ranks(World):
         roles = self.roles
         pulse = Pulse(self.machine.processes[rank], self.fails)
         if self.drawn.tolerant:
+            vital = roles.vital_ranks
             wire = VIRTUAL.tolerant.TolerantWire(
-                self.machine.comms[0][rank], polite=True, vital=roles.shard_ranks, describe=roles.describe, patience_s=PATIENCE_S
+                self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
-            pulse.heed_shards(roles.shard_ranks, wire)
+            pulse.heed_shards(vital, wire)
         else:
             wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
         self.wires[rank] = wire

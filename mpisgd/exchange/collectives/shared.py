@@ -18,8 +18,8 @@ import numpy as np
 
 from mpisgd.comm.communicator import Communicator, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
+from mpisgd.exchange.collectives.channel import TeamChannel
 from mpisgd.exchange.roles import Roles
-from mpisgd.exchange.team_channel import TeamChannel
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates
 

@@ -1,0 +1,98 @@
+"""Push and pull while the next gradient is computed: the learner waits only for what takes longer than that.
+
+    computes     under way meanwhile
+       0         weights for 1
+       1         weights for 2, gradient 0
+       2         weights for 3, gradient 1
+
+A learner computes in memory of its own. What is pushed is copied from there, and what was pulled is copied into it, so that both
+may be under way. Weights are asked for before the gradient leaves that was computed one mini-batch before them, so that links carry
+both at once: they are two rounds older than with `whole`. Staleness is logged as it is.
+
+No deadlock: a learner has one push and one pull under way, and the receives of the pull are posted. It waits for them alone, before
+it begins the next. A shard serves as for `duplex.py`; the learner that it waits for may be computing, and MPI moves what was begun
+meanwhile (`Communicator.let_move`), or at the latest when it has computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mpisgd.base.errors import ProtocolError
+from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.messages import PushFields
+from mpisgd.exchange.base import Answers, Report
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.vectors.memory import Memory, copy_into
+
+
+class PrefetchChannel(LearnerChannel):
+    """A learner's end, for protocols whose pulls need not wait for the learner's own push; it computes in `memory`."""
+
+    duplex = True
+
+    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, memory: Memory, bounds: list[tuple[int, int]]) -> None:
+        self._memory, self._travels = memory, memory.another()
+        vectors: dict[str, Any] = {"weights": self._travels.weights, "gradients": self._travels.gradients, "cuts": memory.cuts}
+        super().__init__(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
+        self._asked: list[Any] = []
+        self._least = 0
+        """What the weights that are asked for must have as their clock, at least."""
+        self._noted: list[PushFields] = []
+        """What shards are to be told of the gradient that is to leave next."""
+        self._leaving: list[Any] = []
+
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until the gradient before has left, and copy this one, which leaves with the next pull.
+
+        Raises ProtocolError where no pull follows each push.
+        """
+        if meanwhile is not None:
+            raise ProtocolError("exchange = 'prefetch': two pushes without a pull between them")
+        wire = self._wire
+        wire.hold()
+        start_ns = wire.now_ns()
+        self._see_out()
+        copy_into(self._travels.gradients, self._memory.gradients)
+        self._noted = self._headers(report)
+        self._wait_ns = self._pull_ns = 0
+        self.push_ns = wire.now_ns() - start_ns
+
+    def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
+        """Take the weights that were asked for one mini-batch ago, ask for the next, and begin to send what was pushed."""
+        wire = self._wire
+        if self._asked:
+            if wire.signal > 0:
+                self._tell_of_signal()
+            start_ns = wire.now_ns()
+            stop, began_ns = self._take_answers(self._shards, self._asked, self._least)
+            self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
+            answers = Answers(tuple(self._clocks), stop, rejected=False)
+        else:
+            answers = super().pull(min_clock)
+        self._asked = []
+        if not answers.stop:
+            copy_into(self._memory.weights, self._travels.weights)
+            self._asked, self._least = self._begin_ask(self._shards, min_clock), min_clock
+        if self._noted:
+            self._leaving, self._noted = self._send(self._noted), []
+        if meanwhile is not None:
+            meanwhile()
+        wire.let_move()
+        return answers
+
+    def goodbye(self, *, ending: int) -> None:
+        """Say goodbye when all that is under way has come to its end."""
+        self._wire.hold()
+        if self._asked:
+            self._take_answers(self._shards, self._asked, self._least)
+        self._see_out()
+        super().goodbye(ending=ending)
+
+    def _see_out(self) -> None:
+        """Wait until what was pushed last has left."""
+        for transfer in self._leaving:
+            self._wire.finish(transfer)
+        self._leaving = []

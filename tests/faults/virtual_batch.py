@@ -1,0 +1,23 @@
+"""The same of batch optimisation as `virtual.py`: shards 1 to 4, learners 1 to 12; each portion is counted exactly once.
+
+`python -m tests.faults.virtual_batch --count 5000 --out results/faults` writes virtual_batch.json there.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+from tests.faults.campaign import Found, main
+from tests.faults.virtual import weather_of
+from tests.virtual.storm.draw import draw_batch
+
+
+def execute(generator: random.Random, directory: Path, number: int) -> Found:
+    """One schedule, and all that must be true after it."""
+    return weather_of(draw_batch(generator, number), directory)
+
+
+if __name__ == "__main__":
+    sys.exit(main("virtual_batch", "Ranks of a batch optimisation die, hang and are cut off.", 5000, execute, sys.argv[1:]))
