@@ -16,7 +16,7 @@ from mpisgd.config import KINDS, Config, kind_of
 #: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
-    "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
+    "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling", "epoch_samples"),
     "Protocol": ("protocol",),
     "Rate and optimiser": (
         "alpha0",
@@ -44,7 +44,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "autocast",
     ),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
-    "Evaluation and log": ("evaluation", "log", "loggers"),
+    "Evaluation and log": ("evaluation", "log", "loggers", "callbacks"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
 }
@@ -72,6 +72,7 @@ BESIDE: Mapping[str, str] = {
     "straggler.delay_spread": "straggler.delay",
     "straggler.delay_probability": "straggler.delay",
     "topk_share": "push_format",
+    "epoch_samples": "sampling",
 }
 
 _OPTION, _WIDTH = 36, 100

@@ -122,8 +122,11 @@ class Config:
     out: str = "results/run"
     """Directory of the run, which is made."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Write losses and metrics for these, too: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
+    """Write losses and metrics for these: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
     directory, W&B's offline runs beside it; nothing is sent. For real runs: `simulate` leaves them aside."""
+    callbacks: str = ""
+    """Your own a.b:Class with methods that are told how a run goes. They are some of on_update, on_evaluation and on_end, as
+    `mpisgd.train` takes them. Made without arguments on every rank. For real runs: `simulate` leaves them aside."""
     overwrite: bool = False
     """Replace an existing run directory."""
     data_dir: str = ""
@@ -170,9 +173,12 @@ class Config:
     clip_average_of: Literal["model", "slice"] = "model"
     """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
     then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
-    sampling: Literal["epoch", "own", "replacement"] = "epoch"
-    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
-    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
+    sampling: Literal["epoch", "own", "replacement", "stream"] = "epoch"
+    """Deal out samples. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. stream:
+    of an `IterableDataset` each reads its own shard, as a worker of a DataLoader does."""
+    epoch_samples: int = 0
+    """Samples that count as an epoch of a stream; 0 = its __len__."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
@@ -185,9 +191,10 @@ class Config:
     """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
-    autocast: Literal["off", "bfloat16"] = "off"
-    """Training passes under torch.autocast. Torch chooses what gains by bfloat16; weights, gradients and evaluations stay
-    float32."""
+    autocast: Literal["off", "bfloat16", "float16"] = "off"
+    """Training passes under torch.autocast. Torch chooses what gains by it; weights, gradients and evaluations stay float32.
+    float16, for GPUs without bfloat16: each learner scales its loss, and computes a gradient that overflows again at half the
+    scale."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
@@ -207,6 +214,7 @@ class Config:
             epochs=0,
             mu=1,
             accumulation=1,
+            epoch_samples=0,
             alpha0=0,
             local_steps=0,
             inner_alpha0=0,

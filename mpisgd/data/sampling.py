@@ -17,7 +17,7 @@ _PERMUTATIONS_KEPT = 3
 
 
 class Sampling(Protocol):
-    """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch."""
+    """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch; of a stream int64 (mu, 3)."""
 
     def indices(self, learner_id: int, seq: int) -> Indices: ...
 
@@ -118,6 +118,16 @@ class ReplacementSampling(_Dealing):
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
 
 
+class StreamSampling(_Dealing):
+    """Each learner reads its own shard of a stream in order: its seq-th mini-batch has the samples [seq * mu, +mu) of that."""
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices of `stream.Stream`, int64 (mu, 3). Raises ProtocolError where no such mini-batch exists."""
+        self._check(learner_id, seq)
+        positions = np.arange(seq * self.mu, (seq + 1) * self.mu)
+        return np.stack([np.full_like(positions, learner_id), np.full_like(positions, self.lambda_), positions], axis=1)
+
+
 class PortionSampling(_Dealing):
     """Portions of one batch, whoever computes them: mini-batch `seq` is portion `seq`.
 
@@ -157,7 +167,7 @@ def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     a few are used twice or not at all, as many as the learners were apart.
 
     So are learners' own subsets, cut anew for those there are now: all learners are as far in an epoch as those before were on the
-    whole, but what these had drawn in it is not what those would have.
+    whole, but what these had drawn in it is not what those would have. The same holds for shards of a stream.
 
     With replacement, nobody may draw the same again: all go on after the last mini-batch of any.
     """
@@ -169,21 +179,24 @@ def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     return [-(-max(0, begun - learner_id) // lambda_) for learner_id in range(lambda_)]
 
 
-def recalibration_batches(size: int, batch: int, batches: int, seed: int) -> list[Indices]:
+def recalibration_batches(size: int, batch: int, batches: int, seed: int, *, in_order: bool = False) -> list[Indices]:
     """On which training samples batch-norm statistics are measured: batch * batches distinct ones, or all, drawn by the seed alone.
+
+    Of a stream (`in_order`) the first ones, since there is no other way to them.
 
     The first ones that are stored would not do: where data are sorted by class, they are of the first classes. The mini-batches,
     each int64 (at most batch,), are as equal as can be, since each counts as much as the others.
     """
     count = min(size, batch * batches)
-    chosen = stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)
+    chosen = np.arange(count) if in_order else stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)
     return np.array_split(chosen, -(-count // batch)) if count else []
 
 
-_KINDS: Mapping[str, type[EpochSampling] | type[OwnSampling] | type[ReplacementSampling]] = {
+_KINDS: Mapping[str, Callable[[int, int, int, int], Sampling]] = {
     "epoch": EpochSampling,
     "own": OwnSampling,
     "replacement": ReplacementSampling,
+    "stream": StreamSampling,
 }
 
 

@@ -20,6 +20,7 @@ from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 from mpisgd.vectors.memory import Memory, staging, wait_for
+from mpisgd.vectors.scaling import LossScale
 
 
 class Gradient(Travels):
@@ -60,6 +61,7 @@ class Gradient(Travels):
         self.samples = 0
         self._prepared: tuple[int, Any, int] | None = None
         self._ahead: ReadAhead | None = None
+        self._scale = LossScale() if model.overflows else None
 
     def read_ahead(self) -> None:
         """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""
@@ -161,9 +163,13 @@ class Gradient(Travels):
             self.prepare(seq)
         if self._apart is not None:
             model.weights.copy_(self._apart[0], non_blocking=True)
-        loss = self.forward(seq)
-        self._prepared = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self._scale is None:
+            loss = self.forward(seq)
+            self._prepared = None
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = self._scale.passes(lambda: self.forward(seq), model)
+            self._prepared = None
         return self.hand_over(loss)
 
     def hand_over(self, loss: Tensor) -> float:

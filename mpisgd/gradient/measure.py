@@ -73,7 +73,8 @@ def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, 
     for layer in layers:
         layer.train()
     with torch.no_grad(), kept():
-        for number, indices in enumerate(recalibration_batches(len(split), batch, batches, seed)):
+        chosen = recalibration_batches(len(split), batch, batches, seed, in_order=split.in_order)
+        for number, indices in enumerate(chosen):
             drawn = _drawn(split, indices, seed, _RECALIBRATION, number)
             if len(indices) < 2:
                 continue

@@ -5,6 +5,7 @@ Nothing here knows ranks. Where `Brought` holds an object, it stands for what th
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,8 +23,8 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config, TrustRatioOptions, hints, replace
-from mpisgd.data import DataSet, sampling
-from mpisgd.data.sampling import Sampling
+from mpisgd.data import DataSet, Split, sampling
+from mpisgd.data.sampling import Sampling, StreamSampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
@@ -35,6 +36,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
+from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, cut_into_stages
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
@@ -69,14 +71,17 @@ class Meta:
 def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
     nested = bool(brought.step is not None or config.step)
+    reading = datasets.Reading(config.seed, config.mu, config.epoch_samples) if config.sampling == "stream" else None
     with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
         if brought.data is not None:
             offered = {"data_dir": config.data_dir, "seed": config.seed}
-            data = datasets.as_dataset(brought.data, "data", offered, nested=nested)
+            data = datasets.as_dataset(brought.data, "data", offered, nested=nested, reading=reading)
         else:
-            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested)
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested, reading=reading)
     if len(data.train) == 0:
         raise ConfigError(f"data {data.name}: it has no training samples")
+    if reading is not None and not data.train.in_order:
+        raise ConfigError(f"sampling = 'stream': data {data.name} is none, expected an IterableDataset, or another sampling")
     datasets.check_batch_size(data.train, config.mu)
     return data
 
@@ -184,6 +189,26 @@ def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: in
     """Pushes after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
     mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
     return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
+
+
+def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -> None:
+    """Of a stream, the first mini-batch of learner `number` must be there, and those of the first two learners not the same.
+
+    Raises ConfigError, DataError.
+    """
+    if not isinstance(dealing, StreamSampling):
+        return
+    batches = {
+        each: datasets.fetch(train, dealing.indices(each, 0), functools.partial(seeds_of, Domain.SAMPLES, config.seed, each))
+        for each in sorted({number, *range(min(2, dealing.lambda_))})
+    }
+    one, *others = (nest.tensors_of(batches[each]) for each in range(min(2, dealing.lambda_)))
+    if others and one.keys() == others[0].keys() and all(torch.equal(one[name], others[0][name]) for name in one):
+        raise ConfigError(
+            "data: learners 0 and 1 would read the same samples of the stream: expected an __iter__ that gives each its own, by"
+            " torch.utils.data.get_worker_info(), whose `id` is the learner's and `num_workers` how many there are"
+        )
+    train.forget()
 
 
 def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> Measure:

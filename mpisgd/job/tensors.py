@@ -97,15 +97,19 @@ class Tensors:
         model = FlatModel(self.stages.modules(self.model.module)[stage], self.config.memory_format, autocast=self.config.autocast)
         return make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
 
-    def check(self) -> float:
+    def check(self, number: int = 0) -> float:
         """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
+
+        `number`: that of this rank's stream of mini-batches.
 
         Raises ConfigError, DataError.
         """
         assert self.data is not None
         _ = self.segments
+        parts.check_stream(self.config, self.data.train, self.sampling, number)
         loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
+        self.data.train.forget()
         return loss
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:

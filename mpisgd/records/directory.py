@@ -18,6 +18,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.layouts import Layout
 from mpisgd.records.log.rank_file import Rows, continued
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.writer import explain
 
 _CHUNK_ROWS = 1024
 
@@ -120,6 +121,7 @@ def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = group.create_dataset(table, (count,), dtype, **how)
     data.attrs["rows"] = count
+    explain(data, table)
     start = 0
     for part in parts:
         for rows in part.chunks(table):
@@ -133,9 +135,6 @@ def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
         _copy(group, table, layout.parts(), schema.TABLES[table])
-
-
-_LEARNERS = ("shard", "learner_id", "pushed", "applied", "dropped", "rejected", "in_flight")
 
 
 def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
@@ -152,9 +151,8 @@ def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
         clock = run.final_clock(shard)
         learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
         staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
-    for name, rows, columns in (("learners", learners, _LEARNERS), ("staleness", staleness, ("shard", "staleness", "gradients"))):
-        dtype = np.dtype([(column, np.int64) for column in columns])
-        log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True)
+    for name, rows, dtype in (("learners", learners, schema.LEARNERS), ("staleness", staleness, schema.STALENESS)):
+        explain(log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True), name)
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

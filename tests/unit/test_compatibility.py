@@ -183,6 +183,9 @@ def test_every_pair_can_come_up() -> None:
         {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
+        {"epoch_samples": 9},
+        {"autocast": "float16", "exchange": "layerwise"},
+        {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
     pairs = list(itertools.combinations(CHOICES, 2))
     for variant, (number, extra) in itertools.product([*VARIANTS, *BATCH], enumerate(more)):

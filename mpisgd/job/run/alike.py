@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 SAMPLES = 6
-"""So many of each split are looked at: the first, the last, and others that the seed names."""
+"""So many of each split are looked at: the first, the last, and others that the seed names; of a stream the first."""
 
 _TOLERANCE = 1e-3
 """Tolerance of sums, as a share of the norm. Other draws differ by about the norm itself."""
@@ -121,7 +121,7 @@ def of_data(data: DataSet, seed: int) -> Facts:
 def _of_split(name: str, split: Split, seed: int, number: int) -> Facts:
     size = len(split)
     drawn = stream(Domain.ALIKE, seed, number).integers(size, size=SAMPLES - 2)
-    chosen = np.unique(np.array([0, size - 1, *drawn], np.int64))
+    chosen = np.arange(min(size, SAMPLES)) if split.in_order else np.unique(np.array([0, size - 1, *drawn], np.int64))
     batch = fetch(split, chosen, lambda: seeds_of(Domain.ALIKE, seed, number))
     named = {"[0]": "inputs", "[1]": "targets"} if isinstance(batch, tuple | list) and len(batch) == 2 else {}
     facts: dict[str, str | float | Rough] = {}

@@ -34,12 +34,12 @@ from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
 from mpisgd.liveness import tolerance
-from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
+from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.pipeline.stage import Stage
-from mpisgd.records.callbacks import End, call
+from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -89,6 +89,7 @@ class Rank:
 
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
+        own = agree(self.comm, lambda: given(config.callbacks, brought.callbacks))
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
@@ -97,7 +98,7 @@ class Rank:
         self.roles = self.setup.roles
         self.path = self.setup.path
         self.loggers = Loggers(self.setup.config.loggers, self.path)
-        self.callbacks = self.loggers.with_own(brought.callbacks)
+        self.callbacks = self.loggers.with_own(own)
         self._ready = True
         if self.setup.tolerant:
             self.vigil.stop()

@@ -64,7 +64,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     sampling = agree(comm, lambda: parts.make_sampling(config, meta, roles.streams))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
-    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
+    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, roles.stream(ranks.rank) if learns else None)), root=first)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
     agree(comm, setup.check_schedule)
@@ -86,12 +86,12 @@ def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | No
     return parts.load_data(config, brought) if computes else None
 
 
-def _check(tensors: Tensors, learns: bool) -> Facts | None:
-    """All that learn look at the same mini-batch."""
-    if not learns or tensors.data is None:
+def _check(tensors: Tensors, number: int | None) -> Facts | None:
+    """All that learn look at the same mini-batch; `number`: that of this rank's stream of mini-batches, None where it does not."""
+    if number is None or tensors.data is None:
         return None
     check_workers(tensors.data.train)
-    return of_loss(tensors.check())
+    return of_loss(tensors.check(number))
 
 
 def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:

@@ -69,6 +69,12 @@ class Rows:
         return h5py.h5s.create_simple(shape), there
 
 
+def explain(data: h5py.Dataset, table: str) -> None:
+    """Give a data set of a table the attributes that say what its columns are."""
+    for name, texts in schema.said(table, data.dtype).items():
+        data.attrs[name] = texts
+
+
 class TableFile:
     """The HDF5 file of one rank: the tables of the schema, appended to.
 
@@ -126,7 +132,8 @@ class TableFile:
         for name, value in attributes.items():
             file.attrs[name] = value
         for name, dtype in self.tables.items():
-            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+            data = file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+            explain(data, name)
         self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(self.tables), np.int64))
         file.create_dataset("sums", data=np.zeros((len(self.tables), 2), np.int64))
@@ -134,7 +141,7 @@ class TableFile:
         self._data = {name: Rows(file[name]) for name in (*self.tables, "committed", "sums")}
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
-        file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
+        explain(file.create_dataset("summary", data=summary if shard >= 0 else summary[:0]), "summary")
         file.swmr_mode = True
 
     def _create_more(self, file: h5py.File) -> None:
