@@ -216,6 +216,7 @@ class BatchShard:
         self._losses, self._portions = 0.0, 0
         samples, update_s = self.slots.samples, self.updated_s - start_s
         self.records.log.update(rules.clock, step, samples, now_s=self.updated_s, update_s=update_s, mean_loss=command.alpha)
+        self.records.progress.update(rules.clock, samples / self._train_samples, command.alpha, self.updated_s)
         return squared
 
     def _accept(self, number: int) -> None:

@@ -19,6 +19,7 @@ from mpisgd.job.roles.sgd import BuiltEvaluator
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
@@ -125,7 +126,9 @@ class BuiltBatchShard(Built):
         taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
         self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, taken)
         self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
-        progress = Progress("off", 0.0, 0.0)  # the coordinator tells
+        progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
+        if self.index == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
         tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.tolerant else None
@@ -144,6 +147,7 @@ class BuiltBatchShard(Built):
 
     def end(self) -> np.ndarray:
         server, rules, refused = self.server, self.server.rules, self.server.refusals
+        server.records.progress.close()
         interrupted = rules.interrupted and not rules.finished
         return account(rules.clock, server.slots.samples, False, server.updated_s, refused.total, refused.most, interrupted)
 

@@ -173,7 +173,7 @@ class Rank:
 
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
-        logged = self.setup.config.log.enabled
+        logged, batch = self.setup.config.log.enabled, self.setup.config.protocol.batch
         accounts = wire.gather(said)
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
         if accounts[:, -1].any():
@@ -184,7 +184,7 @@ class Rank:
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
-            self._say(farewell(outcome, logged=logged))
+            self._say(farewell(outcome, logged=logged, batch=batch))
             end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
             call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
