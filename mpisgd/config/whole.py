@@ -169,9 +169,10 @@ class Config:
     clip_average_of: Literal["model", "slice"] = "model"
     """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
     then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
-    sampling: Literal["epoch", "own", "replacement"] = "epoch"
+    sampling: Literal["epoch", "own", "replacement", "dealt"] = "epoch"
     """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
-    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. dealt: shard
+    0 deals portions, and deals again what was lost, dropped or is overdue: each is applied once [ElasticDL]."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""

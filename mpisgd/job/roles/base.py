@@ -122,4 +122,5 @@ class Built:
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
             instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
+            tables=schema.tables_of(self.setup.config.sampling),
         )

@@ -131,6 +131,9 @@ PUSHES = np.dtype(
     ]
 )
 
+DEALT = np.dtype([*((name, PUSHES[name]) for name in PUSHES.names or ()), ("portion", np.int64)])
+"""Of a run whose data are dealt (sampling = "dealt"), `pushes` has one more column: of which portion the gradient is."""
+
 #: One row per weight update of a shard.
 UPDATES = np.dtype(
     [
@@ -229,7 +232,9 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
-    return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
+    return (table == "pushes" and dtype == DEALT) or dtype == (
+        with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table]
+    )
 
 
 def place(table: str) -> int:
@@ -241,12 +246,17 @@ def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of several files, one after the other; a metric that one of them has not is NaN there."""
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
-        return np.concatenate([np.empty(0, TABLES[table]), *parts])
+        return np.concatenate([np.empty(0, parts[0].dtype if parts else TABLES[table]), *parts])
     rows = np.empty(sum(map(len, parts)), with_metrics(names))
     for name in rows.dtype.names or ():
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
         rows[name] = np.concatenate(columns)
     return rows
+
+
+def tables_of(sampling: str) -> dict[str, np.dtype]:
+    """Tables of a rank's file, and their dtypes, where learners draw so."""
+    return {**TABLES, "pushes": DEALT} if sampling == "dealt" else TABLES
 
 
 THINNED = ("pushes", "updates")

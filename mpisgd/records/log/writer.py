@@ -272,6 +272,7 @@ class ShardLog:
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
+        self._dealt = file.kept and file.tables["pushes"] == schema.DEALT
         self._unanswered: dict[int, int] = {}
         self._answered: dict[int, float] | None = {} if duplex else None
         """Per learner, when the pull after the push that is to come was answered."""
@@ -306,6 +307,7 @@ class ShardLog:
                 push.pull_ns * 1e-9,
                 push.rounded,
                 push.loss,
+                *((push.portion,) if self._dealt else ()),
             ),
         )
         if math.isnan(answer_s):
