@@ -175,10 +175,11 @@ class Config:
     clip_average_of: Literal["model", "slice"] = "model"
     """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
     then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
-    sampling: Literal["epoch", "own", "replacement", "stream"] = "epoch"
+    sampling: Literal["epoch", "own", "replacement", "stream", "dealt"] = "epoch"
     """Deal out samples. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
     samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. stream:
-    of an `IterableDataset` each reads its own shard, as a worker of a DataLoader does."""
+    of an `IterableDataset` each reads its own shard, as a worker of a DataLoader does. dealt: shard 0 deals portions, and deals
+    again what was lost, dropped or is overdue: each is applied once [ElasticDL]."""
     epoch_samples: int = 0
     """Samples that count as an epoch of a stream; 0 = its __len__."""
     init_from: str = ""

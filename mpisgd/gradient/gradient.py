@@ -66,7 +66,7 @@ class Gradient(Travels):
     def read_ahead(self) -> None:
         """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""
         workers = getattr(self._split, "workers", None)
-        if workers is not None:
+        if workers is not None and self._sampling.ahead:
             pinned = self._model.weights.device.type == "cuda"
             self._ahead = ReadAhead(self._split, workers, self._named, pinned=pinned)
 
@@ -94,6 +94,17 @@ class Gradient(Travels):
 
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
+        if self._sampling.ahead:
+            self._draw(seq)
+
+    def _have(self, seq: int) -> None:
+        """Mini-batch `seq` is there, and gradients are zero."""
+        if not self._sampling.ahead:  # what was drawn under this number before may be of another portion
+            self._prepared = None
+        if self._prepared is None or self._prepared[0] != seq:
+            self._draw(seq)
+
+    def _draw(self, seq: int) -> None:
         self._model.zero_gradients()
         self._prepared = (seq, *self._batch(seq))
 
@@ -159,8 +170,7 @@ class Gradient(Travels):
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
         model = self._model
-        if self._prepared is None or self._prepared[0] != seq:
-            self.prepare(seq)
+        self._have(seq)
         if self._apart is not None:
             model.weights.copy_(self._apart[0], non_blocking=True)
         if self._scale is None:

@@ -34,6 +34,7 @@ from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
+from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
@@ -167,6 +168,8 @@ def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
     """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`). Raises ConfigError."""
     if isinstance(config.protocol, SandblasterOptions):
         return sampling.PortionSampling(meta.train_samples, config.mu, config.protocol.share, config.seed)
+    if config.sampling == "dealt":
+        return sampling.DealtSampling(meta.train_samples, config.mu, ranks, config.seed, count=config.mini_batches_per_push)
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
@@ -180,15 +183,26 @@ def run_samples(config: Config, train_samples: int) -> int:
     return math.ceil(config.epochs * train_samples)
 
 
-def budget_samples(config: Config, protocol: Protocol, train_samples: int) -> float:
-    """Applied samples at which a shard stops the run; infinite where learners leave by themselves."""
+def portions_of(config: Config, train_samples: int, lambda_: int, shard: int) -> Portions | None:
+    """The portions of the data, as a shard sees them; None where learners draw by themselves."""
+    if config.sampling != "dealt":
+        return None
+    samples = config.mini_batches_per_push * config.mu
+    return Portions(math.ceil(run_samples(config, train_samples) / samples), lambda_, deals=shard == 0)
+
+
+def budget_samples(config: Config, protocol: Protocol, train_samples: int, shard: int) -> float:
+    """Applied samples at which a shard stops the run; infinite where learners leave by themselves, or for the sake of the shard
+    that deals: it has applied so many when it has applied all portions."""
+    if config.sampling == "dealt":
+        return run_samples(config, train_samples) if shard == 0 else math.inf
     return math.inf if protocol.exact else run_samples(config, train_samples)
 
 
 def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
     """Pushes after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
     mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
-    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
+    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact and config.sampling != "dealt" else math.inf
 
 
 def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -> None:

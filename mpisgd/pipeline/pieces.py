@@ -93,8 +93,7 @@ class Pieces(_InMicroBatches):
 
     def compute(self, seq: int) -> float:
         """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss."""
-        if self._prepared is None or self._prepared[0] != seq:
-            self.prepare(seq)
+        self._have(seq)
         if self._apart is not None:
             self._model.weights.copy_(self._apart[0], non_blocking=True)
         inputs, targets = self._begin(seq)

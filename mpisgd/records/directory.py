@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +100,16 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         log = create_hdf5(aside)
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
-            for table in schema.TABLES:
-                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else schema.TABLES[table])
+            tables = {**schema.tables_for(run.config.get("sampling", "")), "evaluations": run.evaluations.dtype}
+            for table, dtype in tables.items():
+                _copy(log, table, whole, dtype)
             if run.left_out:
                 _add_counts(log, run, whole)
             if run.is_batch:
                 for table, dtype in schema.COORDINATOR.items():
                     _copy(log, table, run.parts_of_coordinator, dtype)
             for number, layout in enumerate(earlier):
-                _add_earlier(log.create_group(f"layouts/{number}"), layout)
+                _add_earlier(log.create_group(f"layouts/{number}"), layout, tables)
             log.flush()
         except BaseException:
             give_up(log)
@@ -129,12 +130,12 @@ def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype)
             start += len(rows)
 
 
-def _add_earlier(group: h5py.Group, layout: Layout) -> None:
+def _add_earlier(group: h5py.Group, layout: Layout, tables: Mapping[str, np.dtype]) -> None:
     """The rows that shards of another layout wrote: their numbers mean other slices than those of the tables."""
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts(), schema.TABLES[table])
+        _copy(group, table, layout.parts(), tables[table])
 
 
 def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:

@@ -27,6 +27,7 @@ from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
+from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
@@ -128,6 +129,10 @@ class Serial:
             self._load(learner_id, shard, timestamps[shard], pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
+        first = self.record.shards[0]
+        portion = first.row(int(first.rows_of[learner_id][number])).portion
+        if portion != NO_PORTION:
+            self.tensors.sampling.deal(learner_id, portion)
         gradient = self._gradients[learner_id]
         gradient.at_clock(min(timestamps))
         loss = gradient.compute(seq)

@@ -129,6 +129,28 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
+def test_what_a_dead_learner_was_dealt_is_done_by_others(started: list[Job], tmp_path: Path) -> None:
+    """Every sample of every epoch counts once on the shard that deals, and at most once on the other."""
+    out = tmp_path / "run"
+    words = ("--protocol", "softsync", "--shards", "2", "--epochs", "2", "--sampling", "dealt")
+    job = begin(started, out, 5, *HELD, *words)
+    job.send(3, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    assert told(run, Event.LOST) == [1]
+    assert (run.pushes["learner_id"] == 1).any()
+    portions = -(-2 * run.environment["train_samples"] // run.config["mu"])
+    for shard, least in ((0, 1), (1, 0)):
+        rows = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == schema.Verdict.APPLY)]
+        counts = np.bincount(rows["portion"], minlength=portions)
+        assert len(counts) == portions
+        assert counts.max() == 1
+        assert counts.min() >= least
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
 @pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
 def test_what_a_dead_learner_had_rounded_off_is_in_nobodys_books(started: list[Job], tmp_path: Path, protocol: str) -> None:
     """Its remainder is lost with it; the others keep theirs, and replay has every bit."""

@@ -13,6 +13,7 @@ from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.memory import Memory
 
 
@@ -67,7 +68,7 @@ class TeamChannel(ShardChannel):
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, 0.0, report.loss)
+        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, NO_PORTION, 0.0, report.loss)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
         pushes = []

@@ -135,4 +135,5 @@ class Built:
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
             instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
+            tables=schema.tables_for(self.setup.config.sampling),
         )

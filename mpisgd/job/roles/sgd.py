@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,13 @@ class BuiltShard(Built):
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
-        log = ShardLog(self._file, shard, duplex=channel.duplex)
+        log, samples = ShardLog(self._file, shard, duplex=channel.duplex), setup.meta.train_samples
+        portions = parts.portions_of(config, samples, lambda_, shard)
+        rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
+        channel.portion_of = rules.portion_of
         server = Shard(
             channel,
-            Rules(protocol, lambda_, parts.budget_samples(config, protocol, setup.meta.train_samples)),
+            rules,
             update,
             ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
@@ -162,6 +166,8 @@ class BuiltLearner(Built):
         else:
             self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds)
         self.leaves_by = self._channel.goodbye
+        if world.tensors is not None:
+            self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._gradient: Computes = pushed
         if config.exchange == "layerwise":
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)

@@ -127,6 +127,12 @@ def _table(name: str, about: str, *columns: tuple[str, type[np.generic], str, st
     return np.dtype([(each.name, each.type) for each in COLUMNS[name]])
 
 
+def _extended(table: str, dtype: np.dtype, column: tuple[str, type[np.generic], str, str]) -> np.dtype:
+    """A table's rows in runs that have one more column."""
+    COLUMNS[table] += (Column(*column),)
+    return np.dtype([*((name, dtype[name]) for name in dtype.names or ()), column[:2]])
+
+
 def _numbers(kinds: type[enum.IntEnum]) -> str:
     return ", ".join(f"{each.value} = {each.name}" for each in kinds)
 
@@ -164,6 +170,8 @@ PUSHES = _table(
     ("rounded", np.float64, "1", "rounded off the gradient (by layers: off the slice), as a share of its norm; NaN: not finite"),
     ("loss", np.float64, "", "of the mini-batch; of a team, the mean over its ranks"),
 )
+
+DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: of which portion the gradient is"))
 
 UPDATES = _table(
     "updates",
@@ -258,6 +266,8 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
+    if table == "pushes":
+        return dtype in (PUSHES, DEALT)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -275,12 +285,17 @@ def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Rows of several files, one after the other; a metric that one of them has not is NaN there."""
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
-        return np.concatenate([np.empty(0, TABLES[table]), *parts])
+        return np.concatenate([np.empty(0, parts[0].dtype if parts else TABLES[table]), *parts])
     rows = np.empty(sum(map(len, parts)), with_metrics(names))
     for name in rows.dtype.names or ():
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
         rows[name] = np.concatenate(columns)
     return rows
+
+
+def tables_for(sampling: str) -> dict[str, np.dtype]:
+    """Tables of the file of a shard or an evaluator, and their dtypes, where learners draw so."""
+    return {**TABLES, "pushes": DEALT} if sampling == "dealt" else TABLES
 
 
 THINNED = ("pushes", "updates")

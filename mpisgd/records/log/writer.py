@@ -279,6 +279,7 @@ class ShardLog:
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
+        self._dealt = file.kept and file.tables["pushes"] == schema.DEALT
         self._unanswered: dict[int, int] = {}
         self._answered: dict[int, list[float]] | None = {} if duplex else None
         """Per learner, when pulls were answered whose push before is to come."""
@@ -314,6 +315,7 @@ class ShardLog:
                 push.pull_ns * 1e-9,
                 push.rounded,
                 push.loss,
+                *((push.portion,) if self._dealt else ()),
             ),
         )
         if math.isnan(answer_s):

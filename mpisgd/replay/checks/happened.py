@@ -93,7 +93,7 @@ def _check_order(shard: ShardRecord) -> None:
 def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:
     """Clock and samples of the snapshots that a shard took for evaluation in this attempt."""
     train_samples, every = record.environment("train_samples"), record.config.evaluation.every_epochs
-    budget = budget_samples(record.config, record.protocol(), train_samples)
+    budget = budget_samples(record.config, record.protocol(), train_samples, shard.shard)
     start = shard.start
     taken = [] if record.attempt else [(start.clock, start.samples)]
     if not record.computed:
@@ -110,7 +110,7 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
     """The beginning, the snapshots and the end are where updates put them."""
     begin = Event.RESUMED if record.attempt else Event.STARTED
     expected = [(begin, shard.start.clock), *((Event.SNAPSHOT, clock) for clock, _ in due_snapshots(record, shard))]
-    budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"))
+    budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"), shard.shard)
     if len(shard.updates) and shard.updates["samples"][-1] >= budget:
         expected.append((Event.STOPPED, shard.final_clock))
     rows = np.flatnonzero(np.isin(shard.events["kind"], _COMPUTED))

@@ -34,7 +34,8 @@ def compare_shards(record: Record) -> None:
 def _check_told(record: Record, learner_id: int) -> None:
     first, config = record.shards[0], record.config
     own: tuple[str, ...] = OF_STAGES if config.in_groups else OWN if config.exchange == "layerwise" else ()
-    told = [name for name in TOLD if name not in own]
+    dealt = ("portion",) if config.sampling == "dealt" else ()
+    told = [name for name in (*TOLD, *dealt) if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))
         both = min(len(ours), len(theirs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,12 @@ from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
-from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
+from mpisgd.records.log.rank_file import read_continues, read_summary, read_table
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.begun import Start, begun
 from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
+from mpisgd.rules.portions import NO_PORTION
 
 _CHUNK_ROWS = 4096
 _CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
@@ -44,6 +47,12 @@ class Row(NamedTuple):
     arrival_s: float
     answer_s: float
     loss: float
+    portion: int = NO_PORTION
+
+    @classmethod
+    def columns(cls, dtype: np.dtype) -> list[str]:
+        """Those that a log has: `portion` only where data are dealt."""
+        return [name for name in cls._fields if name in (dtype.names or ())]
 
 
 class Departure(NamedTuple):
@@ -64,27 +73,6 @@ class TimeOut(NamedTuple):
 
     clock: int
     time_s: float
-
-
-@dataclass(frozen=True)
-class Start:
-    """Begin of a shard's log: at clock 0, or, where an attempt continues another, after the rows that come before.
-
-    Attributes:
-        time_s: when it began.
-        received: pushes before.
-        applied_seq: per learner, the last mini-batch that was applied before; -1 = none.
-        next_seq: per learner, the one after the last that this shard has not rejected.
-        since_s: when the last update before was done, or, of slices that were cut anew, the checkpoint was taken.
-    """
-
-    clock: int
-    samples: int
-    time_s: float
-    received: int
-    applied_seq: list[int]
-    next_seq: list[int]
-    since_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,12 +132,12 @@ class ShardRecord:
 
     def rows(self) -> Iterator[Row]:
         """All rows as plain Python numbers, a chunk in memory at a time."""
-        chosen = self.pushes[list(Row._fields)]
+        chosen = self.pushes[Row.columns(self.pushes.dtype)]
         for start in range(0, len(chosen), _CHUNK_ROWS):
-            yield from map(Row._make, chosen[start : start + _CHUNK_ROWS].tolist())
+            yield from itertools.starmap(Row, chosen[start : start + _CHUNK_ROWS].tolist())
 
     def row(self, number: int) -> Row:
-        return Row._make(self.pushes[number][list(Row._fields)].item())
+        return Row(*self.pushes[number][Row.columns(self.pushes.dtype)].item())
 
     @cached_property
     def rows_of(self) -> list[np.ndarray]:
@@ -315,7 +303,7 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
     pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
-    start = _start(path, lambda_, events)
+    start = begun(path, lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
@@ -334,27 +322,3 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
     return rows
-
-
-def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
-    """From the rows before, not from the checkpoint: so that the log alone says how the run went on."""
-    before = continued(path)[:-1]
-    pushes = np.concatenate([np.empty(0, schema.PUSHES), *(each.rows("pushes") for each in before)])
-    updates = np.concatenate([np.empty(0, schema.UPDATES), *(each.rows("updates") for each in before)])
-    here = begins(path)
-    first = here.next_seq or [0] * lambda_
-    resumed_s = events["time_s"][events["kind"] == Event.RESUMED]
-    return Start(
-        clock=here.clock + len(updates),
-        samples=int(updates["samples"][-1]) if len(updates) else here.samples,
-        time_s=float(resumed_s[0]) if len(resumed_s) else 0.0,
-        received=len(pushes),
-        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], first),
-        next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], first)],
-        since_s=float(updates["time_s"][-1]) if len(updates) else here.time_s,
-    )
-
-
-def _last_seq(pushes: np.ndarray, first: list[int]) -> list[int]:
-    """Per learner the largest seq, or that before its first."""
-    return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=at - 1)) for learner_id, at in enumerate(first)]

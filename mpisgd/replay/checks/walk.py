@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config
-from mpisgd.job.parts import budget_samples
+from mpisgd.job.parts import budget_samples, portions_of
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
@@ -60,15 +60,21 @@ class _Walk:
         self.lambda_ = record.lambda_
         self.shard = shard
         protocol, start = record.protocol(), shard.start
-        self.rules = Rules(protocol, self.lambda_, budget_samples(self.config, protocol, train_samples))
+        self.portions = portions_of(self.config, train_samples, self.lambda_, shard.shard)
+        budget = budget_samples(self.config, protocol, train_samples, shard.shard)
+        self.rules = Rules(protocol, self.lambda_, budget, self.portions)
         self.rules.clock, self.rules.applied_seq = start.clock, list(start.applied_seq)
+        if self.portions is not None:
+            self.portions.apply_all(start.portions)
         self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.departures = list(shard.departures)
         gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
-        self.may_be_stuck = not gone.isdisjoint((Event.LOST, Event.MISSED))
-        """Whether all may have waited here, as a shard has gone on without a learner; who waits the log does not say."""
+        timed = math.isfinite(self.config.protocol.deadline_s)
+        self.may_be_stuck = timed or not gone.isdisjoint((Event.LOST, Event.MISSED))
+        """Whether all may have waited here, as a shard has gone on without a learner, or has a watch of its own; who waits the log
+        does not say."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -132,6 +138,8 @@ class _Walk:
             self._refuse(f"staleness {row.staleness} is not clock - timestamp = {row.clock} - {row.timestamp}")
         if not 0 <= row.timestamp <= row.clock:
             self._refuse(f"timestamp {row.timestamp}: weights of clocks 0 to {row.clock} were there")
+        if self.portions is not None and not 0 <= row.portion < self.portions.total:
+            self._refuse(f"portion {row.portion}: there are portions 0 to {self.portions.total - 1}")
 
     def _check_clock(self, row: Row) -> None:
         clock = self.rules.clock
@@ -210,12 +218,12 @@ class _Walk:
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
         if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
-            return rules.on_torn(learner_id, row.timestamp, row.seq)
+            return rules.on_torn(learner_id, row.timestamp, row.seq, row.portion)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
-        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
+        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq, row.portion):
             self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
         try:
-            return rules.judge(learner_id, row.timestamp, row.seq, usable)
+            return rules.judge(learner_id, row.timestamp, row.seq, usable, row.portion)
         except ProtocolError as error:
             self._refuse(str(error))
 

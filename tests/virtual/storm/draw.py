@@ -43,6 +43,10 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "async-accumulated": {"accumulation": 2, "push_format": "bfloat16"},
 }
+#: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
+DEALT: Mapping[str, Mapping[str, Any]] = {
+    f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
+}
 PATIENCE_S = 0.3
 """Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
 COMPUTE_S = 0.01
@@ -206,7 +210,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
     return from_mapping(
         {
             "out": str(path),
-            "protocol": dict({**WAYS, **BATCH_WAYS}[drawn.way]),
+            "protocol": dict({**WAYS, **BATCH_WAYS, **DEALT}[drawn.way]),
             "data": DATA,
             "model": MODEL,
             "shards": shards,
@@ -220,6 +224,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "checkpoint": {"every_updates": drawn.every_updates},
             "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
-            **MORE.get(drawn.way, {}),
+            **MORE.get(drawn.way.removesuffix(", dealt"), {}),
+            **({"sampling": "dealt"} if drawn.way in DEALT else {}),
         }
     )
