@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Tag
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Travels, Waited
 from mpisgd.vectors.memory import Memory
 
 
@@ -67,6 +67,7 @@ class Stage(Travels):
         place = ranks.index(wire.rank)
         self.memory = passes.memory
         self.samples = 0
+        self.waited = Waited()
         self._wire = wire
         self._before = ranks[place - 1] if place else None
         self._after = ranks[place + 1] if place + 1 < len(ranks) else None
@@ -105,15 +106,17 @@ class Stage(Travels):
             self._under_way.append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
 
     def _finish(self) -> None:
+        start_ns = self._wire.now_ns()
         for sending in self._under_way:
             self._wire.finish(sending)
         self._under_way.clear()
+        self.waited.ns += self._wire.now_ns() - start_ns
 
     def _take(self, tag: int, source: int | None, micro: int) -> Any:
         """Take what `_give` sent. Raises PeerError where it is of another mini-batch."""
         if source is None:
             return None
-        found: list[Any] = []
+        start_ns, found = self._wire.now_ns(), list[Any]()
         while True:
             taken = self._wire.take(((source, tag),))
             assert taken is not None
@@ -132,4 +135,5 @@ class Stage(Travels):
                 break
         if tag == Tag.DELTA:
             self._loss = loss
+        self.waited.ns += self._wire.now_ns() - start_ns
         return tuple(found) if count else found[0]

@@ -100,7 +100,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
             for table in schema.TABLES:
-                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else schema.TABLES[table])
+                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else _dtype_of(table, whole))
             if run.left_out:
                 _add_counts(log, run, whole)
             if run.is_batch:
@@ -113,6 +113,12 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
             give_up(log)
             raise
         log.close()
+
+
+def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
+    """That of a table which has the rows of all these; not of `evaluations`."""
+    of_groups = table == "pushes" and any(part.dtype(table) == schema.PUSHES_OF_GROUPS for part in parts)
+    return schema.PUSHES_OF_GROUPS if of_groups else schema.TABLES[table]
 
 
 def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype) -> None:
@@ -132,7 +138,7 @@ def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts(), schema.TABLES[table])
+        _copy(group, table, layout.parts(), _dtype_of(table, layout.parts()))
 
 
 _LEARNERS = ("shard", "learner_id", "pushed", "applied", "dropped", "rejected", "in_flight")

@@ -554,3 +554,13 @@ def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> N
     assert np.isnan(rows["bleu"][:2]).all()
     assert rows["bleu"][2:].tolist() == [3.0, 3.0]
     assert schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS)]).dtype == schema.EVALUATIONS
+
+
+def test_pushes_of_groups_and_others_are_joined() -> None:
+    """A run of groups that an earlier mpisgd has begun has rows without `neighbour_s`."""
+    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.PUSHES_OF_GROUPS)
+    assert schema.fits("pushes", one.dtype) and schema.fits("pushes", other.dtype)
+    rows = schema.joined("pushes", [one, other])
+    assert rows.dtype == schema.PUSHES_OF_GROUPS
+    assert np.isnan(rows["neighbour_s"]).tolist() == [True, True, False] and rows["seq"].tolist() == [0, 0, 1]
+    assert schema.joined("pushes", [one, one]).dtype == schema.joined("pushes", []).dtype == schema.PUSHES

@@ -112,6 +112,9 @@ class Built:
         """A log file of this attempt, which continues the rows before, and these counts; -1 is the evaluator's. "": none."""
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
+        tables = (
+            {**schema.TABLES, "pushes": schema.PUSHES_OF_GROUPS} if shard >= 0 and self.setup.config.in_groups else schema.TABLES
+        )
         return open_tables(
             self.setup.path / name if log.enabled and name else None,
             max_bytes=log.max_bytes if shard >= 0 else 0,
@@ -122,4 +125,5 @@ class Built:
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
             instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
+            tables=tables,
         )

@@ -273,6 +273,7 @@ class ShardLog:
         self._file = file
         self._shard = shard
         self._unanswered: dict[int, int] = {}
+        self._of_groups = file.tables["pushes"] == schema.PUSHES_OF_GROUPS
         self._answered: dict[int, float] | None = {} if duplex else None
         """Per learner, when the pull after the push that is to come was answered."""
         self._begun = set[int]()
@@ -306,6 +307,7 @@ class ShardLog:
                 push.pull_ns * 1e-9,
                 push.rounded,
                 push.loss,
+                *((push.neighbour_ns * 1e-9,) if self._of_groups else ()),
             ),
         )
         if math.isnan(answer_s):

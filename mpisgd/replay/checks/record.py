@@ -372,7 +372,7 @@ def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray] | None])
 def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
     """From the rows before, not from the checkpoint: so that the log alone says how the run went on."""
     before = continued(path)[:-1]
-    pushes = np.concatenate([np.empty(0, schema.PUSHES), *(each.rows("pushes") for each in before)])
+    pushes = schema.joined("pushes", [each.rows("pushes") for each in before])
     updates = np.concatenate([np.empty(0, schema.UPDATES), *(each.rows("updates") for each in before)])
     here = begins(path)
     first = here.next_seq or [0] * lambda_
