@@ -83,6 +83,8 @@ class FlatModel:
         memory: both as MPI takes them.
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
+    Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
+
     Raises ConfigError for a model without trainable parameters or with ones that are not float32.
     """
 
@@ -93,7 +95,8 @@ class FlatModel:
         device: str = "cpu",
         autocast: Literal["off", "bfloat16"] = "off",
     ) -> None:
-        self.module = module.to(device)
+        self._parts_on_meta = any(parameter.is_meta for parameter in module.parameters())
+        self.module = module if self._parts_on_meta else module.to(device)
         self._cast_on = device.partition(":")[0] if autocast == "bfloat16" else ""
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._channels_last = memory_format == "channels_last"
@@ -123,9 +126,16 @@ class FlatModel:
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
         for (name, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
+            if parameter.is_meta:
+                continue  # another rank's: its part of the vectors is never touched, and takes no memory
             into.copy_(parameter.detach())
             parameter.data = into
             parameter.grad = places[name]
+
+    def forget(self) -> None:
+        """Of parameters that are another model's by now, this one keeps no memory."""
+        self.memory = Memory.zeros(self.size)
+        self.weights, self.gradients = self.memory.tensors
 
     def reclaim(self) -> None:
         """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""

@@ -172,6 +172,13 @@ def test_own_stages_that_draw_are_proved(protocol: Any, tmp_path: Path) -> None:
     assert len(np.unique(run.pushes["loss"])) == len(run.pushes) / 3
 
 
+def test_a_list_of_factories_is_a_model(tmp_path: Path) -> None:
+    """A virtual cluster, and a replay, make all of its pieces, in one process."""
+    brought = Brought(model=lambda: [lambda: Block(False), lambda: Block(False), lambda: Block(True), lambda: nn.Linear(6, 3)])
+    simulated(tmp_path / "run", TENSORS, brought, group_size=3, shards=4, micro_batches=2, mu=8, averaging=0.9)
+    assert replay.replay(tmp_path / "run", brought).holds
+
+
 def test_a_seed_names_stages_and_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[float] = []
     through = Pieces._draw_for

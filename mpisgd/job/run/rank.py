@@ -294,6 +294,8 @@ class MpiWorld(World):
         self._gradient = passes = self.tensors.passes(roles.stream(rank), roles.stage(rank))
         if rank != roles.evaluator_rank:
             del self.tensors.model
+        elif self.tensors.in_pieces is not None:
+            self.tensors.model.forget()
         return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
