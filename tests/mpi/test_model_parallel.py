@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "two-parts": (8, {**CNN, "protocol": "hardsync", "group_size": 2, "shards": 4, "micro_batches": 4}),
     "own-softsync": (
         8,
-        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 4, "micro_batches": 2},
+        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 4, "micro_batches": 2} | {"pipeline": "1f1b"},
     ),
     "own-versioned-evaluator": (
         8,

@@ -31,6 +31,7 @@ from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
 from mpisgd.report import figures_timeline
 from mpisgd.simulate import simulate
+from mpisgd.simulate.stage_seconds import StageSeconds
 from tests.effort import examples
 from tests.forge import forge
 from tests.virtual.jobs import TENSORS, config, simulated, tables
@@ -62,6 +63,7 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
         "shards": draw(st.integers(size, 6)),
         "group_size": size,
         "micro_batches": draw(st.integers(1, 6).filter(lambda many: many != 5)),
+        "pipeline": draw(st.sampled_from(["gpipe", "1f1b"])) if size > 1 else "gpipe",
     }, draw(st.sampled_from([0.0, 0.01, 0.2]))
 
 
@@ -142,6 +144,36 @@ def test_hardsync_is_a_loop_over_micro_batches(size: int, micro_batches: int, tm
     check_equal(weights(tmp_path / "run"), loop(micro_batches))
     assert digits_of(run) == digits_of(simulated(tmp_path / "alone", SOME, **changes, shards=2))
     assert replay.replay(tmp_path / "run").holds
+
+
+@pytest.mark.parametrize(("size", "micro_batches"), [(2, 1), (2, 4), (3, 2), (3, 8), (4, 8)])
+def test_one_forward_one_back_has_the_bits_of_gpipe_and_keeps_fewer(
+    size: int, micro_batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sends that block. Of a stage, at most as many micro-batches are on their way as there are stages from it on."""
+    most: dict[tuple[str, int], int] = {}
+    under_way: dict[int, int] = {}
+    order = ""
+
+    def counting(step: int, kind: Any) -> Any:
+        def counted(passes: Any, *arguments: Any) -> Any:
+            rank = passes._rank.rank
+            under_way[rank] = under_way.get(rank, 0) + step
+            most[order, rank] = max(most.get((order, rank), 0), under_way[rank])
+            return kind(passes, *arguments)
+
+        return counted
+
+    monkeypatch.setattr(StageSeconds, "pass_on", counting(1, StageSeconds.pass_on))
+    monkeypatch.setattr(StageSeconds, "pass_back", counting(-1, StageSeconds.pass_back))
+    runs = []
+    for order in ("gpipe", "1f1b"):
+        changes = {"model": DEEP, "group_size": size, "shards": size, "micro_batches": micro_batches, "pipeline": order}
+        runs.append(simulated(tmp_path / order, SOME, **changes))
+        assert replay.replay(tmp_path / order).holds
+    assert digits_of(runs[0]) == digits_of(runs[1])
+    for at, rank in enumerate(runs[0].environment["groups"][0]):
+        assert (most["gpipe", rank], most["1f1b", rank]) == (micro_batches, min(micro_batches, size - at))
 
 
 class Block(nn.Module):
@@ -319,6 +351,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
             "virtual.parameters = 50: expected 0 beside group_size",
         ),
         ({"group_size": 2, "failures": {"at_s": {"9": 1.0}, "then": "stop"}}, "a learner_id from 0 to 3"),
+        ({"pipeline": "1f1b"}, "pipeline = '1f1b'.*: one rank alone passes nothing on"),
         ({"micro_batches": 3}, "micro_batches = 3: expected a divisor of mu = 4"),
         (
             {"group_size": 2, "micro_batches": 4, "model": {"batch_norm": True}},

@@ -296,7 +296,8 @@ class MpiWorld(World):
             del self.tensors.model
         elif self.tensors.in_pieces is not None:
             self.tensors.model.forget()
-        return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
+        config, group = self._config, roles.groups[roles.index(rank)]
+        return Stage(self._wire, group, passes, config.micro_batches, alternating=config.pipeline == "1f1b")
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)
