@@ -169,7 +169,7 @@ class Channel:
                 return None
             begin, end = self.bounds[shard]
             for at, vector in enumerate(into or self.whole):
-                vector[begin - start : end - start] = self.vectors[at][begin:end] * (1 + number)
+                vector[begin - start : end - start] = self.vectors[at][begin:end] * (2 + number)
         clocks = tuple(10 * (shard + 1) + number for shard in (shards or range(len(self.bounds))))
         self.most = max(self.most, sum(vector.size for vector in into))
         return Snapshot(number, clocks, 100, 0.5)
