@@ -137,14 +137,14 @@ class Layout:
         return tuple(fields)
 
 
-_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
+_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbour_ns")
 _PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "portion", "rounded", "loss")
 MOST_DIMENSIONS = 8
 """Of a tensor that passes from stage to stage."""
 #: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
 _TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
 _PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, float, float]
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
@@ -202,6 +202,7 @@ class Push:
             self.push_ns,
             self.wait_ns,
             self.pull_ns,
+            self.neighbour_ns,
             self.nbytes,
             self.portion,
             self.rounded,

@@ -119,6 +119,9 @@ class Config:
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""
+    pipeline: Literal["gpipe", "1f1b"] = "gpipe"
+    """Order of a group's passes: gpipe, all parts forward, then all back; or 1f1b, one forward, one back, so that a rank keeps the
+    activations of at most K parts, instead of M. The bits are the same."""
     placement: Literal["packed", "spread"] = "spread"
     """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"

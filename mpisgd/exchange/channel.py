@@ -159,6 +159,7 @@ class LearnerChannel:
             self.push_ns,
             self._wait_ns,
             self._pull_ns,
+            report.neighbour_ns,
             nbytes,
             self._portion,
             report.rounded,

@@ -28,6 +28,7 @@ from mpisgd.data.sampling import Sampling, StreamSampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
+from mpisgd.models.in_pieces import Needed
 from mpisgd.pipeline.pieces import Pieces
 from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
@@ -116,16 +117,21 @@ def load_loss(config: Config, brought: Brought) -> Objective:
     return builtin
 
 
-def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False) -> FlatModel:
+def build_model(
+    config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False, needed: Needed | None = None
+) -> FlatModel:
     """The network with its initial weights. Raises ConfigError where it, or what it is to begin with, does not fit.
 
     `resumed`: its weights are about to be a checkpoint's. Then the file that the run began with is wanted for what checkpoints do
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
+    `needed`: as in `models.make`.
     """
     if brought.model is not None:
-        module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        module = models.from_factory(
+            brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed
+        )
     else:
-        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed)
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:
@@ -239,7 +245,7 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
     )
 
 
-_WRONG = (RuntimeError, ValueError, TypeError, IndexError)
+WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors that torch raises for shapes and types that do not fit."""
 
 
@@ -256,12 +262,12 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         with torch.no_grad():
             try:
                 output, targets = gradient.output(0)
-            except _WRONG as error:
-                raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
+            except WRONG as error:
+                raise failing_model(inputs, error) from error
             try:
                 loss: Any = gradient.loss_of(output, targets)
-            except (*_WRONG, AttributeError) as error:
-                raise _failing_loss(inputs, output, targets, error) from error
+            except (*WRONG, AttributeError) as error:
+                raise failing_loss(inputs, output, targets, error) from error
         return _finite(scalar(loss, "loss"), "loss")
 
 
@@ -320,7 +326,7 @@ def _saying_where(function: Any, what: str) -> Iterator[None]:
     """Raises ConfigError, which names the line of the user's own function, where it fails."""
     try:
         yield
-    except (*_WRONG, AttributeError, LookupError, ArithmeticError) as error:
+    except (*WRONG, AttributeError, LookupError, ArithmeticError) as error:
         own = getattr(getattr(function, "__code__", None), "co_filename", "")
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
         where = f", at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
@@ -342,7 +348,12 @@ def _finite(loss: Tensor, who: str) -> float:
     return loss.item()
 
 
-def _failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
+def failing_model(inputs: str, error: Exception) -> ConfigError:
+    """The error of a model that fails at these inputs."""
+    return ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}")
+
+
+def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
     """Make the error for a loss that fails at this output of the model."""
     failed = f"{type(error).__name__}: {error}"
     if not isinstance(output, Tensor):

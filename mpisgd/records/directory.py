@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +100,25 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         log = create_hdf5(aside)
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
-            tables = {**schema.tables_for(run.config.get("sampling", "")), "evaluations": run.evaluations.dtype}
-            for table, dtype in tables.items():
-                _copy(log, table, whole, dtype)
+            for table in schema.TABLES:
+                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else _dtype_of(table, whole))
             if run.left_out:
                 _add_counts(log, run, whole)
             if run.is_batch:
                 for table, dtype in schema.COORDINATOR.items():
                     _copy(log, table, run.parts_of_coordinator, dtype)
             for number, layout in enumerate(earlier):
-                _add_earlier(log.create_group(f"layouts/{number}"), layout, tables)
+                _add_earlier(log.create_group(f"layouts/{number}"), layout)
             log.flush()
         except BaseException:
             give_up(log)
             raise
         log.close()
+
+
+def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
+    """That of a table which has the rows of all these; not of `evaluations`."""
+    return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
 
 
 def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype) -> None:
@@ -126,16 +130,16 @@ def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype)
     start = 0
     for part in parts:
         for rows in part.chunks(table):
-            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.joined(table, [np.empty(0, dtype), rows])
+            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.rows_as(dtype, [rows])
             start += len(rows)
 
 
-def _add_earlier(group: h5py.Group, layout: Layout, tables: Mapping[str, np.dtype]) -> None:
+def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     """The rows that shards of another layout wrote: their numbers mean other slices than those of the tables."""
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts(), tables[table])
+        _copy(group, table, layout.parts(), _dtype_of(table, layout.parts()))
 
 
 def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:

@@ -75,7 +75,7 @@ CLAIMS: tuple[Claim, ...] = (
         "parameters parameter_nbytes train_samples test_samples gradients_per_update batch_norm_policy layers",
         _P,
     ),
-    _claim("[environment]", "learners teams groups world_size shard_ranks evaluator_rank attempts", _C),
+    _claim("[environment]", "learners teams groups stages world_size shard_ranks evaluator_rank attempts", _C),
     _claim("[environment]", "hosts", _T),
     _claim(
         "[environment]",
@@ -85,6 +85,9 @@ CLAIMS: tuple[Claim, ...] = (
         simulated=False,
     ),
 )
+
+OF_GROUPS = _claim("pushes", "neighbour_s", _C)
+"""Of a run whose learners are groups of ranks, besides."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
@@ -122,6 +125,7 @@ def table(
     finished: bool = True,
     metrics: tuple[str, ...] = (),
     batch: bool = False,
+    groups: bool = False,
 ) -> Table:
     """Table of what a replay says.
 
@@ -132,6 +136,7 @@ def table(
         finished: the run has left DONE and weights.
         metrics: of an own step, which stand as the loss of an evaluation does.
         batch: it is a batch optimisation.
+        groups: its pushes tell of waiting for neighbours.
     """
 
     def standing_of(claim: Claim) -> Standing:
@@ -140,7 +145,7 @@ def table(
         return Standing.PROVED if simulated and claim.simulated else claim.standing
 
     found: dict[str, dict[Standing, list[str]]] = {}
-    for claim in BATCH if batch else CLAIMS:
+    for claim in BATCH if batch else (*CLAIMS, *[OF_GROUPS] * groups):
         if claim.where in ("DONE", "weights.pt") and not finished:
             continue
         if claim.where in ("weights.pt", "evaluations") and not computed:

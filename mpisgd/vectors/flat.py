@@ -84,6 +84,8 @@ class FlatModel:
         overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
+    Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
+
     Raises ConfigError for a model without trainable parameters or with ones that are not float32.
     """
 
@@ -94,7 +96,8 @@ class FlatModel:
         device: str = "cpu",
         autocast: Literal["off", "bfloat16", "float16"] = "off",
     ) -> None:
-        self.module = module.to(device)
+        self._parts_on_meta = any(parameter.is_meta for parameter in module.parameters())
+        self.module = module if self._parts_on_meta else module.to(device)
         self._cast_on = device.partition(":")[0] if autocast != "off" else ""
         self._cast_to = torch.float16 if autocast == "float16" else torch.bfloat16
         self.overflows = autocast == "float16"
@@ -126,9 +129,16 @@ class FlatModel:
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
         for (name, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
+            if parameter.is_meta:
+                continue  # another rank's: its part of the vectors is never touched, and takes no memory
             into.copy_(parameter.detach())
             parameter.data = into
             parameter.grad = places[name]
+
+    def forget(self) -> None:
+        """Of parameters that are another model's by now, this one keeps no memory."""
+        self.memory = Memory.zeros(self.size)
+        self.weights, self.gradients = self.memory.tensors
 
     def reclaim(self) -> None:
         """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""

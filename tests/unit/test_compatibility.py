@@ -169,6 +169,7 @@ def test_every_pair_can_come_up() -> None:
         {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
+        {"pipeline": "1f1b"},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
@@ -188,6 +189,9 @@ def test_every_pair_can_come_up() -> None:
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
         {"epoch_samples": 9},
+        {"sampling": "dealt", "nonfinite": "drop", "exchange": "layerwise"},
+        {"sampling": "dealt", "aggregation": "node", "exchange": "duplex"},
+        {"sampling": "dealt", "group_size": 2},
         {"autocast": "float16", "exchange": "layerwise"},
         {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]

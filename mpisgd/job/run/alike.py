@@ -35,6 +35,9 @@ _CHUNK = 1 << 17
 _OF_A_LOSS = 1e-2
 """GPUs of different kinds may differ in the third digit."""
 
+INITIAL = "initial "
+"""What facts about the values of a model begin with."""
+
 _ADVICE = {
     "data": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory or a sample (they are"
     " seeded there), and not from generators of your own that have no seed",
@@ -138,7 +141,8 @@ def of_model(model: FlatModel) -> Facts:
     state: dict[str, Any] = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
     for name, values in state.items():
         facts[f"shape of {name}"] = f"{values.dtype} {tuple(values.shape)}"
-        facts[f"initial {name}"] = _like(values)
+        if not values.is_meta:
+            facts[f"{INITIAL}{name}"] = _like(values)
     return facts
 
 

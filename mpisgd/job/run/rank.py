@@ -296,7 +296,10 @@ class MpiWorld(World):
         self._gradient = passes = self.tensors.passes(roles.stream(rank), roles.stage(rank))
         if rank != roles.evaluator_rank:
             del self.tensors.model
-        return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
+        elif self.tensors.in_pieces is not None:
+            self.tensors.model.forget()
+        config, group = self._config, roles.groups[roles.index(rank)]
+        return Stage(self._wire, group, passes, config.micro_batches, alternating=config.pipeline == "1f1b")
 
     def take_place(self, rank: int, roles: Roles) -> None:
         self._setup = dataclasses.replace(self._setup, roles=roles)

@@ -30,6 +30,10 @@ applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), w
 to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
 clocks `first_clock` and `last_clock` as attributes.
 
+Where learners are groups of ranks, `pushes` of shards have one column more, `neighbour_s`, float64: seconds in which the rank of
+this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
+and counted them as computing: such logs are read as they are.
+
 Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
 int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
 is filled; each row stands for itself and the k - 1 rows after it, which are not there. `counts_0` and `counts_1` have exact counts
@@ -172,6 +176,11 @@ PUSHES = _table(
 )
 
 DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: of which portion the gradient is"))
+PUSHES_OF_GROUPS = _extended(
+    "pushes",
+    PUSHES,
+    ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
+)
 
 UPDATES = _table(
     "updates",
@@ -267,7 +276,7 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
     if table == "pushes":
-        return dtype in (PUSHES, DEALT)
+        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -282,20 +291,29 @@ def place(table: str) -> int:
 
 
 def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of several files, one after the other; a metric that one of them has not is NaN there."""
+    """Rows of several files, one after the other; a metric, or `neighbour_s`, that one of them has not is NaN there."""
+    if table == "pushes":
+        parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
+        if len({part.dtype for part in parts}) > 1:
+            return rows_as(PUSHES_OF_GROUPS, parts)
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
-        return np.concatenate([np.empty(0, parts[0].dtype if parts else TABLES[table]), *parts])
-    rows = np.empty(sum(map(len, parts)), with_metrics(names))
-    for name in rows.dtype.names or ():
+        return np.concatenate(parts) if parts else np.empty(0, TABLES[table])
+    return rows_as(with_metrics(names), parts)
+
+
+def rows_as(dtype: np.dtype, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of several files as rows of this dtype; NaN in columns that one of them has not."""
+    rows = np.empty(sum(map(len, parts)), dtype)
+    for name in dtype.names or ():
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
         rows[name] = np.concatenate(columns)
     return rows
 
 
-def tables_for(sampling: str) -> dict[str, np.dtype]:
-    """Tables of the file of a shard or an evaluator, and their dtypes, where learners draw so."""
-    return {**TABLES, "pushes": DEALT} if sampling == "dealt" else TABLES
+def tables_for(sampling: str, *, in_groups: bool) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, or are groups of ranks."""
+    return {**TABLES, "pushes": DEALT if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else PUSHES}
 
 
 THINNED = ("pushes", "updates")

@@ -281,6 +281,7 @@ class ShardLog:
         self._shard = shard
         self._dealt = file.kept and file.tables["pushes"] == schema.DEALT
         self._unanswered: dict[int, int] = {}
+        self._of_groups = file.tables["pushes"] == schema.PUSHES_OF_GROUPS
         self._answered: dict[int, list[float]] | None = {} if duplex else None
         """Per learner, when pulls were answered whose push before is to come."""
         self._begun = set[int]()
@@ -316,6 +317,7 @@ class ShardLog:
                 push.rounded,
                 push.loss,
                 *((push.portion,) if self._dealt else ()),
+                *((push.neighbour_ns * 1e-9,) if self._of_groups else ()),
             ),
         )
         if math.isnan(answer_s):

@@ -1,7 +1,7 @@
 """Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
 
 Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
-share that was rounded off. In a group of ranks, each stage has all seconds of its own.
+share that was rounded off. In a group of ranks, each stage has all seconds of its own (`neighbour_s`, too).
 """
 
 from __future__ import annotations
