@@ -110,6 +110,9 @@ def check_changes(run: Path, config: Config) -> None:
             raise ConfigError(
                 f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
             )
+    if config.sampling == "dealt" and config.epochs < before.epochs:  # of which more may have been dealt than there would be
+        had = f"the run that is to be continued has {before.epochs:g}"
+        raise ConfigError(f"epochs = {config.epochs:g}: expected no fewer beside sampling = 'dealt': {had}")
 
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:

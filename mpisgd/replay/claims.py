@@ -86,8 +86,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-OF_GROUPS = _claim("pushes", "neighbour_s", _C)
-"""Of a run whose learners are groups of ranks, besides."""
+SOME = {name: _claim("pushes", name, _C) for name in ("portion", "neighbour_s")}
+"""Of columns that only some runs have: where data are dealt, and where learners are groups of ranks."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
@@ -125,7 +125,7 @@ def table(
     finished: bool = True,
     metrics: tuple[str, ...] = (),
     batch: bool = False,
-    groups: bool = False,
+    columns: tuple[str, ...] = (),
 ) -> Table:
     """Table of what a replay says.
 
@@ -136,7 +136,7 @@ def table(
         finished: the run has left DONE and weights.
         metrics: of an own step, which stand as the loss of an evaluation does.
         batch: it is a batch optimisation.
-        groups: its pushes tell of waiting for neighbours.
+        columns: of its pushes; those that not all runs have are told of.
     """
 
     def standing_of(claim: Claim) -> Standing:
@@ -145,7 +145,7 @@ def table(
         return Standing.PROVED if simulated and claim.simulated else claim.standing
 
     found: dict[str, dict[Standing, list[str]]] = {}
-    for claim in BATCH if batch else (*CLAIMS, *[OF_GROUPS] * groups):
+    for claim in BATCH if batch else (*CLAIMS, *(SOME[name] for name in SOME if name in columns)):
         if claim.where in ("DONE", "weights.pt") and not finished:
             continue
         if claim.where in ("weights.pt", "evaluations") and not computed:

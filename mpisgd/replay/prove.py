@@ -18,7 +18,7 @@ from mpisgd.job.finish import headline
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.tensors import Tensors
 from mpisgd.records.log import schema
-from mpisgd.records.log.schema import PUSHES_OF_GROUPS, Event, metrics_of
+from mpisgd.records.log.schema import Event, metrics_of
 from mpisgd.replay.again import simulate_again
 from mpisgd.replay.attempts import check_start, through_attempts
 from mpisgd.replay.brought import changed, check_consent, renamed, saying_how, with_initial
@@ -214,7 +214,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
     proof.metrics = metrics_of(record.run.evaluations.dtype)
-    proof.groups = record.run.pushes.dtype == PUSHES_OF_GROUPS
+    proof.columns = record.run.pushes.dtype.names or ()
     if record.older:
         proof.seams.append("written by an earlier mpisgd: on trust are also whether it diverged, batch_norm_policy, and goodbyes")
     if config.virtual.batched and record.run.environment.get("virtual", False):

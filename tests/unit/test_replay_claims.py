@@ -229,9 +229,9 @@ def test_what_is_checked(table: str, column: str, run_of: Callable[..., Path]) -
 
 def test_waiting_for_neighbours_is_checked(run_of: Callable[..., Path]) -> None:
     """A column that only runs of groups have."""
-    assert claims.OF_GROUPS.standing is Standing.CHECKED
-    (column,) = claims.OF_GROUPS.names
-    assert column in claims.table(groups=True)[0][2] and column not in claims.table()[0][2]
+    column = "neighbour_s"
+    assert claims.SOME[column].standing is Standing.CHECKED
+    assert column in claims.table(columns=(column,))[0][2] and column not in claims.table()[0][2]
     for which in range(2):
         path = run_of("groups", real=True)
 

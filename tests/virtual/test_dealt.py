@@ -17,7 +17,8 @@ from hypothesis import given, settings
 
 from mpisgd import replay
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import compatibility
+from mpisgd.config import compatibility, config_file, replace
+from mpisgd.job.resume import check_changes
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Reason, Verdict
@@ -189,3 +190,12 @@ def test_what_does_not_go_together_is_refused(name: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=f"sampling.*{compatibility.REFUSED['dealt', name][:30]}"):
         simulated(tmp_path / "run", TENSORS, sampling="dealt", **changes)
     assert config(tmp_path / "run", TENSORS, **changes).sampling == "epoch"
+
+
+def test_a_run_goes_on_to_no_fewer_portions(tmp_path: Path) -> None:
+    """More of them may have been applied than there would be."""
+    run = simulated(tmp_path / "run", SIZES, sampling="dealt", epochs=0.5)
+    config = config_file.of_run(run.path)
+    check_changes(run.path, replace(config, epochs=0.6))
+    with pytest.raises(ConfigError, match=r"epochs = 0.4: expected no fewer beside sampling = 'dealt'"):
+        check_changes(run.path, replace(config, epochs=0.4))
