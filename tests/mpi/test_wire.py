@@ -101,7 +101,7 @@ def test_a_push_of_more_than_2_gib() -> None:
         pytest.skip(f"{available / 1e9:.1f} GB of memory are free here: needs {needed_nbytes / 1e9:g}")
     script = """
 wire, gradient = Wire(comm, polite=False), np.zeros(540_000_000, np.float32)
-fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 0.5)
+fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 0.5)
 if comm.rank == 1:
     gradient[-1] = 7.0
     wire.finish(wire.start(0, Tag.PUSH, fields, gradient))
@@ -171,11 +171,11 @@ if comm.rank == 0:
     assert wire.take_body(gradient) and (gradient == 5).all()
 else:
     posted = wire.post(0, Tag.ANSWER, weights[10:1010])
-    assert wire.header(posted) == (0, 3, 0, 0, 0, 4000)
+    assert wire.header(posted) == (0, 3, 0, 0, 0, -1, 4000)
     wire.finish(posted)
     assert weights.sum() == 7000.0 and weights[10] == weights[1009] == 7.0
     half = torch.full((100,), 5, dtype=torch.int16)
-    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, half.nbytes, -1, 0.0, 0.5), half))
+    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, 0, half.nbytes, -1, 0.0, 0.5), half))
     print("received what was sent")
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_WAIT=wait)

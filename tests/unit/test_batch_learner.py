@@ -47,7 +47,9 @@ def done(deals: list[tuple[int, int, bool]], clocks: dict[int, int], *, alone: b
     def push(report: Any) -> None:
         said.append(("push", report.seq, report.samples, report.loss, summed.vector.tolist()))
 
-    channel: Any = SimpleNamespace(pull=pull, push=push, now_ns=lambda: 0, goodbye=lambda ending: said.append(("goodbye", ending)))
+    channel: Any = SimpleNamespace(
+        whole=True, pull=pull, push=push, now_ns=lambda: 0, goodbye=lambda ending: said.append(("goodbye", ending))
+    )
     desk: Any = SimpleNamespace(next=ask)
     learn(desk, channel, gradient, summed, NO_DELAYS)
     return said, gradient

@@ -282,7 +282,7 @@ def test_the_usual_cases_are_known_and_numbers_of_ranks_make_sense() -> None:
     assert Options().cases == USUAL and set(USUAL) <= set(CASES) and set(Options().ways) <= set(WAYS)
     assert set(Options().optimizers) == set(wire.OPTIMIZERS)
     assert [ranks for ranks in range(1, 7) if BENCHES["wire"].fits(ranks)] == [2, 3, 4, 5, 6]
-    assert [ranks for ranks in range(1, 7) if BENCHES["train"].fits(ranks)] == [3]
+    assert [ranks for ranks in range(1, 7) if BENCHES["train"].fits(ranks)] == [3, 4, 5, 6]
 
 
 @pytest.mark.slow

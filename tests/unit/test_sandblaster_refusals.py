@@ -30,6 +30,8 @@ REFUSED: list[tuple[str, Any, bool]] = [
     ("evaluation.patience", 2, False),
     ("nonfinite", "drop", False),
     ("sampling", "replacement", False),
+    ("autocast", "float16", False),
+    ("spares", 1, False),
     ("group_size", 2, False),
     ("micro_batches", 2, False),
     ("device", "cuda", False),

@@ -165,7 +165,7 @@ class _Walk:
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
         if last is None or row.learner_id in self.succeeded:
-            first = self._first_seq(row.learner_id)
+            first = self._first_of_spare(row.learner_id) if row.learner_id in self.succeeded else self.first_seq[row.learner_id]
             self.succeeded.discard(row.learner_id)
             if row.seq != first:
                 self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
@@ -186,11 +186,10 @@ class _Walk:
         if row.arrival_s < last.answer_s:
             self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
 
-    def _first_seq(self, learner_id: int) -> int:
-        """The first mini-batch of a learner, or of a spare that goes on in its place: after all that any shard has had."""
-        rows, first = self.shard.rows_of[learner_id], self.first_seq[learner_id]
-        before = self.shard.pushes["seq"][rows[rows < self.place["row"]]]
-        return 1 + int(before.max(initial=first - 1))
+    def _first_of_spare(self, learner_id: int) -> int:
+        """The first mini-batch of a spare that goes on in a learner's place: after all that any shard has had."""
+        before = self.shard.pushes[: self.place["row"]]
+        return 1 + int(before["seq"][before["learner_id"] == learner_id].max(initial=self.first_seq[learner_id] - 1))
 
     def _check_seconds(self, row: Row) -> None:
         """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
