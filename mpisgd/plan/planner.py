@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -47,7 +48,7 @@ class Wishes:
     noise_samples: float | None = None
     learners: int | None = None
     ranks_per_node: int | None = None
-    network: dict[str, float] = dataclasses.field(default_factory=dict)
+    network: dict[str, Any] = dataclasses.field(default_factory=dict)
     pushes: int = PUSHES
     from_log: bool = False
     trust: bool = False
