@@ -1,9 +1,9 @@
 """How fast the link of each node was: what it carries in a round, what its learners' pushes and pulls took, and who is slow.
 
-A pull also waits where a shard answers others first, and a push where a shard takes others' first, but seldom both: a link is taken
-to be as fast as the better of the two. A link that only shards are behind has no learner to tell of it. Where shards are on several
-nodes, everybody's transfers cross a slow link: its own learners suffer most, and so one node at most is named, and among few nodes
-perhaps none.
+A pull tells the rate of what has come; a push ends when its last bytes are with the system, and seems faster. Either also waits
+where a shard serves others first, but seldom both do: links are compared by the better of the two. A link that only shards are
+behind has no learner to tell of it. Where shards are on several nodes, everybody's transfers cross a slow link: its own learners
+suffer most, and so one node at most is named, and among few nodes perhaps none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _SLOW = 0.5
 class Link:
     """A node's link. `push_s`, `pull_s`: medians over its learners; None where it has none, or they are not in the log.
 
-    `rate`: bytes per second that one learner there saw; None where it cannot be told.
+    `rate`: bytes per second in which one learner there was given weights; `faster`: the same, or of its pushes, if those were
+    faster; None where it cannot be told.
     """
 
     host: str
@@ -38,6 +39,7 @@ class Link:
     push_s: float | None
     pull_s: float | None
     rate: float | None
+    faster: float | None
 
 
 def links(run: Run) -> list[Link]:
@@ -60,8 +62,8 @@ def links(run: Run) -> list[Link]:
         own, at = bytes_of.get(host, Carried(0, 0, 0.0, 0.0, 0.0, 0.0)), rows[of_learners[rows["learner_id"]] == host]
         push_s, pull_s = (_median(at[name]) for name in ("push_s", "pull_s"))
         rates = [_rate(own.pushed_by_each, push_s, run.shards), _rate(own.pulled_by_each, pull_s, run.shards)]
-        rate = max((each for each in rates if each is not None), default=None)
-        found.append(Link(host, hosts.count(host), own, push_s, pull_s, rate))
+        faster = max((each for each in rates if each is not None), default=None)
+        found.append(Link(host, hosts.count(host), own, push_s, pull_s, rates[1], faster))
     return found
 
 
@@ -72,7 +74,7 @@ def slow(found: list[Link]) -> dict[str, float]:
     at once.
     """
     told = [link for link in found if link.rate is not None]
-    each = np.array([link.rate for link in told])
+    each = np.array([link.faster for link in told])
     together = each * [link.carried.learners for link in told]
     named = {}
     shared = sum(link.carried.shards > 0 for link in found) > 1
@@ -80,7 +82,7 @@ def slow(found: list[Link]) -> dict[str, float]:
         if shared and each[at] > each.min():
             continue
         if len(told) > 1 and all(of[at] <= _SLOW * np.median(np.delete(of, at)) for of in (each, together)):
-            named[link.host] = float(np.median(np.delete(each, at)))
+            named[link.host] = float(np.median([other.rate for other in told if other is not link]))
     return named
 
 
@@ -98,13 +100,14 @@ def table(run: Run, found: list[Link]) -> Table:
     named = slow(found)
     said = [
         f"The link of {link.host} is slow: {_megabytes(link.rate)} MB/s for a learner, others' {_megabytes(named[link.host])}."
+        " Shards that take from it, or give to it, serve nobody else meanwhile."
         for link in found
         if link.host in named and link.rate is not None
     ]
     waits = " Synchronous learners wait for each other at the shards, too." if arrivals.synchronous(run) else ""
     note = (
-        "Sends, receives: in a round, in which each learner pushes and pulls once. Push, pull: medians. Rate: of what one learner"
-        f" exchanges with other nodes, in its faster direction.{waits}"
+        "Sends, receives: in a round, in which each learner pushes and pulls once. Push, pull: medians. Rate: in which one learner"
+        f" is given what comes from other nodes.{waits}"
     )
     return Table("links", "Links of the nodes", columns_of(headings), tuple(rows), " ".join([*said, note]))
 
