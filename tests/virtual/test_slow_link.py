@@ -1,4 +1,4 @@
-"""One node with a slow link in virtual time: the report names it.
+"""One node with a slow link in virtual time: the report names it, and what protocols make of it.
 
 Nodes of one rank each; 4 MB at 125 MB/s, 0.032 s each way, and ten times as long on the slow link.
 """
@@ -12,6 +12,8 @@ import pytest
 from rich.console import Console
 
 from mpisgd.analysis.tables import Table
+from mpisgd.exchange.links import Carried
+from mpisgd.plan.costs.observe import observe
 from mpisgd.records.log.reader import Run
 from mpisgd.report import links
 from mpisgd.report.single import report
@@ -71,3 +73,37 @@ def test_there_is_no_table_where_there_is_nothing_to_tell(tmp_path: Path) -> Non
     assert links.links(one_node) == links.links(doubled) == []
     small = scene(tmp_path / "small", {3: 10.0}, virtual={"parameters": 1000})
     assert table(small).cells("rate") == [None] * 6, "handling a message takes longer than its bytes"
+
+
+def test_nodes_may_have_different_numbers_of_learners() -> None:
+    """Four learners who share a link each get a quarter of it; one alone that gets a quarter has a slow link."""
+
+    def link(host: str, learners: int, rate: float) -> links.Link:
+        return links.Link(host, learners, Carried(learners, 0, 1.0, 1.0, 1.0, 1.0), 1.0, 1.0, rate, rate)
+
+    assert links.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 4, 25.0)]) == {}
+    assert links.slow([link("a", 1, 100.0), link("b", 1, 100.0), link("c", 1, 25.0)]) == {"c": 100.0}
+
+
+def rate(out: Path, slow: dict[int, float], protocol: dict[str, Any]) -> float:
+    """Updates per second, where transfers are short beside mini-batches: 3.2 ms, and 32 ms behind the slow link."""
+    sizes = {"parameters": 100_000, "train_samples": 2400}
+    compute = {"name": "lognormal", "mean_s": 0.2, "sigma": 0.05}
+    found = observe(scene(out, slow, protocol=protocol, virtual=sizes, compute=compute))
+    assert found is not None
+    return found.updates_per_s
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kept"),
+    [
+        ({"name": "hardsync"}, 0.80),
+        ({"name": "timeout", "N_min": 4, "timeout_s": 0.25}, 0.85),
+        ({"name": "backup", "b": 1}, 0.84),
+        ({"name": "softsync", "n": 5}, 0.84),
+        ({"name": "backup", "b": 1, "abort": True}, 0.96),
+    ],
+)
+def test_what_protocols_keep_of_their_rate(protocol: dict[str, Any], kept: float, tmp_path: Path) -> None:
+    """A shard serves nobody else during a slow transfer, which only learners that give up before they push spare the others."""
+    assert rate(tmp_path / "slow", {5: 10.0}, protocol) >= kept * rate(tmp_path / "alike", {}, protocol)
