@@ -14,6 +14,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from mpisgd.__main__ import COMMANDS, module_of
 from mpisgd.base import errors
 from mpisgd.cli import bench, run
@@ -32,24 +34,6 @@ EVENTS = {
     "DEPARTED": "a learner left while the others go on",
     "NONFINITE": "a gradient was not finite; `value` is its loss",
     "SNAPSHOT": "weights were copied for evaluation",
-}
-
-COLUMNS = {
-    "shard": "index of the shard",
-    "learner_id": "index of the learner",
-    "outcome": "what became of it",
-    "why": "whether it was the last one",
-    "samples": "samples of the mini-batch, or of the sum",
-    "learning_rate": "of the optimiser at this update",
-    "clock_max": "the largest",
-    "epochs": "the same as a number of epochs",
-    "loss": "mean loss of the split",
-    "evaluate_s": "seconds that the evaluation took",
-    "clock": "the shard's clock",
-    "value": "a number whose meaning depends on `kind`",
-    "time_s": "when",
-    "final_clock": "the shard's last clock",
-    "diverged": "1 = the run has diverged",
 }
 OUTCOMES = {"GOES_ON": "it was not the last one"}
 REASONS = {
@@ -207,10 +191,9 @@ def log_format() -> str:
     text = inspect.cleandoc(schema.__doc__ or "").replace("(DESIGN 6)", "([Design, section 6](../explanation/design.md))")
     comments = _comments(PACKAGE / "records" / "log" / "schema.py")
     parts = [text + "\n", f"This is version {schema.SCHEMA_VERSION} of the format.\n"]
-    for name, dtype in {**schema.TABLES, **schema.COORDINATOR, "summary": schema.SUMMARY}.items():
-        said = {column: comments[name.upper(), column] or COLUMNS[column] for column in dtype.names or ()}
-        rows = ((f"`{column}`", str(dtype[column]), text) for column, text in said.items())
-        parts += [f"## {name}\n", comments.get((name.upper(), ""), "") + "\n", _table(("column", "type", ""), rows)]
+    for name, about in schema.ABOUT.items():
+        rows = ((f"`{each.name}`", str(np.dtype(each.type)), each.unit, each.meaning) for each in schema.COLUMNS[name])
+        parts += [f"## {name}\n", about + "\n", _table(("column", "type", "unit", ""), rows)]
     events = ((str(each.value), each.name, comments["Event", each.name] or EVENTS[each.name]) for each in schema.Event)
     parts += ["## Kinds of events\n", _table(("`kind`", "", ""), events)]
     for cls, column in ((schema.Outcome, "outcome"), (schema.Why, "why")):
@@ -225,16 +208,13 @@ def log_format() -> str:
 
 
 def _comments(path: Path) -> Mapping[tuple[str, str], str]:
-    """(table or class, column or member) -> the comment behind it; (table, "") -> the comment above."""
-    found, where, above = {}, "", ""
+    """(enumeration, member) -> the comment behind it, in this file."""
+    found, where = {}, ""
     for line in path.read_text().splitlines():
-        if match := re.match(r"#: (.*)", line):
-            above = match[1]
-        elif match := re.match(r"([A-Z_]+) = np\.dtype|class (\w+)", line):
-            where = match[1] or match[2]
-            found[where, ""] = above if match[1] else ""
-        elif match := re.match(r'\s+(?:\("(\w+)", np\.\w+\),|([A-Z_]+) = \d+)\s*(?:# (.*))?$', line):
-            found[where, match[1] or match[2]] = match[3] or ""
+        if match := re.match(r"class (\w+)", line):
+            where = match[1]
+        elif match := re.match(r"    ([A-Z_]+) = \d+\s*(?:# (.*))?$", line):
+            found[where, match[1]] = match[2] or ""
     return found
 
 

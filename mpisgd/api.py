@@ -43,6 +43,7 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
         data: a factory of, or itself, a pair (train, test), each a pair of tensors (inputs, targets) or a map-style data set;
             for a step, samples of a data set may be any nest of tensors, which torch's `default_collate` makes batches of;
             a `DataLoader` in place of a data set lends its collate function and workers;
+            an `IterableDataset` is one for `sampling = "stream"`;
             a factory is called with `data_dir` and `seed` where its signature has them. Default: the configuration's data.
         config: a TOML file, a nested mapping of the same shape, or a `Config`; the code that it names is imported.
         resume: the directory of a run that was interrupted: it goes on from its newest checkpoint (`mpisgd.job.resume`). `config`
@@ -53,7 +54,8 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
             Training waits for no call; but the thread takes turns with the shard, so that its seconds are not quite free.
         on_evaluation: called with an `Evaluation`, for each row of `evaluations`, by the evaluator, or without one by learner 0
             after training. It delays the next evaluation.
-        on_end: called with an `End` by rank 0, once the run is DONE; not where it was interrupted, or had been done before.
+        on_end: called with an `End` by rank 0, once the run is DONE; not where it was interrupted, or had been done before. The
+            configuration's `callbacks` may name a class with these three, instead.
         comm: an mpi4py communicator; default: all ranks.
 
     Returns:
@@ -94,9 +96,9 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
         if outcome is not None:
             return outcome
         if of_the_run:
-            names = consent.names_of(config)
+            names = consent.names_of(config, training=True)
             brought = {field: spec for field, spec in names.items() if objects.get(field.partition(".")[0]) is not None}
-            consent.check(path, config, brought, consent.resume_line(path, config))
+            consent.check(path, config, brought, consent.resume_line(path, config), training=True)
         config = as_many_shards_as_ranks(path, config)
     from mpisgd.comm.mpi.library import MPI
     from mpisgd.job.parts import Brought

@@ -1,29 +1,40 @@
 """The evaluator's loop: pull snapshots one after the other, measure, record; nobody ever waits for it (law 7).
 
-It runs on a rank of its own, or, where there is none, on learner 0 after its goodbye.
+It runs on a rank of its own, or, where there is none, on learner 0 after its goodbye. Of a model that no rank has whole
+(`models/in_pieces.py`) it has one stage at a time.
 """
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.serialization import skip_data
 
 from mpisgd.base import durable
+from mpisgd.base.draws import kept
 from mpisgd.base.storage import writing
 from mpisgd.comm.messages import FINAL
 from mpisgd.config import EvaluationOptions
+from mpisgd.data import DataSet, Split
 from mpisgd.exchange.base import Interrupted
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel, Snapshot
-from mpisgd.gradient.measure import Measure, Unmeasured
+from mpisgd.gradient.gradient import pair
+from mpisgd.gradient.measure import ERROR, Measure, Measured, Unmeasured, drawn_for, sums_of
+from mpisgd.gradient.objective import Loss
+from mpisgd.models.in_pieces import InPieces
 from mpisgd.records.log.progress import Evaluations
 from mpisgd.records.log.writer import EvaluatorLog
 from mpisgd.records.patience import Patience
+from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.memory import host_vector, host_view
 
 Hearer = Callable[[list[dict[str, Any]], dict[str, dict[str, Tensor]], bool], None]
 """Is told of an evaluation: its rows in the log, the weights by their names (`theta`, and perhaps `thetabar`), and whether these
@@ -96,7 +107,7 @@ class Evaluator:
         self._hearers = hearers
         number = first
         checked = True
-        snapshot = self._channel.pull(number)
+        snapshot = self._pull(number)
         self._log.begin()  # who was given up meanwhile is not answered, and leaves the log to whoever evaluates in its place
         while snapshot is not None:
             self._measure.interrupt_by(self._before_batch if checked else self._told.batch)
@@ -107,13 +118,16 @@ class Evaluator:
                 Interrupted
             ):  # by a signal: shards that are interrupted have no snapshot any more, and a run that is over goes on
                 checked = False
-            snapshot = self._channel.pull(number)
+            snapshot = self._pull(number)
         self._measure.interrupt_by(self._told.batch)
-        final = self._channel.pull(FINAL)
+        final = self._pull(FINAL)
         if final is not None:
             states = self._evaluate(Snapshot(number, final.clocks, final.samples, final.taken_s), last=True)
-            _save(states, weights_file)
+            self._save(states, weights_file)
         self._channel.goodbye()
+
+    def _pull(self, number: int) -> Snapshot | None:
+        return self._channel.pull(number)
 
     def _before_batch(self) -> None:
         self._told.batch()
@@ -128,34 +142,204 @@ class Evaluator:
             for train in self._splits:
                 start_s = self._channel.now_s()
                 found = self._measure.of(train=train)
-                rows.append(
-                    {
-                        "snapshot": snapshot.number,
-                        "clock_min": min(snapshot.clocks),
-                        "clock_max": max(snapshot.clocks),
-                        "samples": snapshot.samples,
-                        "epochs": snapshot.samples / self._train_samples,
-                        "taken_s": snapshot.taken_s,
-                        "averaged": averaged,
-                        "train": train,
-                        "loss": found.loss,
-                        "error": found.error,
-                        "evaluate_s": self._channel.now_s() - start_s,
-                        **found.metrics,
-                    }
-                )
+                rows.append(self._row(snapshot, averaged, train, found, self._channel.now_s() - start_s))
             states[name] = self._model.state()
+        self._tell(rows, states, last)
+        return states
+
+    def _row(self, snapshot: Snapshot, averaged: int, train: bool, found: Measured, spent_s: float) -> dict[str, Any]:
+        return {
+            "snapshot": snapshot.number,
+            "clock_min": min(snapshot.clocks),
+            "clock_max": max(snapshot.clocks),
+            "samples": snapshot.samples,
+            "epochs": snapshot.samples / self._train_samples,
+            "taken_s": snapshot.taken_s,
+            "averaged": averaged,
+            "train": train,
+            "loss": found.loss,
+            "error": found.error,
+            "evaluate_s": spent_s,
+            **found.metrics,
+        }
+
+    def _tell(self, rows: list[dict[str, Any]], states: dict[str, dict[str, Tensor]], last: bool) -> None:
         self._told.found(rows[0])
         for row in rows:  # of a whole snapshot: an evaluation that is interrupted has left none
             self._log.evaluation(**row)
         for hear in self._hearers:
             hear(rows, states, last)
-        return states
+
+    def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
+        """Whole, or not at all, and there to stay. Raises StorageError where it cannot be written."""
+        with writing(path):
+            with durable.made_aside(path) as aside:
+                torch.save(states, aside)
+            durable.sync_directory(path.parent)
 
 
-def _save(states: dict[str, dict[str, Tensor]], path: Path) -> None:
-    """Whole, or not at all, and there to stay. Raises StorageError where it cannot be written."""
-    with writing(path):
-        with durable.made_aside(path) as aside:
-            torch.save(states, aside)
-        durable.sync_directory(path.parent)
+class StagedEvaluator(Evaluator):
+    """Evaluates stage by stage: it has one of them at a time, and what that made of all batches, which the next begins with.
+
+    Args:
+        stages: those of the model.
+        pieces: the model; `make` makes its pieces, for what is no parameter.
+        loss, data, batch, seed: as for `Measure`; measured as that does, to the same bits.
+        vectors: 1, or 2 where weights are averaged.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        stages: Stages,
+        pieces: InPieces,
+        loss: Loss,
+        data: DataSet,
+        batch: int,
+        seed: int,
+        vectors: int,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._stages = stages
+        self._pieces = pieces
+        self._loss = loss
+        self._data = data
+        self._batch = batch
+        self._seed = seed
+        self._vectors = vectors
+        self._asked = 0
+        self._over = False
+        self._stage: FlatModel
+        self._pulled: list[Tensor] = []
+
+    def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
+        """As `Evaluator.evaluate_all`; hearers are given no weights, of which there are never all."""
+        self._weights_file = weights_file
+        super().evaluate_all(weights_file, first, hearers)
+
+    def _pull(self, number: int) -> Snapshot | None:
+        """The first stage's part of a snapshot."""
+        self._asked = number
+        return None if self._over and number != FINAL else self._pull_stage(0)
+
+    def _pull_stage(self, stage: int) -> Snapshot | None:
+        children, (start, end) = self._stages.children[stage], self._stages.bounds[stage]
+        self._pulled.clear()  # the memory of the stage before
+        module = nn.Sequential(OrderedDict((str(at), self._pieces.make(at)) for at in children))
+        self._stage = FlatModel(module)
+        module.eval()
+        self._pulled += [self._stage.weights, *(host_vector(end - start) for _ in range(self._vectors - 1))]
+        into = [host_view(each) for each in self._pulled]
+        return self._channel.pull(self._asked, self._stages.shards[stage], into, start)
+
+    def _evaluate(self, snapshot: Snapshot, *, last: bool = False) -> dict[str, dict[str, Tensor]]:
+        """Raises Interrupted where the run has ended before a later stage had this snapshot."""
+        self._told.begin(snapshot.number)
+        if not last:
+            self._rows_of(snapshot, None, last)
+            return {}
+        with writing(self._weights_file):
+            with durable.made_aside(self._weights_file) as aside:
+                self._rows_of(snapshot, _Weights(aside, self._pieces, self._vectors), last)
+            durable.sync_directory(self._weights_file.parent)
+        return {}
+
+    def _rows_of(self, snapshot: Snapshot, file: _Weights | None, last: bool) -> None:
+        start_s, clocks = self._channel.now_s(), list(snapshot.clocks)
+        passed: dict[tuple[int, bool], list[Any]] = {}
+        sums: dict[tuple[int, bool], dict[str, float]] = {}
+        for stage in range(len(self._stages.children)):
+            part = self._pull_stage(stage) if stage else snapshot
+            if part is None:
+                self._over = True
+                raise Interrupted
+            clocks += part.clocks if stage else ()
+            for vector in range(self._vectors):
+                if vector:
+                    self._stage.weights.copy_(self._pulled[vector])
+                if file is not None:
+                    file.fill(vector, self._stage)
+                for train in self._splits:
+                    key = vector, train
+                    passed[key], sums[key] = self._through(stage, train, passed.get(key))
+        spent_s = (self._channel.now_s() - start_s) / len(sums)
+        rows = []
+        for (averaged, train), found in sums.items():
+            measured = self._mean(found, self._split(train))
+            rows.append(self._row(snapshot._replace(clocks=tuple(clocks)), averaged, train, measured, spent_s))
+        self._tell(rows, {}, last)
+
+    def _split(self, train: bool) -> Split:
+        return self._data.train if train else self._data.test
+
+    @staticmethod
+    def _mean(sums: dict[str, float], split: Split) -> Measured:
+        found = {name: value / len(split) for name, value in sums.items()}
+        return Measured(found.get("loss", math.nan), found.get(ERROR, math.nan), {})
+
+    def _through(self, stage: int, train: bool, before: list[Any] | None) -> tuple[list[Any], dict[str, float]]:
+        """All batches of a split through one stage; of the last one, the sums of loss and errors."""
+        split, last = self._split(train), stage + 1 == len(self._stages.children)
+        outputs, sums = list[Any](), dict[str, float]()
+        with torch.no_grad(), kept():
+            for number, start in enumerate(range(0, len(split) if self._measured else 0, self._batch)):
+                self._check()
+                indices = np.arange(start, min(start + self._batch, len(split)))
+                inputs = targets = None
+                if stage == 0 or last:
+                    inputs, targets = pair(drawn_for(split, indices, self._seed, train, start))
+                given = self._stage.inputs(inputs) if before is None else before[number]
+                output = self._stage.module(given)
+                if before is not None:
+                    before[number] = None
+                if last:
+                    found = sums_of(self._loss, output, targets, len(indices))
+                    sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
+                else:
+                    outputs.append(output)
+        return outputs, sums
+
+    @property
+    def _measured(self) -> bool:
+        return not isinstance(self._measure, Unmeasured)
+
+    def _check(self) -> None:
+        self._told.batch()
+        if self._asked != FINAL:
+            self._channel.check()
+
+    def _save(self, states: dict[str, dict[str, Tensor]], path: Path) -> None:
+        """It is there."""
+
+
+class _Weights:
+    """A torch file of all weights, which is made of zeros that are not in memory, and filled stage by stage.
+
+    The checksums that its archive has are those of nobody: torch asks for none; DONE has that of the file.
+    """
+
+    def __init__(self, path: Path, pieces: InPieces, vectors: int) -> None:
+        self._path = path
+        # zeros that numpy asks for take no memory before they are touched, which `skip_data` does not
+        states = [
+            {name: torch.from_numpy(np.zeros(tuple(each.shape), _numpy(each))) for name, each in pieces.state_dict().items()}
+            for _ in range(vectors)
+        ]
+        with skip_data():
+            torch.save(dict(zip(("theta", "thetabar"), states, strict=False)), path)
+        reader: Any = torch._C.PyTorchFileReader(str(path))
+        places = iter(range(vectors * len(states[0])))
+        self._offsets = [{name: reader.get_record_offset(f"data/{next(places)}") for name in state} for state in states]
+
+    def fill(self, vector: int, stage: FlatModel) -> None:
+        with self._path.open("r+b") as file:
+            for name, each in stage.module.state_dict().items():
+                file.seek(self._offsets[vector][name])
+                file.write(each.detach().contiguous().numpy().data)
+            file.flush()
+
+
+def _numpy(tensor: Tensor) -> np.dtype:
+    found: np.dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+    return found

@@ -29,12 +29,13 @@ def learn(
     gradient.prepare(seq)
     answers = channel.pull(min_clock=0)
     while seq < share and not answers.stop:
-        start_ns, clock = channel.now_ns(), min(answers.clocks)
+        start_ns, waited_ns, clock = channel.now_ns(), gradient.waited.ns, min(answers.clocks)
         begun += 1
         gradient.at_clock(clock)
         try:
             loss = gradient.compute(seq)
-            compute_ns = channel.now_ns() - start_ns
+            neighbour_ns = gradient.waited.ns - waited_ns
+            compute_ns = channel.now_ns() - start_ns - neighbour_ns
             delay_s = delays.of(begun - 1, compute_ns * 1e-9)
             if delay_s > 0:
                 channel.sleep(delay_s)
@@ -43,7 +44,7 @@ def learn(
             answers = channel.pull(protocol.next_clock(clock))
             continue
         goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
-        report = Report(seq, gradient.samples, loss, compute_ns, int(delay_s * 1e9), gradient.rounded)
+        report = Report(seq, gradient.samples, loss, compute_ns, int(delay_s * 1e9), gradient.rounded, neighbour_ns)
         channel.push(report, gradient.take_own_step if goes_on else None)
         if goes_on:
             seq += 1

@@ -94,7 +94,7 @@ class Shard:
         Learner l goes on with mini-batch `next_seq[l]`: the first that any shard wants, so that another may have applied it.
         """
         last_seq = [seq - 1 for seq in account.next_seq]
-        self.rules.resume(account.clock, account.applied_seq, last_seq, next_seq)
+        self.rules.resume(account.clock, account.applied_seq, last_seq, next_seq, account.portions)
         self.refusals.last_seq = last_seq
         self.finiteness.diverged = account.diverged
         self.records.carried, self.records.saved_clock = account.received, account.clock
@@ -223,7 +223,7 @@ class Shard:
         if self._cannot_be(push):
             return
         self.received[push.learner_id] += 1
-        verdict = self.rules.on_torn(push.learner_id, push.timestamp, push.seq)
+        verdict = self.rules.on_torn(push.learner_id, push.timestamp, push.seq, push.portion)
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self.settle()
 
@@ -247,8 +247,8 @@ class Shard:
     def _sum(self, push: Push) -> None:
         rules, update, finiteness = self.rules, self.update, self.finiteness
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
-        usable = not rules.is_wanted(learner_id, seq) or finiteness.of(push) or finiteness.uses(push, self._tell)
-        verdict = rules.judge(learner_id, timestamp, seq, usable)
+        usable = not rules.is_wanted(learner_id, seq, push.portion) or finiteness.of(push) or finiteness.uses(push, self._tell)
+        verdict = rules.judge(learner_id, timestamp, seq, usable, push.portion)
         self.log.push(push, rules.clock, verdict, update.learning_rate)
         if verdict.kind is _APPLY:
             if finiteness.later:
@@ -392,5 +392,5 @@ class Shard:
         left, self._left = [*self._left, *self._parked.values()], []
         self._parked.clear()
         for push in sorted(left, key=lambda each: each.arrival_ns):
-            verdict = self.rules.judge(push.learner_id, push.timestamp, push.seq)
+            verdict = self.rules.judge(push.learner_id, push.timestamp, push.seq, portion=push.portion)
             self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)

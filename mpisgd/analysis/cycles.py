@@ -11,9 +11,9 @@ import numpy as np
 from mpisgd.base.errors import DataError
 
 #: What a learner does for one mini-batch, in this order.
-ACTIVITIES = ("wait", "pull", "compute", "delay", "push")
+ACTIVITIES = ("wait", "pull", "compute", "neighbour", "delay", "push")
 
-WAIT, PULL, COMPUTE, DELAY, PUSH = range(5)
+WAIT, PULL, COMPUTE, NEIGHBOUR, DELAY, PUSH = range(6)
 
 NEVER = 1 << 62
 
@@ -24,7 +24,7 @@ NO_ANSWER = -NEVER
 class Cycles:
     """Activities of learners for each push, learner by learner, in order.
 
-    edges: (cycles, 6) int64; activity a of cycle i lasts from edges[i, a] to edges[i, a + 1].
+    edges: (cycles, 7) int64; activity a of cycle i lasts from edges[i, a] to edges[i, a + 1].
     slack: (cycles,) int64; all of the cycle may have been so much later.
     known: (cycles,) bool; the length of the push is known.
     row: (cycles,) int64; the row in `Timeline.pushes` of the lowest shard that logged it.
@@ -46,7 +46,7 @@ def nanoseconds(seconds: np.ndarray) -> np.ndarray:
 class _Chains:
     """Cycles as rows of `pushes` tell them, learner by learner; nanoseconds.
 
-    first: index of each learner's first cycle. durations: (cycles, 5), of ACTIVITIES, but for the push, which is that of the
+    first: index of each learner's first cycle. durations: (cycles, 6), of ACTIVITIES, but for the push, which is that of the
     cycle before. push: of this cycle, 0 where it is not known.
     """
 
@@ -61,7 +61,9 @@ def chains_of(pushes: np.ndarray, cycle: np.ndarray) -> _Chains:
     row = np.empty(int(cycle.max()) + 1, np.int64)
     row[cycle[::-1]] = np.arange(len(pushes))[::-1]
     first = np.flatnonzero(np.diff(pushes["learner_id"][row], prepend=-1))
-    durations = np.stack([nanoseconds(pushes[f"{name}_s"][row]) for name in ACTIVITIES], axis=1)
+    there = pushes.dtype.names or ()
+    spent = [pushes[f"{name}_s"][row] if f"{name}_s" in there else np.zeros(len(row)) for name in ACTIVITIES]
+    durations = np.stack([nanoseconds(seconds) for seconds in spent], axis=1)
     known = np.ones(len(row), bool)
     known[np.append(first[1:], len(row)) - 1] = False
     return _Chains(row, first, durations, np.where(known, np.roll(durations[:, PUSH], -1), 0), known)
@@ -98,7 +100,7 @@ def cycles_of(pushes: np.ndarray, cycle: np.ndarray, chains: _Chains, arrival: n
 
     edges = np.empty((len(push), len(ACTIVITIES) + 1), np.int64)
     edges[:, PUSH] = begin
-    for activity in (DELAY, COMPUTE, PULL, WAIT):
+    for activity in (DELAY, NEIGHBOUR, COMPUTE, PULL, WAIT):
         edges[:, activity] = edges[:, activity + 1] - durations[:, activity]
     edges[:, -1] = np.where(chains.known, begin + push, np.maximum(begin, last_arrival))
     return Cycles(pushes["learner_id"][chains.row], np.maximum(edges, 0), slack, chains.known, chains.row)
@@ -114,7 +116,7 @@ def _bounds(
     pull_ended = np.maximum(np.roll(answer_0, 1) + durations[:, PULL], np.roll(_largest(answer, cycle), 1))
     pull_ended[chains.first] = -NEVER  # the first pull is in no row
     taken = np.where(known, _largest(arrival, cycle) - push, -NEVER)
-    low = np.maximum(pull_ended + durations[:, COMPUTE] + durations[:, DELAY], taken)
+    low = np.maximum(pull_ended + durations[:, COMPUTE:PUSH].sum(axis=1), taken)
     first_answer = -_largest(-np.where(answer == NO_ANSWER, NEVER, answer), cycle)
     return low, np.minimum(-_largest(-arrival, cycle), first_answer - push)
 

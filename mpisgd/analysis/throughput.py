@@ -2,7 +2,8 @@
 
 Training time of a shard is from the start barrier to its last update. A row of `pushes` describes what a learner did since
 its previous push began: push (push_s), wait (wait_s), pull (pull_s), be delayed on purpose (delay_s), compute (compute_s).
-Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row.
+Every shard logs the same row, so that shard 0's are enough; the cycle after a learner's last push is in no row. In a group of
+ranks each stage of the model has seconds of its own, and waits for its neighbours (neighbour_s): those of stage 0 are on shard 0.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from mpisgd.records.log.schema import Outcome
 
 #: What learners spend time on, as columns of `pushes`, in the order of one cycle.
 ACTIVITIES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+NEIGHBOURS = "neighbour_s"
+"""Another one, of the ranks of a group, where the log tells it."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,38 @@ def learner_time(run: Run) -> LearnerTime:
     np.maximum.at(elapsed, learner_id, rows["arrival_s"])
     return LearnerTime(
         mini_batches=np.bincount(learner_id, minlength=learners),
-        activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in ACTIVITIES},
+        activities={name: np.bincount(learner_id, weights=rows[name], minlength=learners) for name in _activities(rows)},
         elapsed=elapsed - run.begins.time_s,
     )
+
+
+def _activities(rows: np.ndarray) -> tuple[str, ...]:
+    return (*ACTIVITIES, NEIGHBOURS) if NEIGHBOURS in (rows.dtype.names or ()) else ACTIVITIES
+
+
+def tells_neighbours(run: Run) -> bool:
+    """Whether learners were groups, and the log tells their waiting apart from computing."""
+    return NEIGHBOURS in (run.pushes.dtype.names or ())
+
+
+def bubble_table(run: Run) -> Table:
+    """Where the ranks of groups were while they passed mini-batches: computing, or waiting for their neighbours."""
+    columns = columns_of("stage | shards | pushes | computing [s] | neighbours [s] | cycle [s] | bubble [%] :.1f")
+    rows: list[tuple[Cell, ...]] = []
+    for stage, shards in enumerate(run.environment["stages"]):
+        own = run.pushes[run.pushes["shard"] == shards[0]]
+        computing, neighbours = float(own["compute_s"].sum()), float(np.nansum(own[NEIGHBOURS]))
+        cycle = neighbours + float(sum(own[name].sum() for name in ACTIVITIES))
+        passing = computing + neighbours
+        bubble = 100 * neighbours / passing if passing > 0 else None
+        rows.append((stage, ", ".join(map(str, shards)), len(own), computing, neighbours, cycle, bubble))
+    parts, size = run.config.get("micro_batches", 1), len(rows)
+    ideal = 100 * (size - 1) / (parts + size - 1)
+    note = (
+        "Sums over the learners. Bubble: of the seconds between weights and gradient, those in which a stage waited for its"
+        f" neighbours; stages that take the same, and messages that take nothing, have {ideal:.1f} % with {parts} micro-batches."
+    )
+    return Table("stages", "Stages of the model [Dean12 3]", columns, tuple(rows), note)
 
 
 def rate_table(run: Run) -> Table:
@@ -116,9 +148,9 @@ def time_table(run: Run) -> Table:
         rows.append(("mean", float(spent.mini_batches[pushing].mean()), *(float(part[pushing].mean()) for part in parts)))
     for learner_id, pushes in enumerate(spent.mini_batches.tolist()):
         rows.append((learner_id, pushes, *(float(part[learner_id]) for part in parts)))
-    columns = columns_of(
-        "learner | pushes | compute [s] | injected delay [s] | push [s] | wait [s] | pull [s] | other [s] | elapsed [s]"
-    )
+    heads = "learner | pushes | compute [s] | injected delay [s] | push [s] | wait [s] | pull [s]"
+    neighbours = " | neighbours [s]" if NEIGHBOURS in spent.activities else ""
+    columns = columns_of(f"{heads}{neighbours} | other [s] | elapsed [s]")
     note = "Up to the arrival of each learner's last push on shard 0. Mean: over learners that pushed at all."
     return Table("learner_time", "Where the learners' time went", columns, tuple(rows), note)
 

@@ -21,6 +21,9 @@ Every push is placed at the earliest moment that fits all of this, also what is 
 one rank never overlap, and no push begins after its arrival; `Cycles.slack` says how much later it may have begun. Where clocks
 disagree, so that nothing fits all, arrivals are believed.
 
+A learner that is a group of ranks has a row for each of these, one stage of the model. Its pushes are those to the shards of that
+stage. What it waited for its neighbours lies between pieces of computing; it is drawn behind all of them, at its length.
+
 Ranks leave the start barrier some microseconds, on a crowded node milliseconds, apart. What is drawn is the clock of shard 0. A
 push arrives on all shards between its begin and its end: where a shard's log contradicts that, all its moments are moved by the
 least that mends it. What a learner did before shard 0's clock began is cut off.
@@ -48,7 +51,7 @@ from mpisgd.analysis.cycles import (
 )
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Verdict
+from mpisgd.records.log.schema import PUSHES_OF_GROUPS, Verdict
 
 #: Unless asked for more, so many learners and pushes are shown: viewers of traces grow slow.
 MOST_LEARNERS = 256
@@ -57,12 +60,16 @@ MOST_PUSHES = 50_000
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank and host of each role. Without a rank of its own, the evaluator has learner 0's."""
+    """Rank and host of each role. Without a rank of its own, the evaluator has learner 0's.
+
+    `group`: how many ranks a learner is; `learners` then has all of them, learner by learner.
+    """
 
     shards: Sequence[int]
     learners: Sequence[int]
     evaluator: int
     hosts: Sequence[str]
+    group: int = 1
 
     @property
     def dedicated_evaluator(self) -> bool:
@@ -131,9 +138,10 @@ class Timeline:
     def names(self) -> dict[int, str]:
         """What each rank shown is called: shards first."""
         evaluator = {self.ranks.evaluator: "evaluator"} if self.ranks.dedicated_evaluator else {}
-        learners = enumerate(self.ranks.learners[: self.learners])
+        shown, group = self.ranks.learners[: self.learners], self.ranks.group
+        learners = {rank: f"learner {at // group}{f', stage {at % group}' if group > 1 else ''}" for at, rank in enumerate(shown)}
         shards = {rank: f"shard {shard}" for shard, rank in enumerate(self.ranks.shards)}
-        return shards | evaluator | {rank: f"learner {learner_id}" for learner_id, rank in learners}
+        return shards | evaluator | learners
 
     def slack(self) -> str:
         """Say in a line how well learners' spans are placed."""
@@ -161,6 +169,9 @@ def ranks_of(run: Run) -> Ranks:
     if run.teams:
         leaders = [team[0] for team in run.teams]
         return Ranks(shards, leaders, evaluator if evaluator >= 0 else leaders[0], hosts)
+    if groups := about.groups_of(run):
+        computing = [rank for group in groups for rank in group]
+        return Ranks(shards, computing, evaluator if evaluator >= 0 else computing[0], hosts, len(groups[0]))
     taken = {*shards, evaluator}
     others = (rank for rank in itertools.count() if rank not in taken)
     learners = list(itertools.islice(others, books.learners_of(run)))
@@ -172,13 +183,15 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
 
     By default of all, but of at most MOST_LEARNERS, and up to the end, but for at most MOST_PUSHES pushes; `notes` say so.
 
-    Raises DataError (no push was logged, the log holds several attempts, layers were exchanged one by one, learners are groups),
+    Raises DataError (no push was logged, the log holds several attempts, layers were exchanged one by one, an earlier mpisgd
+    logged a run of groups),
     ConfigError (there can be no such window).
     """
     if about.layerwise(run):
         raise DataError(f"{run.path}: there is no timeline, its layers were pulled and pushed in the middle of computing")
-    if about.groups_of(run):
-        raise DataError(f"{run.path}: there is no timeline, its learners are groups of ranks, each with seconds of its own")
+    groups = len(about.groups_of(run)) > 0
+    if groups and run.pushes.dtype != PUSHES_OF_GROUPS:
+        raise DataError(f"{run.path}: there is no timeline, its log does not tell of groups what they waited for neighbours")
     if to_s is not None and not (from_s or 0.0) <= to_s:
         raise ConfigError(f"--from-s {from_s or 0.0:g} --to-s {to_s:g}: expected a window that does not end before it begins")
     if learners is not None and learners < 1:
@@ -189,6 +202,14 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     if shown < all_learners:
         notes.append(f"learners 0 to {shown - 1:,} of {all_learners:,}; choose their number by --learners")
     pushes = run.pushes[run.pushes["learner_id"] < shown]
+    events = run.events
+    if groups:  # each rank is drawn as a learner is
+        stage, group = _stages(run), len(about.groups_of(run)[0])
+        pushes["learner_id"] = pushes["learner_id"] * group + stage[pushes["shard"]]
+        events = events.copy()
+        own = (events["learner_id"] >= 0) & (events["shard"] >= 0)
+        events["learner_id"][own] = events["learner_id"][own] * group + stage[events["shard"][own]]
+        shown *= group
     if len(pushes) == 0:
         raise DataError(f"{run.path}: there is no timeline, no gradient was pushed by learners 0 to {shown - 1:,}")
     pushes = pushes[np.lexsort((pushes["shard"], pushes["learner_id"]))]  # stable: the order in time stays within each
@@ -202,7 +223,7 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
     ranks = ranks_of(run)
     after = 0 if ranks.dedicated_evaluator else int(cycles.edges[cycles.learner_id == 0, -1].max(initial=0))
     evaluations = _evaluations(run, after)
-    moment = nanoseconds(run.events["time_s"]) + np.where(run.events["shard"] >= 0, offset[run.events["shard"]], 0)
+    moment = nanoseconds(events["time_s"]) + np.where(events["shard"] >= 0, offset[events["shard"]], 0)
     end = max(int(ends.max(initial=0)) for ends in (cycles.edges[:, -1], updates.end, evaluations.end, moment))
     window, note = _window(arrival, end, from_s, to_s)
     return Timeline(
@@ -217,10 +238,16 @@ def look(run: Run, *, from_s: float | None = None, to_s: float | None = None, le
         cycles=cycles,
         updates=updates,
         evaluations=evaluations,
-        events=run.events,
+        events=events,
         moment=moment,
         notes=(*notes, *note, *_apart(offset)),
     )
+
+
+def _stages(run: Run) -> np.ndarray:
+    """Of each shard, the stage of the model that it has parameters of; int64 (shards,)."""
+    stages = run.environment["stages"]
+    return np.repeat(np.arange(len(stages)), [len(shards) for shards in stages])
 
 
 def _window(arrival: np.ndarray, end: int, from_s: float | None, to_s: float | None) -> tuple[Window, list[str]]:

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts import loops
 from mpisgd.bench.parts.among import among
 from mpisgd.bench.parts.cases import CASES, LEARNERS, WARM_UP, WAYS, Case, Device, config_of
 from mpisgd.bench.parts.spread import Spread, over, spread, told
+from mpisgd.comm.mpi.launch import words
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.config import kind_of
@@ -40,7 +42,14 @@ def measure(
     device: Device = "cpu",
     shard_device: Device = "cpu",
 ) -> list[dict[str, Any]]:
-    """Measure these cases in these ways of `cases.WAYS`, on the three ranks of `comm`; returns the same rows on every rank."""
+    """Measure these cases in these ways of `cases.WAYS`, on the ranks of `comm`; returns the same rows on every rank.
+
+    Raises ConfigError where a way needs a rank more, a coordinator.
+    """
+    for name in ways:
+        most = 1 + max(WAYS[name].ranks)
+        if comm.Get_size() < most:
+            raise ConfigError(f"bench train --ways {name}: found {comm.Get_size()} ranks, expected {most}: {words(most)} ...")
     wire = Wire(comm, polite=True)
     loops.join_gloo(comm)
     with scratch(comm) as directory:
@@ -126,7 +135,7 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, Spread]:
 def _trained(comm: MPI.Intracomm, directory: Path, case: Case, name: str, devices: Mapping[str, Device]) -> float:
     """Images/s of a logged run, between the update that ended the warm-up and the last one."""
     way = WAYS[name]
-    with among(comm, range(1 - way.shards, 1 + LEARNERS)) as part:
+    with among(comm, way.ranks) as part:
         outcome = run_of(part, directory, case, **devices, **way.special) if part is not None else None
     return float(comm.bcast(rate_of(Run(outcome.path), case) if outcome is not None else None, root=LEARNERS))
 

@@ -11,6 +11,7 @@ from mpisgd.command_line.beside import resumed, taken_out
 from mpisgd.command_line.options import ELEMENT, parse
 from mpisgd.config import Config, config_file
 from mpisgd.job.placement import on_ranks
+from mpisgd.launching import resize
 from mpisgd.launching.job import Attempts, Job
 from mpisgd.launching.several import Several, begun
 from mpisgd.launching.under_way import refuse_among_ranks
@@ -20,7 +21,8 @@ from mpisgd.sweep.elements import Element
 
 #: Option -> what stands for its value, and its text; all others are those of train.
 OPTIONS = {
-    "-n": ("RANKS", "how many ranks to start: shards, learners, and the evaluator if there is one"),
+    "-n": ("RANKS", "how many ranks to start: shards, learners, spares, and the evaluator if there is one"),
+    "--resize": ("RUN", "go on with a run that is under way on this machine, with -n ranks: it is told to save and leave first"),
     "--max-restarts": ("N", "begin again up to N times, from the newest checkpoint, where ranks fail; default: 0"),
     "--launcher": (
         "NAME",
@@ -38,6 +40,8 @@ def main(argv: list[str]) -> int:
             print(usage())
         return train.main(words)
     refuse_among_ranks()
+    if "--resize" in own:
+        words = ["--resume", own["--resize"], *words]
     ranks, restarts = _number(own, "-n", 1), _number(own, "--max-restarts", 0)
     options = _words(own)
     launcher = launchers.by_run(own["--launcher"], ranks) if "--launcher" in own else []
@@ -48,6 +52,9 @@ def main(argv: list[str]) -> int:
         del rest[0]
     config, _ = parse(rest, "mpisgd run", None if run is None else config_file.of_run(run))
     path = Path(config.out) if run is None else run
+    if "--resize" in own:
+        on_ranks(config, ["here"] * ranks)  # before anything is interrupted
+        resize.interrupt(path)
     return Attempts(Job(ranks, words, path, run is not None, options, launcher), restarts).run()
 
 

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     consented: dict[str, str] = {}
     if job is not None:
         own, words = taken_out(words, {ELEMENT: "the name of one run of the sweep"})
-        consented = trust.names_of(read(job, own.get(ELEMENT, ""), TRUST in words))
+        consented = trust.names_of(read(job, own.get(ELEMENT, ""), TRUST in words), training=True)
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
     if run is not None and (run / "DONE").is_file() and not print_config:
         if launched_rank() == 0:

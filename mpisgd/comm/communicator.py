@@ -96,6 +96,9 @@ class Communicator(Protocol):
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more, not even at the end."""
 
+    def lose(self, rank: int) -> None:
+        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
+
     def meet(self) -> None:
         """Wait until all ranks are here."""
 

@@ -44,6 +44,9 @@ class Tag(enum.IntEnum):
     DELTA_BODY = 33
     AGREE = 34
     TAKEN = 35
+    APPOINTED = 40
+    SUCCEEDS = 41
+    GOES_ON = 42
 
 
 class Ending(enum.IntEnum):
@@ -97,7 +100,7 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D70697367640008  # "mpisgd", version 8 of the messages
+MAGIC = 0x6D70697367640009  # "mpisgd", version 9 of the messages
 
 Fields = tuple[Any, ...]
 
@@ -134,19 +137,19 @@ class Layout:
         return tuple(fields)
 
 
-_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns")
-_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "rounded", "loss")
+_SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbour_ns")
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "portion", "rounded", "loss")
 MOST_DIMENSIONS = 8
 """Of a tensor that passes from stage to stage."""
 #: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
 _TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
 _PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, float, float]
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
-    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "nbytes", body=Tag.WEIGHTS),
+    Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "portion", "nbytes", body=Tag.WEIGHTS),
     Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),
@@ -157,6 +160,9 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
     Tag.GIVEN_UP: Layout("learner_id"),
+    Tag.APPOINTED: Layout("learner_id"),
+    Tag.SUCCEEDS: Layout("learner_id"),
+    Tag.GOES_ON: Layout("seq"),
     Tag.COMMAND: Layout("op", "out", "a", "b", "alpha", "beta"),
     Tag.RESULT: Layout("shard", "signal", "value"),
     Tag.NEXT: Layout("learner_id", "clock", "portion", "samples", "pushed", *_SECONDS[:2], "signal", "loss"),
@@ -196,7 +202,9 @@ class Push:
             self.push_ns,
             self.wait_ns,
             self.pull_ns,
+            self.neighbour_ns,
             self.nbytes,
+            self.portion,
             self.rounded,
             self.loss,
         ) = fields
@@ -251,6 +259,13 @@ class Stuck(NamedTuple):
 class GivenUp(NamedTuple):
     """Another shard has come to its end without a learner, and takes nothing of it any more: it cannot go on."""
 
+    learner_id: int
+
+
+class Succeeds(NamedTuple):
+    """A spare rank takes the place of a learner that is dead."""
+
+    rank: int
     learner_id: int
 
 
@@ -314,4 +329,4 @@ class Refused(NamedTuple):
 
 
 FromLearner = Push | Pull | Goodbye | GaveUp
-Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Interrupt | SnapshotPull | Refused | Command
+Message = Push | Pull | Goodbye | GaveUp | Torn | Lost | Stuck | GivenUp | Succeeds | Interrupt | SnapshotPull | Refused | Command

@@ -16,7 +16,7 @@ from mpisgd.config import KINDS, Config, kind_of
 #: Heading -> the fields below it; a component brings its own options along. Every field of `Config` stands in one group.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("out", "overwrite", "epochs", "seed"),
-    "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling"),
+    "Model and data": ("model", "init_from", "data", "data_dir", "loss", "step", "mu", "accumulation", "sampling", "epoch_samples"),
     "Protocol": ("protocol",),
     "Rate and optimiser": (
         "alpha0",
@@ -35,7 +35,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "shards",
         "group_size",
         "micro_batches",
+        "pipeline",
         "evaluator",
+        "spares",
         "placement",
         "device",
         "shard_device",
@@ -44,7 +46,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "autocast",
     ),
     "Exchange": ("aggregation", "team_size", "exchange", "push_format", "topk_share", "pull_format"),
-    "Evaluation and log": ("evaluation", "log", "loggers"),
+    "Evaluation and log": ("evaluation", "log", "loggers", "callbacks"),
     "Checkpoints and faults": ("checkpoint", "faults"),
     "Stragglers put in on purpose": ("straggler",),
 }
@@ -63,6 +65,7 @@ BESIDE: Mapping[str, str] = {
     "compensation_memory": "compensation",
     "team_size": "aggregation",
     "micro_batches": "group_size",
+    "pipeline": "group_size",
     "clip_average_of": "clip_average",
     "modulate": "protocol.modulation",
     "evaluation.higher": "evaluation.best",
@@ -72,6 +75,8 @@ BESIDE: Mapping[str, str] = {
     "straggler.delay_spread": "straggler.delay",
     "straggler.delay_probability": "straggler.delay",
     "topk_share": "push_format",
+    "epoch_samples": "sampling",
+    "spares": "faults.mode",
 }
 
 _OPTION, _WIDTH = 36, 100
@@ -122,7 +127,7 @@ def _says(config: Config, name: str, words: Sequence[str]) -> bool:
         return True
     component, _, field = BESIDE[name].rpartition(".")
     value = getattr(getattr(config, component) if component else config, field, 0)
-    return value not in (0, "none", "") if component else value != getattr(Config, field)
+    return value not in (0, "none", "", "auto") if component else value != getattr(Config, field)
 
 
 def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:

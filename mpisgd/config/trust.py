@@ -28,11 +28,12 @@ OPTIONS: Mapping[str, str] = {
     "protocol.factory": "--protocol",
     "protocol.modulation": "--protocol.modulation",
     "schedule.factory": "--schedule",
+    "callbacks": "--callbacks",
 }
 
 
-def names_of(config: Config) -> dict[str, str]:
-    """Names that would be imported for a configuration: field -> package.module:attribute."""
+def names_of(config: Config, *, training: bool = False) -> dict[str, str]:
+    """Names that would be imported for a configuration: field -> package.module:attribute; in `training`, callbacks, too."""
     found = {
         "model.factory": config.model.factory if isinstance(config.model, CustomModelOptions) else "",
         "data.factory": config.data.factory if isinstance(config.data, CustomDataOptions) else "",
@@ -41,18 +42,19 @@ def names_of(config: Config) -> dict[str, str]:
         "protocol.factory": getattr(config.protocol, "factory", ""),
         "protocol.modulation": getattr(config.protocol, "modulation", ""),
         "schedule.factory": getattr(config.schedule, "factory", ""),
+        "callbacks": config.callbacks if training else "",
     }
     if not names_a_rule(found["protocol.modulation"]):
         del found["protocol.modulation"]
     return {field: spec for field, spec in found.items() if spec}
 
 
-def check(where: Path, config: Config, consented: Mapping[str, str], line: str = "") -> None:
+def check(where: Path, config: Config, consented: Mapping[str, str], line: str = "", *, training: bool = False) -> None:
     """Raises ConfigError where `config`, found in `where`, names code that is not `consented` (field -> name).
 
-    `line`: one that names this code, and so consents to it alone.
+    `line`: one that names this code, and so consents to it alone. `training` is as in `names_of`.
     """
-    names = {field: spec for field, spec in names_of(config).items() if consented.get(field) != spec}
+    names = {field: spec for field, spec in names_of(config, training=training).items() if consented.get(field) != spec}
     if not names:
         return
     parts = (field.partition(".")[0] for field in OPTIONS if field.endswith(".factory"))
@@ -71,7 +73,7 @@ def check_resumed(run: Path, words: Sequence[str], consented: Mapping[str, str])
     names are `consented` (field -> name).
     """
     config = config_file.of_run(run)
-    check(run, config, dict(consented) | _said(words), resume_line(run, config))
+    check(run, config, dict(consented) | _said(words), resume_line(run, config), training=True)
 
 
 def read(path: str | Path, trusting: bool = False) -> Config:
@@ -81,13 +83,13 @@ def read(path: str | Path, trusting: bool = False) -> Config:
     """
     config = config_file.read(path)
     if not trusting and config_file.is_of_a_run(path):
-        check(Path(path), config, {})
+        check(Path(path), config, {}, training=True)
     return config
 
 
 def resume_line(run: Path, config: Config) -> str:
     """The command that resumes a run and consents to what it names."""
-    words = "".join(f" {OPTIONS[field]} {shlex.quote(spec)}" for field, spec in names_of(config).items())
+    words = "".join(f" {OPTIONS[field]} {shlex.quote(spec)}" for field, spec in names_of(config, training=True).items())
     return f"mpisgd train --resume {shlex.quote(str(run))}{words}"
 
 

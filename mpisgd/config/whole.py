@@ -104,6 +104,8 @@ class Config:
     more slice, of asynchronous protocols one for each learner. Not for allreduce, compensation, nor fault tolerance."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
+    spares: int = 0
+    """Ranks that wait to take the place of learners that die. For fault-tolerant runs; at most as many as learners."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an
@@ -117,13 +119,19 @@ class Config:
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""
+    pipeline: Literal["gpipe", "1f1b"] = "gpipe"
+    """Order of a group's passes: gpipe, all parts forward, then all back; or 1f1b, one forward, one back, so that a rank keeps the
+    activations of at most K parts, instead of M. The bits are the same."""
     placement: Literal["packed", "spread"] = "spread"
     """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Write losses and metrics for these, too: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
+    """Write losses and metrics for these: tensorboard, wandb, mlflow. Each is an extra: mpisgd[wandb]. They lie in the run's
     directory, W&B's offline runs beside it; nothing is sent. For real runs: `simulate` leaves them aside."""
+    callbacks: str = ""
+    """Your own a.b:Class with methods that are told how a run goes. They are some of on_update, on_evaluation and on_end, as
+    `mpisgd.train` takes them. Made without arguments on every rank. For real runs: `simulate` leaves them aside."""
     overwrite: bool = False
     """Replace an existing run directory."""
     data_dir: str = ""
@@ -170,9 +178,13 @@ class Config:
     clip_average_of: Literal["model", "slice"] = "model"
     """Whose norm clip_average is of. slice: each shard clips its own slice to clip_average by the slice's norm alone. The whole is
     then at most sqrt(S) times as long, slices may be shortened differently, and none that is short enough is."""
-    sampling: Literal["epoch", "own", "replacement"] = "epoch"
-    """Deal the samples to learners. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
-    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]."""
+    sampling: Literal["epoch", "own", "replacement", "stream", "dealt"] = "epoch"
+    """Deal out samples. epoch: one permutation for each epoch is split over them. own: each draws from neighbouring
+    samples that no other draws, without replacement [Dean12 4.1]. replacement: each batch is drawn anew [Zhang16 2.1]. stream:
+    of an `IterableDataset` each reads its own shard, as a worker of a DataLoader does. dealt: shard 0 deals portions, and deals
+    again what was lost, dropped or is overdue: each is applied once [ElasticDL]."""
+    epoch_samples: int = 0
+    """Samples that count as an epoch of a stream; 0 = its __len__."""
     init_from: str = ""
     """Begin with these weights: a run's directory, .pt or .safetensors. Of a run, its last ones; a .pt is a state dict. Names and
     shapes must be the model's; buffers that the file has not are as the factory makes them. Replay wants the same file."""
@@ -185,9 +197,10 @@ class Config:
     """Treat gradients that are not finite. drop logs it; continue reports the run as diverged."""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """Memory format of 4-d inputs and weights. channels_last is faster on CPUs and most GPUs."""
-    autocast: Literal["off", "bfloat16"] = "off"
-    """Training passes under torch.autocast. Torch chooses what gains by bfloat16; weights, gradients and evaluations stay
-    float32."""
+    autocast: Literal["off", "bfloat16", "float16"] = "off"
+    """Training passes under torch.autocast. Torch chooses what gains by it; weights, gradients and evaluations stay float32.
+    float16, for GPUs without bfloat16: each learner scales its loss, and computes a gradient that overflows again at half the
+    scale."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Compute gradients on the CPU or on a GPU."""
     shard_device: Literal["cpu", "cuda"] = "cpu"
@@ -203,10 +216,12 @@ class Config:
             team_size=0,
             group_size=1,
             micro_batches=1,
+            spares=0,
             seed=0,
             epochs=0,
             mu=1,
             accumulation=1,
+            epoch_samples=0,
             alpha0=0,
             local_steps=0,
             inner_alpha0=0,

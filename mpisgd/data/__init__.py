@@ -2,7 +2,7 @@
 
 `load` gives the data set of a config, `as_dataset` the one that a user of the Python API hands over. A user's data are
 `(train, test)`, or a factory that returns it; each of both is a pair (inputs, targets) of tensors or numpy arrays, or a
-torch map-style Dataset whose samples are (input, target), or any nest of tensors for an own step.
+torch Dataset whose samples are (input, target), or any nest of tensors for an own step; map-style, or a stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from mpisgd.data import cifar10, custom, digits, hdf5, mnist, synthetic
 from mpisgd.data.custom import as_dataset
 from mpisgd.data.dataset import Batch, DataSet, Split, fetch, fetch_each
 from mpisgd.data.loader import check_batch_size, check_workers
+from mpisgd.data.stream import Reading
 
-__all__ = ["Batch", "DataSet", "Split", "as_dataset", "check_batch_size", "check_workers", "fetch", "fetch_each", "load"]
+__all__ = ["Batch", "DataSet", "Reading", "Split", "as_dataset", "check_batch_size", "check_workers", "fetch", "fetch_each", "load"]
 
 
-def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False) -> DataSet:
+def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = False, reading: Reading | None = None) -> DataSet:
     """The data set of `options`; files are looked for below `data_dir`, else the environment's MPISGD_DATA.
 
-    `nested` is as in `as_dataset`.
+    `nested` and `reading` are as in `as_dataset`.
 
     Raises DataError where a file is missing, truncated or foreign, ConfigError where what the user wrote cannot be.
     """
@@ -46,5 +47,5 @@ def load(options: DataOptions, *, data_dir: str = "", seed: int, nested: bool = 
         case SyntheticOptions():
             data = synthetic.load(options, seed)
         case CustomDataOptions():
-            data = custom.load(options, data_dir=data_dir, seed=seed, nested=nested)
+            data = custom.load(options, data_dir=data_dir, seed=seed, nested=nested, reading=reading)
     return data

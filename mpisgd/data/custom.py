@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute
 from mpisgd.config import CustomDataOptions
 from mpisgd.data.dataset import Batch, DataSet, LazySplit, Split, make_dataset, make_split
 from mpisgd.data.loader import CollatedSplit, workers_of
+from mpisgd.data.stream import Reading, Stream, is_stream
 
 _EXPECTED = "(train, test), each a pair (inputs, targets) of tensors or arrays, or a Dataset with __len__ and __getitem__"
 
 
-def load(options: CustomDataOptions, *, data_dir: str, seed: int, nested: bool = False) -> DataSet:
+def load(options: CustomDataOptions, *, data_dir: str, seed: int, nested: bool = False, reading: Reading | None = None) -> DataSet:
     """The data of `options.factory`, called with `options.kwargs`, and with data_dir and seed where it has such parameters.
 
     Raises ConfigError where it cannot be imported or called, or returns something else.
@@ -28,16 +29,21 @@ def load(options: CustomDataOptions, *, data_dir: str, seed: int, nested: bool =
     factory = load_attribute(options.factory, "data.factory")
     field = f"data.factory = {options.factory!r}"
     value = call_factory(factory, options.kwargs, {"data_dir": data_dir, "seed": seed}, field)
-    return as_dataset(value, field, nested=nested)
+    return as_dataset(value, field, nested=nested, reading=reading)
 
 
 def as_dataset(
-    value: Any, name: str = "custom", offered: Mapping[str, Any] = MappingProxyType({}), *, nested: bool = False
+    value: Any,
+    name: str = "custom",
+    offered: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    nested: bool = False,
+    reading: Reading | None = None,
 ) -> DataSet:
     """A DataSet as it is; (train, test) as a DataSet called `name`; or what a factory returns of these.
 
     The factory is given those of `offered` for which it has parameters. `nested`: samples of a Dataset need not be pairs, and are
-    collated as torch does it, for an own step.
+    collated as torch does it, for an own step. `reading`: how learners read a stream, which the training data must then be.
 
     The test split may be None or empty. Raises ConfigError, which names `name` and what was found.
     """
@@ -49,41 +55,60 @@ def as_dataset(
             return value
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ConfigError(f"{name}: found {_describe(value)}, expected {_EXPECTED}")
-    train, test = value
-    splits = (_split(train, f"{name}: train", nested), None if test is None else _split(test, f"{name}: test", nested))
+    train, test = (_Given(each, f"{name}: {which}", nested) for each, which in zip(value, ("train", "test"), strict=True))
+    if train.is_stream and reading is None:
+        raise ConfigError(
+            f"{train.where}: found a stream, {_describe(train.samples)}, expected sampling = 'stream' beside it, or a Dataset with"
+            " __len__ and __getitem__"
+        )
+    splits = (_split(train, reading), None if test.value is None else _split(test, None))
     return make_dataset(name, *splits, ConfigError)
 
 
-def _split(value: Any, where: str, nested: bool) -> Split:
+class _Given(NamedTuple):
+    """What a user gave for one split."""
+
+    value: Any
+    where: str
+    nested: bool
+
+    @property
+    def samples(self) -> Any:
+        """Without the DataLoader that they are in."""
+        return self.value.dataset if isinstance(self.value, DataLoader) else self.value
+
+    @property
+    def is_stream(self) -> bool:
+        return is_stream(self.samples)
+
+
+def _split(given: _Given, reading: Reading | None) -> Split:
+    value, where, nested = given
     if isinstance(value, Split):
         return value
+    dataset = Stream(given.samples, where, reading) if given.is_stream else given.samples
     if isinstance(value, DataLoader):
-        return _of_loader(value, where, nested)
-    if isinstance(value, IterableDataset):
-        raise ConfigError(
-            f"{where}: found a stream, {_describe(value)}, expected a map-style Dataset, with __len__ and __getitem__"
-        )
+        return _of_loader(value, dataset, where, nested)
     if type(value) is TensorDataset and len(value.tensors) == 2:  # a class of the user's own may draw within its samples
         value = value.tensors
     if isinstance(value, tuple | list) and len(value) == 2:
         return make_split(value[0], value[1], where, ConfigError)
-    if not _is_samples(value):
+    if not given.is_stream and not _is_samples(value):
         raise ConfigError(f"{where}: found {_describe(value)}, expected a pair (inputs, targets) or a Dataset, as in {_EXPECTED}")
-    if nested:
-        return CollatedSplit(value, where)
-    return LazySplit(value, where, _first_sample(value[0], where) if len(value) else None)
+    return CollatedSplit(dataset, where) if nested else _pairs(dataset, where)
 
 
-def _of_loader(loader: DataLoader[Any], where: str, nested: bool) -> Split:
+def _of_loader(loader: DataLoader[Any], dataset: Any, where: str, nested: bool) -> Split:
     """The samples of a DataLoader, with its collate function and workers."""
-    workers, dataset = workers_of(loader, where), loader.dataset
-    split: LazySplit
-    if nested or loader.collate_fn is not default_collate:
-        split = CollatedSplit(dataset, where, loader.collate_fn)
-    else:
-        split = LazySplit(dataset, where, _first_sample(dataset[0], where) if len(dataset) else None)  # type: ignore[arg-type]
+    workers = workers_of(loader, where)
+    collated = nested or loader.collate_fn is not default_collate
+    split = CollatedSplit(dataset, where, loader.collate_fn) if collated else _pairs(dataset, where)
     split.workers, split.batch_size = workers, loader.batch_size
     return split
+
+
+def _pairs(dataset: Any, where: str) -> LazySplit:
+    return LazySplit(dataset, where, _first_sample(dataset[0], where) if len(dataset) else None)
 
 
 def _is_samples(value: Any) -> bool:

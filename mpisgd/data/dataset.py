@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mpisgd.base.draws import Seeds, seeded
 from mpisgd.base.errors import DataError, MpisgdError
+from mpisgd.data.stream import Stream
 
 Batch = tuple[Tensor, Tensor]
 
@@ -56,6 +57,14 @@ class Split:
         return False
 
     @property
+    def in_order(self) -> bool:
+        """Whether samples can be read in their order only: of a stream."""
+        return False
+
+    def forget(self) -> None:
+        """Whoever reads a stream next begins it anew; other samples are where they were."""
+
+    @property
     def advice(self) -> str:
         """What the user should know before a slow run; "" = nothing."""
         return ""
@@ -71,7 +80,7 @@ class Split:
 
 
 class LazySplit(Split):
-    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, fetched and stacked per mini-batch.
+    """Samples of a torch map-style Dataset, `dataset[i] -> (input, target)`, or of a stream, fetched and stacked per mini-batch.
 
     Args:
         where: what to call it in messages.
@@ -104,6 +113,14 @@ class LazySplit(Split):
                 what = f"{('inputs', 'targets')[part]} of shapes {tuple(values[0].shape)} and {tuple(value.shape)}"
                 raise DataError(f"{self.where}: samples {indices[0]} and {index} have {what}, expected one shape")
         return torch.stack(values)
+
+    @property
+    def in_order(self) -> bool:
+        return isinstance(self.dataset, Stream)
+
+    def forget(self) -> None:
+        if isinstance(self.dataset, Stream):
+            self.dataset.forget()
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from mpisgd.base.draws import Seeds
 from mpisgd.base.errors import ConfigError, DataError
 from mpisgd.data.dataset import LazySplit, Split, fetch
+from mpisgd.data.stream import is_stream
 from mpisgd.vectors import nest
 
 Collate = Callable[[list[Any]], Any]
@@ -57,7 +59,7 @@ class Workers:
 
 
 class CollatedSplit(LazySplit):
-    """Samples of a torch map-style Dataset, of any kind, fetched and collated per mini-batch.
+    """Samples of a torch map-style Dataset, or of a stream, of any kind, fetched and collated per mini-batch.
 
     Args:
         where: what to call it in messages.
@@ -104,9 +106,8 @@ class CollatedSplit(LazySplit):
 
 def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
     """The workers of a user's DataLoader; None where it has none. Raises ConfigError for what cannot be taken from it."""
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigError(f"{where}: the data set of its DataLoader is a stream, expected a map-style one (__len__, __getitem__)")
-    plain = type(loader.sampler) in (SequentialSampler, RandomSampler) and type(loader.batch_sampler) is BatchSampler
+    order = (_InfiniteConstantSampler,) if is_stream(loader.dataset) else (SequentialSampler, RandomSampler)
+    plain = type(loader.sampler) in order and type(loader.batch_sampler) is BatchSampler
     if not plain or getattr(loader.sampler, "replacement", False):
         found = type(loader.batch_sampler if type(loader.batch_sampler) is not BatchSampler else loader.sampler).__name__
         raise ConfigError(
@@ -121,7 +122,10 @@ def workers_of(loader: DataLoader[Any], where: str) -> Workers | None:
         raise ConfigError(
             f"{where}: its DataLoader forks workers, expected 'spawn' or 'forkserver': MPI does not live on in a fork"
         )
-    return Workers(loader.num_workers, loader.prefetch_factor, method, loader.worker_init_fn, loader.timeout)
+    count, prefetch = loader.num_workers, loader.prefetch_factor
+    if is_stream(loader.dataset):  # each would have to read all of it; one is as far ahead as all would be
+        count, prefetch = 1, (prefetch or 2) * count
+    return Workers(count, prefetch, method, loader.worker_init_fn, loader.timeout)
 
 
 def check_batch_size(train: Split, mu: int) -> None:

@@ -17,9 +17,15 @@ _PERMUTATIONS_KEPT = 3
 
 
 class Sampling(Protocol):
-    """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch."""
+    """Maps (learner_id, seq) to the indices, int64 (mu,), of one mini-batch; of a stream int64 (mu, 3)."""
+
+    ahead: bool
+    """Whether a mini-batch is known before the weights that it is computed at."""
 
     def indices(self, learner_id: int, seq: int) -> Indices: ...
+
+    def deal(self, learner_id: int, portion: int) -> None:
+        """Where portions are dealt: the mini-batches that a learner draws from now on are of this one."""
 
 
 def _taken(position: int, count: int, size: int, permutation: Callable[[int], Indices]) -> Indices:
@@ -37,6 +43,8 @@ def _taken(position: int, count: int, size: int, permutation: Callable[[int], In
 class _Dealing:
     """Sizes of what is dealt. Raises ConfigError where one is below 1."""
 
+    ahead: bool = True
+
     def __init__(self, size: int, mu: int, lambda_: int, seed: int) -> None:
         if size < 1 or mu < 1 or lambda_ < 1:
             raise ConfigError(f"{size} training samples, mu = {mu}, lambda = {lambda_}: expected each to be at least 1")
@@ -44,6 +52,10 @@ class _Dealing:
         self.mu = mu
         self.lambda_ = lambda_
         self.seed = seed
+
+    def deal(self, learner_id: int, portion: int) -> None:
+        """Raises ProtocolError: learners draw by themselves."""
+        raise ProtocolError(f"learner {learner_id} was dealt portion {portion}: it draws by itself")
 
     def _check(self, learner_id: int, seq: int) -> None:
         if not 0 <= learner_id < self.lambda_ or seq < 0:
@@ -109,6 +121,32 @@ class OwnSampling(_Dealing):
         return kept[1]
 
 
+class DealtSampling(_Dealing):
+    """Each learner draws the portion that it was dealt (`rules/portions.py`): of `count` mini-batches, those of one push.
+
+    Portion p takes positions [p * count * mu, (p + 1) * count * mu) of the sequence of permutations of `EpochSampling`: so portions
+    are always full, and who has each portion once has each sample once per epoch. The samples of a portion are a function of
+    (seed, portion), whoever computes it.
+    """
+
+    ahead = False
+
+    def __init__(self, size: int, mu: int, lambda_: int, seed: int, *, count: int = 1) -> None:
+        super().__init__(size, mu, lambda_, seed)
+        self._epochs = EpochSampling(size, mu, 1, seed)
+        self._count = count
+        self._portions = [0] * lambda_
+
+    def deal(self, learner_id: int, portion: int) -> None:
+        """The mini-batches that a learner draws from now on are of this portion."""
+        self._portions[learner_id] = portion
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
+        self._check(learner_id, seq)
+        return self._epochs.indices(0, self._portions[learner_id] * self._count + seq % self._count)
+
+
 class ReplacementSampling(_Dealing):
     """Every mini-batch is drawn anew and uniformly, with replacement: getMinibatch of [Zhang16 2.1]."""
 
@@ -116,6 +154,16 @@ class ReplacementSampling(_Dealing):
         """Indices, int64 (mu,). Raises ProtocolError where no such mini-batch exists."""
         self._check(learner_id, seq)
         return stream(Domain.REPLACEMENT, self.seed, learner_id, seq).integers(self.size, size=self.mu)
+
+
+class StreamSampling(_Dealing):
+    """Each learner reads its own shard of a stream in order: its seq-th mini-batch has the samples [seq * mu, +mu) of that."""
+
+    def indices(self, learner_id: int, seq: int) -> Indices:
+        """Indices of `stream.Stream`, int64 (mu, 3). Raises ProtocolError where no such mini-batch exists."""
+        self._check(learner_id, seq)
+        positions = np.arange(seq * self.mu, (seq + 1) * self.mu)
+        return np.stack([np.full_like(positions, learner_id), np.full_like(positions, self.lambda_), positions], axis=1)
 
 
 class PortionSampling(_Dealing):
@@ -157,33 +205,38 @@ def dealt_on(kind: str, next_seq: Sequence[int], lambda_: int) -> list[int]:
     a few are used twice or not at all, as many as the learners were apart.
 
     So are learners' own subsets, cut anew for those there are now: all learners are as far in an epoch as those before were on the
-    whole, but what these had drawn in it is not what those would have.
+    whole, but what these had drawn in it is not what those would have. The same holds for shards of a stream.
 
-    With replacement, nobody may draw the same again: all go on after the last mini-batch of any.
+    With replacement, nobody may draw the same again: all go on after the last mini-batch of any. So they do where shard 0 deals:
+    what is left is in its account, and the number of a mini-batch says nothing of its samples.
     """
     if len(next_seq) == lambda_:
         return list(next_seq)
-    if kind == "replacement":
+    if kind in ("replacement", "dealt"):
         return [max(next_seq)] * lambda_
     begun = sum(next_seq)
     return [-(-max(0, begun - learner_id) // lambda_) for learner_id in range(lambda_)]
 
 
-def recalibration_batches(size: int, batch: int, batches: int, seed: int) -> list[Indices]:
+def recalibration_batches(size: int, batch: int, batches: int, seed: int, *, in_order: bool = False) -> list[Indices]:
     """On which training samples batch-norm statistics are measured: batch * batches distinct ones, or all, drawn by the seed alone.
+
+    Of a stream (`in_order`) the first ones, since there is no other way to them.
 
     The first ones that are stored would not do: where data are sorted by class, they are of the first classes. The mini-batches,
     each int64 (at most batch,), are as equal as can be, since each counts as much as the others.
     """
     count = min(size, batch * batches)
-    chosen = stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)
+    chosen = np.arange(count) if in_order else stream(Domain.RECALIBRATION, seed).choice(size, count, replace=False)
     return np.array_split(chosen, -(-count // batch)) if count else []
 
 
-_KINDS: Mapping[str, type[EpochSampling] | type[OwnSampling] | type[ReplacementSampling]] = {
+_KINDS: Mapping[str, Callable[[int, int, int, int], Sampling]] = {
+    "dealt": DealtSampling,
     "epoch": EpochSampling,
     "own": OwnSampling,
     "replacement": ReplacementSampling,
+    "stream": StreamSampling,
 }
 
 

@@ -19,6 +19,8 @@ class Report:
     """How late it is on purpose."""
     rounded: float = 0.0
     """What was rounded off (`rounding.py`)."""
+    neighbour_ns: int = 0
+    """In which it waited for the ranks of its group, and which are not in `compute_ns`."""
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from mpisgd.comm.messages import Ending, PushFields, Tag
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.roles import Roles
+from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind
 from mpisgd.vectors.chunks import chunks_of
 
@@ -98,6 +99,9 @@ class LearnerChannel:
         self.push_ns = 0
         """What the last push took."""
         self._rejected = False
+        self._portion = self._offered = NO_PORTION
+        self.draw: Callable[[int], None] | None = None
+        """Is told which portion is next, where portions are dealt."""
         self._asks = False
         self._duty: Any = None
         self._signal_told = False
@@ -155,7 +159,9 @@ class LearnerChannel:
             self.push_ns,
             self._wait_ns,
             self._pull_ns,
+            report.neighbour_ns,
             nbytes,
+            self._portion,
             report.rounded,
             report.loss,
         )
@@ -177,6 +183,10 @@ class LearnerChannel:
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._ask(lagging, newest, None)
         self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
+        if self._offered != NO_PORTION and not (stop or self._rejected):  # what is computed again is of the same portion
+            self._portion = self._offered
+            if self.draw is not None:
+                self.draw(self._portion)
         return Answers(tuple(self._clocks), stop, self._rejected)
 
     def _tell_of_signal(self) -> None:
@@ -208,7 +218,7 @@ class LearnerChannel:
         wire, ranks, held = self._wire, self._ranks, self._held
         stop, began_ns = _GOES_ON, 0
         for shard, answer in zip(shards, asked, strict=True):
-            sender, clock, stopped, verdict, notices, nbytes = wire.header(answer)
+            sender, clock, stopped, verdict, notices, portion, nbytes = wire.header(answer)
             began_ns = began_ns or wire.now_ns()
             expected = self._expected(shard, nbytes, stopped)
             if (
@@ -230,9 +240,15 @@ class LearnerChannel:
                 self._clocks[shard] = clock
                 if held is not None:
                     held.take(shard, nbytes)
-                if verdict == _REJECT:
-                    self._rejected = True
+                self._note(verdict, portion)
         return stop, began_ns
+
+    def _note(self, verdict: int, portion: int) -> None:
+        """What a shard says of the gradient pushed last, and, where it deals, of the next."""
+        if verdict == _REJECT:
+            self._rejected = True
+        if portion != NO_PORTION:
+            self._offered = portion
 
     def _expected(self, shard: int, nbytes: int, stopped: int) -> int:
         """Bytes of an answer: of the slice, or of a delta once there is something that it goes on from."""

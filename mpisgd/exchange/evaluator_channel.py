@@ -57,19 +57,23 @@ class EvaluatorChannel:
     def now_s(self) -> float:
         return self._wire.now_ns() * 1e-9
 
-    def pull(self, number: int) -> Snapshot | None:
+    def pull(self, number: int, shards: Sequence[int] = (), vectors: Sequence[np.ndarray] = (), start: int = 0) -> Snapshot | None:
         """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.
+
+        Of some shards alone, where these are given: `vectors`, which begin at element `start`, in place of weights and average.
+        Samples and seconds are those of the first of them.
 
         All are asked at once: where learners double as shards, each answers between two mini-batches only.
         """
         wire = self._wire
         self._tell_of_signal()
-        asked = [self._ask(number, shard) for shard in range(len(self._ranks))]
+        shards = shards or range(len(self._ranks))
+        asked = [self._ask(number, shard, vectors or self._vectors, start) for shard in shards]
         if number >= 0:
             for each in asked:
                 wire.header_or_signal(each)
             self._tell_of_signal()
-        answers = [self._answer(number, shard, each) for shard, each in enumerate(asked)]
+        answers = [self._answer(number, shard, each) for shard, each in zip(shards, asked, strict=True)]
         if not all(there for there, _, _, _ in answers):
             return None
         _, _, samples, taken_s = answers[0]
@@ -97,9 +101,9 @@ class EvaluatorChannel:
             self._let_serve(rank)
             wire.finish(sent)
 
-    def _ask(self, number: int, shard: int) -> Any:
+    def _ask(self, number: int, shard: int, vectors: Sequence[np.ndarray], origin: int) -> Any:
         rank, (start, end) = self._ranks[shard], self._bounds[shard]
-        slices = (vector[start:end] for vector in self._vectors)
+        slices = (vector[start - origin : end - origin] for vector in vectors)
         asked = self._wire.ask(rank, Tag.SNAPSHOT_PULL, (number, self._enough), Tag.SNAPSHOT_ANSWER, tuple(slices))
         self._let_serve(rank)
         return asked

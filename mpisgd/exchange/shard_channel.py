@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -29,6 +30,7 @@ from mpisgd.comm.messages import (
 )
 from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.exchange.roles import Roles
+from mpisgd.rules.portions import NO_PORTION
 
 _EMPTY: np.ndarray = np.zeros(0, np.float32)
 _PULLS = ((None, Tag.PULL),)
@@ -52,7 +54,9 @@ class ShardChannel:
         self.duplex = duplex
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
-        self._learner_of_rank = [-1] * (1 + max(*roles.shard_ranks, *roles.computing_ranks, roles.evaluator_rank))
+        self._learner_of_rank = [-1] * (
+            1 + max(*roles.shard_ranks, *roles.computing_ranks, *roles.spare_ranks, roles.evaluator_rank)
+        )
         for learner_id, rank in enumerate(roles.learner_ranks):
             self._learner_of_rank[rank] = learner_id
         self._team_sizes = [len(team) for team in roles.teams]
@@ -64,6 +68,8 @@ class ShardChannel:
         self._begun_push = False
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
+        self.portion_of: Callable[[int], int] = lambda learner_id: NO_PORTION
+        """Which portion a learner is to compute from the weights that it is given."""
 
     def rank_of(self, learner_id: int) -> int:
         return self._learner_ranks[learner_id]
@@ -180,7 +186,7 @@ class ShardChannel:
         wire, nbytes = self._wire, weights.nbytes
         body = wire.aside(weights)
         for learner_id in learner_ids:
-            fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
+            fields = self._answer(learner_id, clock, verdicts, nbytes)
             self._under_way.append(wire.start(self._learner_ranks[learner_id], _ANSWER, fields, body))
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
@@ -190,11 +196,15 @@ class ShardChannel:
         """
         wire, nbytes = self._wire, weights.nbytes
         for learner_id in learner_ids:
-            fields = (self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], nbytes)
+            fields = self._answer(learner_id, clock, verdicts, nbytes)
             opened = wire.open(self._learner_ranks[learner_id], _ANSWER, fields)
             for chunk in self._chunks:
                 opened.add(chunk)
             self._opened.append(opened)
+
+    def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
+        verdict, portion = verdicts.get(learner_id, 0), self.portion_of(learner_id)
+        return self._shard, clock, _GOES_ON, verdict, self._notices[learner_id], portion, nbytes
 
     def add_chunk(self, chunk: Buffer) -> None:
         """The next chunk of the weights is made."""
@@ -219,7 +229,7 @@ class ShardChannel:
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
-        wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], 0)
+        wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0)
         wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[_EMPTY] * self.chunks_count))
 
     def notify(self, learner_ids: list[int], clock: int) -> None:

@@ -20,6 +20,7 @@ from mpisgd.vectors import nest
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.flat import FlatModel, clip, is_finite
 from mpisgd.vectors.memory import Memory, staging, wait_for
+from mpisgd.vectors.scaling import LossScale
 
 
 class Gradient(Travels):
@@ -60,11 +61,12 @@ class Gradient(Travels):
         self.samples = 0
         self._prepared: tuple[int, Any, int] | None = None
         self._ahead: ReadAhead | None = None
+        self._scale = LossScale() if model.overflows else None
 
     def read_ahead(self) -> None:
         """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""
         workers = getattr(self._split, "workers", None)
-        if workers is not None:
+        if workers is not None and self._sampling.ahead:
             pinned = self._model.weights.device.type == "cuda"
             self._ahead = ReadAhead(self._split, workers, self._named, pinned=pinned)
 
@@ -92,6 +94,17 @@ class Gradient(Travels):
 
     def prepare(self, seq: int) -> None:
         """Do what mini-batch `seq` needs before its weights are known: called while the shards are busy with the last one."""
+        if self._sampling.ahead:
+            self._draw(seq)
+
+    def _have(self, seq: int) -> None:
+        """Mini-batch `seq` is there, and gradients are zero."""
+        if not self._sampling.ahead:  # what was drawn under this number before may be of another portion
+            self._prepared = None
+        if self._prepared is None or self._prepared[0] != seq:
+            self._draw(seq)
+
+    def _draw(self, seq: int) -> None:
         self._model.zero_gradients()
         self._prepared = (seq, *self._batch(seq))
 
@@ -157,13 +170,16 @@ class Gradient(Travels):
     def compute(self, seq: int) -> float:
         """Compute the gradient of mini-batch `seq`, which was prepared, at the weights that were pulled; returns the loss."""
         model = self._model
-        if self._prepared is None or self._prepared[0] != seq:
-            self.prepare(seq)
+        self._have(seq)
         if self._apart is not None:
             model.weights.copy_(self._apart[0], non_blocking=True)
-        loss = self.forward(seq)
-        self._prepared = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self._scale is None:
+            loss = self.forward(seq)
+            self._prepared = None
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = self._scale.passes(lambda: self.forward(seq), model)
+            self._prepared = None
         return self.hand_over(loss)
 
     def hand_over(self, loss: Tensor) -> float:

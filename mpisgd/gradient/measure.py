@@ -24,7 +24,7 @@ from mpisgd.config import EvaluationOptions
 from mpisgd.data import Split
 from mpisgd.data.sampling import recalibration_batches
 from mpisgd.gradient.gradient import moved, pair
-from mpisgd.gradient.objective import Objective, OwnStep
+from mpisgd.gradient.objective import Loss, Objective, OwnStep
 from mpisgd.vectors.flat import FlatModel
 
 ERROR = "error"
@@ -73,7 +73,8 @@ def recalibrate(model: FlatModel, loss: Objective, split: Split, *, batch: int, 
     for layer in layers:
         layer.train()
     with torch.no_grad(), kept():
-        for number, indices in enumerate(recalibration_batches(len(split), batch, batches, seed)):
+        chosen = recalibration_batches(len(split), batch, batches, seed, in_order=split.in_order)
+        for number, indices in enumerate(chosen):
             drawn = _drawn(split, indices, seed, _RECALIBRATION, number)
             if len(indices) < 2:
                 continue
@@ -92,6 +93,19 @@ def as_initial(model: FlatModel) -> None:
     for name, buffer in model.module.named_buffers():
         if id(buffer) in ours:
             buffer.copy_(model.initial_buffers[name])
+
+
+def drawn_for(split: Split, indices: np.ndarray, seed: int, train: bool, start: int) -> Any:
+    """The batch of an evaluation that begins with sample `start`."""
+    return _drawn(split, indices, seed, _TRAIN if train else _TEST, start)
+
+
+def sums_of(loss: Loss, output: Any, targets: Any, samples: int) -> dict[str, float]:
+    """The loss times the number of samples, and the number of wrong classes, where targets are classes."""
+    sums = {"loss": loss(output, targets).item() * samples}
+    if isinstance(targets, Tensor) and not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2:
+        sums[ERROR] = float((output.argmax(dim=1) != targets).sum())
+    return sums
 
 
 class Measured(NamedTuple):
@@ -162,7 +176,7 @@ class Measure:
                 if self._check is not None:
                     self._check()
                 indices = np.arange(start, min(start + self._batch, len(split)))
-                batch = _drawn(split, indices, self._seed, _TRAIN if train else _TEST, start)
+                batch = drawn_for(split, indices, self._seed, train, start)
                 found = self._of_batch(batch, len(indices))
                 sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
         self._model.module.train()
@@ -198,10 +212,7 @@ class Measure:
         inputs, targets = pair(batch)
         output = module(self._model.inputs(inputs))
         targets = moved(targets, self._model.weights.device)
-        sums = {"loss": self._loss(output, targets).item() * samples}
-        if isinstance(targets, Tensor) and not targets.is_floating_point() and isinstance(output, Tensor) and output.dim() == 2:
-            sums[ERROR] = float((output.argmax(dim=1) != targets).sum())
-        return sums
+        return sums_of(self._loss, output, targets, samples)
 
 
 class Unmeasured:

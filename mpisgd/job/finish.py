@@ -234,11 +234,12 @@ def _sum(books: Books) -> str:
     )
 
 
-def farewell(outcome: Outcome, *, logged: bool) -> str:
-    """The last line that a run prints."""
+def farewell(outcome: Outcome, *, logged: bool, batch: bool = False) -> str:
+    """The last line that a run prints; `batch`: of a batch optimisation, whose clock counts evaluations."""
     ending = "diverged" if outcome.diverged else "finished"
     rate = outcome.samples[0] / max(outcome.training_s, 1e-9)
-    text = f"mpisgd: {ending}: {outcome.clocks[0]:,} updates in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
+    counted = f"{outcome.clocks[0]:,} {'evaluations' if batch else 'updates'}"
+    text = f"mpisgd: {ending}: {counted} in {outcome.training_s:.1f} s, {rate:.0f} samples/s"
     if not logged:
         return text
     log = Run(outcome.path)

@@ -5,6 +5,7 @@ Nothing here knows ranks. Where `Brought` holds an object, it stands for what th
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,19 +23,22 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import load_attribute
 from mpisgd.base.streams import Domain
 from mpisgd.config import Config, TrustRatioOptions, hints, replace
-from mpisgd.data import DataSet, sampling
-from mpisgd.data.sampling import Sampling
+from mpisgd.data import DataSet, Split, sampling
+from mpisgd.data.sampling import Sampling, StreamSampling
 from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
+from mpisgd.models.in_pieces import Needed
 from mpisgd.pipeline.pieces import Pieces
 from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Directory
+from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
+from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages, cut_into_stages
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
@@ -69,14 +73,17 @@ class Meta:
 def load_data(config: Config, brought: Brought) -> DataSet:
     """Raises ConfigError, DataError."""
     nested = bool(brought.step is not None or config.step)
+    reading = datasets.Reading(config.seed, config.mu, config.epoch_samples) if config.sampling == "stream" else None
     with seeded(seeds_of(Domain.DATA, config.seed)):  # every rank calls the factory by itself
         if brought.data is not None:
             offered = {"data_dir": config.data_dir, "seed": config.seed}
-            data = datasets.as_dataset(brought.data, "data", offered, nested=nested)
+            data = datasets.as_dataset(brought.data, "data", offered, nested=nested, reading=reading)
         else:
-            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested)
+            data = datasets.load(config.data, data_dir=config.data_dir, seed=config.seed, nested=nested, reading=reading)
     if len(data.train) == 0:
         raise ConfigError(f"data {data.name}: it has no training samples")
+    if reading is not None and not data.train.in_order:
+        raise ConfigError(f"sampling = 'stream': data {data.name} is none, expected an IterableDataset, or another sampling")
     datasets.check_batch_size(data.train, config.mu)
     return data
 
@@ -110,16 +117,21 @@ def load_loss(config: Config, brought: Brought) -> Objective:
     return builtin
 
 
-def build_model(config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False) -> FlatModel:
+def build_model(
+    config: Config, meta: Meta, brought: Brought, device: str = "cpu", *, resumed: bool = False, needed: Needed | None = None
+) -> FlatModel:
     """The network with its initial weights. Raises ConfigError where it, or what it is to begin with, does not fit.
 
     `resumed`: its weights are about to be a checkpoint's. Then the file that the run began with is wanted for what checkpoints do
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
+    `needed`: as in `models.make`.
     """
     if brought.model is not None:
-        module = models.from_factory(brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        module = models.from_factory(
+            brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed
+        )
     else:
-        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed)
+        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed)
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:
@@ -162,6 +174,8 @@ def make_sampling(config: Config, meta: Meta, ranks: int) -> Sampling:
     """Make the dealing of data to all ranks that compute, or groups (`Roles.streams`). Raises ConfigError."""
     if isinstance(config.protocol, SandblasterOptions):
         return sampling.PortionSampling(meta.train_samples, config.mu, config.protocol.share, config.seed)
+    if config.sampling == "dealt":
+        return sampling.DealtSampling(meta.train_samples, config.mu, ranks, config.seed, count=config.mini_batches_per_push)
     return sampling.make(config.sampling, size=meta.train_samples, mu=config.mu, lambda_=ranks, seed=config.seed)
 
 
@@ -175,15 +189,46 @@ def run_samples(config: Config, train_samples: int) -> int:
     return math.ceil(config.epochs * train_samples)
 
 
-def budget_samples(config: Config, protocol: Protocol, train_samples: int) -> float:
-    """Applied samples at which a shard stops the run; infinite where learners leave by themselves."""
+def portions_of(config: Config, train_samples: int, lambda_: int, shard: int) -> Portions | None:
+    """The portions of the data, as a shard sees them; None where learners draw by themselves."""
+    if config.sampling != "dealt":
+        return None
+    samples = config.mini_batches_per_push * config.mu
+    return Portions(math.ceil(run_samples(config, train_samples) / samples), lambda_, deals=shard == 0)
+
+
+def budget_samples(config: Config, protocol: Protocol, train_samples: int, shard: int) -> float:
+    """Applied samples at which a shard stops the run; infinite where learners leave by themselves, or for the sake of the shard
+    that deals: it has applied so many when it has applied all portions."""
+    if config.sampling == "dealt":
+        return run_samples(config, train_samples) if shard == 0 else math.inf
     return math.inf if protocol.exact else run_samples(config, train_samples)
 
 
 def share_of(config: Config, protocol: Protocol, train_samples: int, lambda_: int, learner_id: int) -> float:
     """Pushes after which a learner leaves by itself: those that the epochs deal to it; infinite where a shard stops it."""
     mini_batches = math.ceil(run_samples(config, train_samples) / (config.mini_batches_per_push * config.mu))
-    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact else math.inf
+    return math.ceil((mini_batches - learner_id) / lambda_) if protocol.exact and config.sampling != "dealt" else math.inf
+
+
+def check_stream(config: Config, train: Split, dealing: Sampling, number: int) -> None:
+    """Of a stream, the first mini-batch of learner `number` must be there, and those of the first two learners not the same.
+
+    Raises ConfigError, DataError.
+    """
+    if not isinstance(dealing, StreamSampling):
+        return
+    batches = {
+        each: datasets.fetch(train, dealing.indices(each, 0), functools.partial(seeds_of, Domain.SAMPLES, config.seed, each))
+        for each in sorted({number, *range(min(2, dealing.lambda_))})
+    }
+    one, *others = (nest.tensors_of(batches[each]) for each in range(min(2, dealing.lambda_)))
+    if others and one.keys() == others[0].keys() and all(torch.equal(one[name], others[0][name]) for name in one):
+        raise ConfigError(
+            "data: learners 0 and 1 would read the same samples of the stream: expected an __iter__ that gives each its own, by"
+            " torch.utils.data.get_worker_info(), whose `id` is the learner's and `num_workers` how many there are"
+        )
+    train.forget()
 
 
 def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> Measure:
@@ -200,7 +245,7 @@ def make_measure(config: Config, model: FlatModel, loss: Objective, data: DataSe
     )
 
 
-_WRONG = (RuntimeError, ValueError, TypeError, IndexError)
+WRONG = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors that torch raises for shapes and types that do not fit."""
 
 
@@ -217,12 +262,12 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         with torch.no_grad():
             try:
                 output, targets = gradient.output(0)
-            except _WRONG as error:
-                raise ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}") from error
+            except WRONG as error:
+                raise failing_model(inputs, error) from error
             try:
                 loss: Any = gradient.loss_of(output, targets)
-            except (*_WRONG, AttributeError) as error:
-                raise _failing_loss(inputs, output, targets, error) from error
+            except (*WRONG, AttributeError) as error:
+                raise failing_loss(inputs, output, targets, error) from error
         return _finite(scalar(loss, "loss"), "loss")
 
 
@@ -281,7 +326,7 @@ def _saying_where(function: Any, what: str) -> Iterator[None]:
     """Raises ConfigError, which names the line of the user's own function, where it fails."""
     try:
         yield
-    except (*_WRONG, AttributeError, LookupError, ArithmeticError) as error:
+    except (*WRONG, AttributeError, LookupError, ArithmeticError) as error:
         own = getattr(getattr(function, "__code__", None), "co_filename", "")
         lines = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == own]
         where = f", at {lines[-1].filename}:{lines[-1].lineno}" if lines else ""
@@ -303,7 +348,12 @@ def _finite(loss: Tensor, who: str) -> float:
     return loss.item()
 
 
-def _failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
+def failing_model(inputs: str, error: Exception) -> ConfigError:
+    """The error of a model that fails at these inputs."""
+    return ConfigError(f"the model fails at {inputs}: {type(error).__name__}: {error}")
+
+
+def failing_loss(inputs: str, output: Any, targets: Any, error: Exception) -> ConfigError:
     """Make the error for a loss that fails at this output of the model."""
     failed = f"{type(error).__name__}: {error}"
     if not isinstance(output, Tensor):

@@ -30,7 +30,9 @@ def environment(setup: Setup, brought: Brought, *, mpi: str, commits: bool = Tru
     config, roles, hosts, meta = setup.config, setup.roles, setup.hosts, setup.meta
     named = naming.described(config, brought)
     teams = {"teams": [list(team) for team in roles.teams]} if config.in_teams else {}
-    groups = {"groups": [list(group) for group in roles.groups]} if config.in_groups else {}
+    groups: dict[str, Any] = {}
+    if setup.stages is not None:
+        groups = {"groups": [list(group) for group in roles.groups], "stages": setup.stages.listed}
     return {
         "learners": roles.lambda_,
         **teams,

@@ -30,7 +30,7 @@ from mpisgd.records.log.continuing import check_rows
 from mpisgd.records.log.reader import Run
 
 #: What may be another than in the run's config.toml.
-CHANGEABLE = ("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers")
+CHANGEABLE = (*("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares"),)
 _TOLD = (
     *("learners", "world_size", "hosts", "threads", "rules", "form", "versions", "command_line", "directory", "started", "brought"),
     *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
@@ -110,6 +110,9 @@ def check_changes(run: Path, config: Config) -> None:
             raise ConfigError(
                 f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
             )
+    if config.sampling == "dealt" and config.epochs < before.epochs:  # of which more may have been dealt than there would be
+        had = f"the run that is to be continued has {before.epochs:g}"
+        raise ConfigError(f"epochs = {config.epochs:g}: expected no fewer beside sampling = 'dealt': {had}")
 
 
 def as_many_shards_as_ranks(run: Path, config: Config) -> Config:

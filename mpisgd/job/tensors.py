@@ -5,24 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
+from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.streams import Domain
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
-from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer
+from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer, StagedEvaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
+from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
-from mpisgd.gradient.gradient import Gradient
-from mpisgd.gradient.measure import Unmeasured, batch_norm_policy
-from mpisgd.gradient.objective import Objective
+from mpisgd.gradient.gradient import Gradient, pair
+from mpisgd.gradient.measure import Unmeasured, batch_norm_policy, batch_norms
+from mpisgd.gradient.objective import Loss, Objective, OwnStep, scalar
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
-from mpisgd.pipeline.pieces import StagePasses, kind_of_gradient, make_passes
+from mpisgd.models.in_pieces import InPieces, Needed
+from mpisgd.pipeline.pieces import StagePasses, kind_of_gradient, make_passes, output_shapes
 from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
@@ -32,7 +38,7 @@ from mpisgd.update.device_update import make_update
 from mpisgd.update.groups import Segment, within
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.vectors.computing import Copied
-from mpisgd.vectors.cut import Stages
+from mpisgd.vectors.cut import Stages, cut_into_stages
 from mpisgd.vectors.flat import FlatModel
 from mpisgd.vectors.memory import Memory, host_vector, host_view
 
@@ -81,6 +87,12 @@ class Tensors:
         """Those that the model is cut into. Raises ConfigError where it cannot be."""
         return parts.stages_of(self.config, self.model)
 
+    @property
+    def in_pieces(self) -> InPieces | None:
+        """The model, where this rank does not have all of it."""
+        module = self.model.module
+        return module if isinstance(module, InPieces) and not module.whole else None
+
     def gradient(self, number: int, memory: Memory | None = None) -> Gradient:
         """As `stages.make_gradient`, of the whole model.
 
@@ -97,15 +109,23 @@ class Tensors:
         model = FlatModel(self.stages.modules(self.model.module)[stage], self.config.memory_format, autocast=self.config.autocast)
         return make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
 
-    def check(self) -> float:
+    def check(self, number: int = 0) -> float:
         """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
+
+        `number`: that of this rank's stream of mini-batches.
 
         Raises ConfigError, DataError.
         """
         assert self.data is not None
         _ = self.segments
+        parts.check_stream(self.config, self.data.train, self.sampling, number)
+        if (pieces := self.in_pieces) is not None:
+            assert self.stages is not None and not isinstance(self.loss, OwnStep)  # a step goes with no stages
+            _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
+            return math.nan
         loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
+        self.data.train.forget()
         return loss
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
@@ -134,17 +154,24 @@ class Tensors:
         """
         config, options, data = self.config, self.config.evaluation, self.data
         assert data is not None
-        if self.stages is not None:
+        pieces = self.in_pieces
+        if self.stages is not None and pieces is None:
             self.model.reclaim()
         measure = parts.make_measure(config, self.model, self.loss, data) if self.evaluated else Unmeasured()
-        pulled = [host_vector(self.model.size) for _ in range(2 if config.averaging > 0 else 1)]
+        vectors = 2 if config.averaging > 0 else 1
+        pulled = [host_vector(self.model.size) for _ in range(vectors)]  # of a model in pieces, never touched
         # Of the initial weights, of those after every so many epochs, and of the last.
         snapshots = 2 + math.floor(config.epochs / options.every_epochs if options.every_epochs > 0 else 0.0)
         splits = (len(data.test), len(data.train) if options.train else 0)
         batches = len(pulled) * sum(math.ceil(samples / options.batch) for samples in splits)
         asks = channel(weights=host_view(pulled[0]), averaged=host_view(pulled[1]) if len(pulled) > 1 else None)
         shown = Evaluations(progress, snapshots, batches, config.log.progress_s, "" if config.step else config.loss)
-        evaluator = Evaluator(
+        kind: Callable[..., Evaluator] = Evaluator
+        if pieces is not None:
+            assert self.stages is not None
+            own: dict[str, Any] = {"stages": self.stages, "pieces": pieces, "loss": self.loss, "data": data}
+            kind = partial(StagedEvaluator, **own, batch=options.batch, seed=config.seed, vectors=vectors)
+        evaluator = kind(
             asks,
             self.model,
             pulled,
@@ -161,3 +188,70 @@ class Tensors:
         if options.patience and self.evaluated:
             hearers.append(EarlyStopping(options, before, asks, shown))
         evaluator.evaluate_all(Path(config.out) / schema.WEIGHTS, first, [*hearers, *told])
+
+
+def check_pieces(config: Config, module: nn.Module) -> None:
+    """Raises ConfigError for what wants the whole model on one rank, where none has it."""
+    if not isinstance(module, InPieces) or module.whole:
+        return
+    beside = "beside a list of factories, of which no rank makes all the pieces"
+    if config.init_from:
+        raise ConfigError(f"init_from = {config.init_from!r}: expected none {beside}: the file is that of a whole model")
+    if config.evaluation.best:
+        raise ConfigError(f"evaluation.best = {config.evaluation.best!r}: expected '' {beside}: these would be all weights at once")
+    if config.evaluation.buffers == "recalibrate" and batch_norms(module):
+        raise ConfigError(f"evaluation.buffers = 'recalibrate': expected 'initial' {beside}, for a model with batch norm")
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            raise ConfigError(f"model: parameter {name} is frozen, expected trainable ones {beside}")
+
+
+def _check_shapes(config: Config, meta: Meta, module: InPieces, stages: Stages, loss: Loss, data: DataSet) -> None:
+    """`parts.check_first_batch`, without values: do the shapes fit? Whether the loss is finite, only training tells.
+
+    Raises ConfigError. What cannot be done without values (an `if` of the model's own on them, say) is not checked.
+    """
+    part = np.arange(config.mu // config.micro_batches)
+    with seeded(seeds_of(Domain.ALIKE, config.seed)):
+        inputs, targets = pair(data.train.batch(part))
+    where = f"the first micro-batch, inputs of shape {(len(part), *meta.input_shape)}"
+    try:
+        output = output_shapes(stages.modules(module.skeleton()), inputs)
+        if isinstance(output, Tensor) and isinstance(targets, Tensor):
+            try:
+                scalar(loss(output, targets.to("meta")), "loss")
+            except (*parts.WRONG, AttributeError) as error:
+                if _wants_values(error):
+                    return
+                raise parts.failing_loss(where, output, targets, error) from error
+    except ConfigError as error:  # of a later stage
+        if error.__cause__ is None or not _wants_values(error.__cause__):
+            raise
+    except parts.WRONG as error:
+        if not _wants_values(error):
+            raise parts.failing_model(where, error) from error
+
+
+def _wants_values(error: BaseException) -> bool:
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
+
+
+def stage_of(roles: Roles, stages: Stages, rank: int) -> int:
+    """The stage of which a rank has the parameters; -1: none."""
+    role = roles.of(rank)
+    if role is Role.SHARD:
+        return stages.of_shard(roles.index(rank))
+    return roles.stage(rank) if role is Role.LEARNER else -1
+
+
+def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
+    """The pieces that a rank is to have, where no rank is to have all."""
+    if not config.in_groups:
+        return None
+
+    def needed(skeleton: nn.Sequential) -> range:
+        stages = cut_into_stages(skeleton, config.group_size, config.shards)
+        stage = stage_of(roles, stages, rank)
+        return range(0) if stage < 0 else stages.children[stage]
+
+    return needed

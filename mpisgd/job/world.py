@@ -131,6 +131,10 @@ class World(ABC):
     def update(self, rank: int, gradients_per_update: float) -> Updates:
         """The update of a shard's slice, from the initial weights or those of the checkpoint."""
 
+    def take_place(self, rank: int, roles: Roles) -> None:
+        """A spare rank is about to ask for what it computes: it is a learner now, in these roles."""
+        raise NotImplementedError("there are no spares here")
+
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
         assert self.tensors is not None

@@ -75,7 +75,7 @@ def of_shard(server: Shard, roles: Roles, hosts: Sequence[str]) -> str:
     """Which learners a shard waits for, and which wait for it; whose loop is in a wait."""
 
     def learner(learner_id: int) -> str:
-        rank = roles.learner_ranks[learner_id]
+        rank = server.channel.rank_of(learner_id)
         return f"learner {learner_id} (rank {rank} on {hosts[rank]})"
 
     now_s, rules, waiting = server.channel.now_s(), server.rules, dict(server.rules.waiting)

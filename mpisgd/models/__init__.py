@@ -21,19 +21,24 @@ from mpisgd.config import (
     kind_of,
 )
 from mpisgd.models import alexnet, cifar10_full, custom, mnist_cnn, small
+from mpisgd.models.in_pieces import Needed
 
 __all__ = ["from_factory", "make"]
 
 
-def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
+def make(
+    options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | None, seed: int, needed: Needed | None = None
+) -> nn.Module:
     """The network of `options`, with the same bits on every rank; the global generators are left as they were.
+
+    `needed`: of a model in pieces, which of them this rank is to have (`in_pieces`).
 
     Raises ConfigError where the network is not cut for `input_shape`, the number of classes, which it needs, is not known (None),
     or the user's factory is not one.
     """
     with _seeded(seed):
         if isinstance(options, CustomModelOptions):
-            return custom.make(options, input_shape, classes, seed)
+            return custom.make(options, input_shape, classes, seed, needed)
         if classes is None:
             raise custom.unknown_classes(f"model {kind_of(options)!r}")
         match options:
@@ -52,10 +57,17 @@ def make(options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | 
     return model
 
 
-def from_factory(factory: Callable[..., nn.Module], *, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
+def from_factory(
+    factory: Callable[..., nn.Module],
+    *,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    seed: int,
+    needed: Needed | None = None,
+) -> nn.Module:
     """`make`, of the factory that a user of the Python API hands over."""
     with _seeded(seed):
-        return custom.build(factory, {}, input_shape=input_shape, classes=classes, seed=seed, field="model")
+        return custom.build(factory, {}, input_shape=input_shape, classes=classes, seed=seed, field="model", needed=needed)
 
 
 @contextmanager

@@ -11,9 +11,16 @@ from torch.nn.parameter import is_lazy
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute, required_of
 from mpisgd.config import CustomModelOptions
+from mpisgd.models import in_pieces
 
 
-def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
+def make(
+    options: CustomModelOptions,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    seed: int,
+    needed: in_pieces.Needed | None = None,
+) -> nn.Module:
     """The module of `options.factory`, called with `options.kwargs`, and with input_shape, classes and seed where it
     has such parameters.
 
@@ -21,13 +28,21 @@ def make(options: CustomModelOptions, input_shape: tuple[int, ...], classes: int
     """
     factory = load_attribute(options.factory, "model.factory")
     field = f"model.factory = {options.factory!r}"
-    return build(factory, options.kwargs, input_shape=input_shape, classes=classes, seed=seed, field=field)
+    return build(factory, options.kwargs, input_shape=input_shape, classes=classes, seed=seed, field=field, needed=needed)
 
 
 def build(
-    factory: Any, kwargs: dict[str, Any], *, input_shape: tuple[int, ...], classes: int | None, seed: int, field: str
+    factory: Any,
+    kwargs: dict[str, Any],
+    *,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    seed: int,
+    field: str,
+    needed: in_pieces.Needed | None = None,
 ) -> nn.Module:
-    """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential."""
+    """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential; of a list of
+    factories, those that are `needed` make their pieces."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -36,19 +51,26 @@ def build(
     elif "classes" not in kwargs and "classes" in required_of(factory):
         raise unknown_classes(field)
     model = call_factory(factory, kwargs, offered, field)
-    if isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
+    if in_pieces.are_factories(model):
+        model = in_pieces.build(model, offered, seed, field, needed)
+    elif isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
         model = nn.Sequential(*model)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{field}: returned {type(model).__name__}, expected a torch.nn.Module, or a list of them")
+    _check_values(model, input_shape, field, in_parts=isinstance(model, in_pieces.InPieces) and needed is not None)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
+    return model
+
+
+def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *, in_parts: bool) -> None:
+    """Raises ConfigError for parameters and buffers without shapes or, but for pieces that other ranks have, without values."""
     for name, parameter in itertools.chain(model.named_parameters(), model.named_buffers()):
         if is_lazy(parameter):
             expected = f"a model that has seen a batch of inputs (n, {', '.join(map(str, input_shape))}) before it is returned"
             raise ConfigError(f"{field}: {name} of a lazy module has no shape yet, expected {expected}")
-        if parameter.is_meta:
+        if parameter.is_meta and not in_parts:
             raise ConfigError(f"{field}: {name} is on the device 'meta', without values, expected initial weights on the CPU")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
-    return model
 
 
 def unknown_classes(who: str) -> ConfigError:

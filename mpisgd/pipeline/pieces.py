@@ -93,8 +93,7 @@ class Pieces(_InMicroBatches):
 
     def compute(self, seq: int) -> float:
         """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss."""
-        if self._prepared is None or self._prepared[0] != seq:
-            self.prepare(seq)
+        self._have(seq)
         if self._apart is not None:
             self._model.weights.copy_(self._apart[0], non_blocking=True)
         inputs, targets = self._begin(seq)
@@ -117,17 +116,7 @@ class Pieces(_InMicroBatches):
         self._borders.clear()
         for stage, module in enumerate(self._stages):
             self._draw_for(seq, stage, micro)
-            try:
-                output = module(passed)
-            except _MISFIT as error:
-                if not stage:
-                    raise
-                shapes = " and ".join(str(tuple(each.shape)) for each in _tensors(passed))
-                weights = tuple(next(module.parameters()).shape)
-                raise ConfigError(
-                    f"group_size = {len(self._stages)}: the output of stage {stage - 1}, of shape {shapes}, does not fit stage"
-                    f" {stage}, whose first weights are of shape {weights}: {type(error).__name__}: {error}"
-                ) from error
+            output = _run(module, passed, stage, len(self._stages))
             if stage < len(self.crossed):
                 output = crossing(output, stage)
                 self.crossed[stage] = sum(each.nbytes for each in _tensors(output))
@@ -223,6 +212,34 @@ class StagePasses(_InMicroBatches):
         tensor = torch.empty_strided(sizes, strides, dtype=_TYPES[kind])
         body = torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
         return tensor.requires_grad_() if wanted else tensor, body
+
+
+def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
+    """The output of a stage. Raises ConfigError where it does not fit the one before."""
+    try:
+        return module(passed)
+    except _MISFIT as error:
+        if not stage:
+            raise
+        shapes = " and ".join(str(tuple(each.shape)) for each in _tensors(passed))
+        weights = tuple(next(module.parameters()).shape)
+        raise ConfigError(
+            f"group_size = {stages}: the output of stage {stage - 1}, of shape {shapes}, does not fit stage"
+            f" {stage}, whose first weights are of shape {weights}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def output_shapes(stages: Sequence[nn.Module], inputs: Any) -> Any:
+    """What comes of a batch in stages that are on torch's device "meta", without values.
+
+    Raises ConfigError where a stage does not fit the one before.
+    """
+    passed = nest.mapped(inputs, lambda _, value: value.to("meta"))
+    with torch.no_grad():
+        for stage, module in enumerate(stages):
+            output = _run(module, passed, stage, len(stages))
+            passed = crossing(output, stage) if stage + 1 < len(stages) else output
+    return passed
 
 
 def crossing(output: Any, stage: int) -> Any:

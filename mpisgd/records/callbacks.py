@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from mpisgd.base.checks import require
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import call_factory, load_attribute
 from mpisgd.records.log.schema import EVALUATIONS
 
 
@@ -92,6 +94,29 @@ class Callbacks:
 
 
 NO_CALLBACKS = Callbacks()
+
+
+def given(spec: str, brought: Callbacks) -> Callbacks:
+    """The functions that were brought, or the methods of an object of the class that `package.module:Class` names.
+
+    Raises ConfigError where there are both, or it has none of them, or others by whose names it expects to be told.
+    """
+    if not spec:
+        return brought
+    field_ = f"callbacks = {spec!r}"
+    if brought != NO_CALLBACKS:
+        names = ", ".join(name for name, function in vars(brought).items() if function is not None)
+        raise ConfigError(f"{field_}: expected none beside {names} of mpisgd.train")
+    kind = load_attribute(spec, "callbacks")
+    if not isinstance(kind, type):
+        raise ConfigError(f"{field_}: found {type(kind).__name__}, expected a class")
+    known = [each.name for each in fields(Callbacks)]
+    has = [name for name in dir(kind) if name.startswith("on_")]
+    if not has or set(has) - set(known):
+        found = ", ".join(name for name in has if name not in known) or "none that begins with on_"
+        raise ConfigError(f"{field_}: its methods are {found}, expected some of {', '.join(known)}")
+    made = call_factory(kind, {}, {}, field_)
+    return Callbacks(**{name: getattr(made, name) for name in has})
 
 
 def call(name: str, function: Callable[[Any], Any] | None, told: object) -> None:

@@ -18,6 +18,7 @@ from mpisgd.records.log import schema, sums
 from mpisgd.records.log.layouts import Layout
 from mpisgd.records.log.rank_file import Rows, continued
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.writer import explain
 
 _CHUNK_ROWS = 1024
 
@@ -100,7 +101,7 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         try:
             log.attrs["schema_version"] = schema.SCHEMA_VERSION
             for table in schema.TABLES:
-                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else schema.TABLES[table])
+                _copy(log, table, whole, run.evaluations.dtype if table == "evaluations" else _dtype_of(table, whole))
             if run.left_out:
                 _add_counts(log, run, whole)
             if run.is_batch:
@@ -115,15 +116,21 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
         log.close()
 
 
+def _dtype_of(table: str, parts: Sequence[Rows]) -> np.dtype:
+    """That of a table which has the rows of all these; not of `evaluations`."""
+    return max((part.dtype(table) for part in parts), key=lambda each: each.itemsize, default=schema.TABLES[table])
+
+
 def _copy(group: h5py.Group, table: str, parts: Sequence[Rows], dtype: np.dtype) -> None:
     count = sum(part.length(table) for part in parts)
     how = {"chunks": (min(count, _CHUNK_ROWS),), "fletcher32": True} if count else {}
     data = group.create_dataset(table, (count,), dtype, **how)
     data.attrs["rows"] = count
+    explain(data, table)
     start = 0
     for part in parts:
         for rows in part.chunks(table):
-            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.joined(table, [np.empty(0, dtype), rows])
+            data[start : start + len(rows)] = rows if rows.dtype == dtype else schema.rows_as(dtype, [rows])
             start += len(rows)
 
 
@@ -132,10 +139,7 @@ def _add_earlier(group: h5py.Group, layout: Layout) -> None:
     group.attrs["learners"], group.attrs["shards"] = layout.learners, layout.shards
     group.attrs["first_clock"], group.attrs["last_clock"] = layout.first_clock, layout.last_clock
     for table in ("pushes", "updates", "events"):
-        _copy(group, table, layout.parts(), schema.TABLES[table])
-
-
-_LEARNERS = ("shard", "learner_id", "pushed", "applied", "dropped", "rejected", "in_flight")
+        _copy(group, table, layout.parts(), _dtype_of(table, layout.parts()))
 
 
 def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
@@ -152,9 +156,8 @@ def _add_counts(log: h5py.File, run: Run, parts: Sequence[Rows]) -> None:
         clock = run.final_clock(shard)
         learners += [(shard, learner_id, *each) for learner_id, each in enumerate(counts.pushes.books(clock).tolist())]
         staleness += [(shard, tau, count) for tau, count in enumerate(counts.pushes.applied(clock).staleness.tolist())]
-    for name, rows, columns in (("learners", learners, _LEARNERS), ("staleness", staleness, ("shard", "staleness", "gradients"))):
-        dtype = np.dtype([(column, np.int64) for column in columns])
-        log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True)
+    for name, rows, dtype in (("learners", learners, schema.LEARNERS), ("staleness", staleness, schema.STALENESS)):
+        explain(log.create_dataset(name, data=np.array(rows, dtype), fletcher32=True, chunks=True), name)
 
 
 def mark_done(path: Path, contents: dict[str, Any]) -> None:

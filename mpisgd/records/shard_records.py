@@ -60,6 +60,7 @@ class ShardRecords:
             "applied_seq": list(rules.applied_seq),
             "rows": self.log.rows(),
             "diverged": diverged,
+            "portions": [] if rules.portions is None else rules.portions.state(),
         }
         self._dropped_seq, self._snapshots = list(rules.dropped_seq), self.snapshots.count
 

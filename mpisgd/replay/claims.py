@@ -63,7 +63,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("events", "shard", _P),
     _claim("events", "kind learner_id value", _P, "STARTED RESUMED STOPPED SNAPSHOT NONFINITE"),
     _claim("events", "clock time_s", _C),
-    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED PASSED GAVE_UP ENOUGH"),
+    _claim("events", "kind learner_id value", _C, "GOODBYE DEPARTED TIMEOUT LOST MISSED RETURNED SUCCEEDED PASSED GAVE_UP ENOUGH"),
     _claim("events", "kind learner_id value", _T, "CHECKPOINT SKIPPED UNSAVED INTERRUPTED STUCK REFUSED"),
     _claim("summary", "shard final_clock samples received diverged", _P),
     _claim("summary", "pushed", _C),
@@ -75,7 +75,7 @@ CLAIMS: tuple[Claim, ...] = (
         "parameters parameter_nbytes train_samples test_samples gradients_per_update batch_norm_policy layers",
         _P,
     ),
-    _claim("[environment]", "learners teams groups world_size shard_ranks evaluator_rank attempts", _C),
+    _claim("[environment]", "learners teams groups stages world_size shard_ranks evaluator_rank attempts", _C),
     _claim("[environment]", "hosts", _T),
     _claim(
         "[environment]",
@@ -85,6 +85,9 @@ CLAIMS: tuple[Claim, ...] = (
         simulated=False,
     ),
 )
+
+SOME = {name: _claim("pushes", name, _C) for name in ("portion", "neighbour_s")}
+"""Of columns that only some runs have: where data are dealt, and where learners are groups of ranks."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
@@ -122,6 +125,7 @@ def table(
     finished: bool = True,
     metrics: tuple[str, ...] = (),
     batch: bool = False,
+    columns: tuple[str, ...] = (),
 ) -> Table:
     """Table of what a replay says.
 
@@ -132,6 +136,7 @@ def table(
         finished: the run has left DONE and weights.
         metrics: of an own step, which stand as the loss of an evaluation does.
         batch: it is a batch optimisation.
+        columns: of its pushes; those that not all runs have are told of.
     """
 
     def standing_of(claim: Claim) -> Standing:
@@ -140,7 +145,7 @@ def table(
         return Standing.PROVED if simulated and claim.simulated else claim.standing
 
     found: dict[str, dict[Standing, list[str]]] = {}
-    for claim in BATCH if batch else CLAIMS:
+    for claim in BATCH if batch else (*CLAIMS, *(SOME[name] for name in SOME if name in columns)):
         if claim.where in ("DONE", "weights.pt") and not finished:
             continue
         if claim.where in ("weights.pt", "evaluations") and not computed:

@@ -23,7 +23,7 @@ from mpisgd.update.divergence import has_diverged
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (
-    "learners", "teams", "groups", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples",
+    "learners", "teams", "groups", "stages", "world_size", "shard_ranks", "evaluator_rank", "train_samples", "test_samples",
     "gradients_per_update", "parameters", "parameter_nbytes", "batch_norm_policy", "layers",
 )  # fmt: skip
 
@@ -58,6 +58,7 @@ def check_environment(record: Record, serial: Serial) -> None:
         "gradients_per_update": record.protocol().gradients_per_update,
         "train_samples": serial.tensors.meta.train_samples,
         "test_samples": serial.tensors.meta.test_samples,
+        "stages": [] if serial.tensors.stages is None else serial.tensors.stages.listed,
         **serial.tensors.facts,
     }
     if hosts := environment.get("hosts"):

@@ -56,6 +56,7 @@ class Proof:
         finished: the run has ended and left its weights.
         batch: it is a batch optimisation.
         metrics: names of those that evaluations of an own step have.
+        columns: of `pushes`.
     """
 
     path: Path
@@ -83,6 +84,7 @@ class Proof:
     finished: bool = True
     batch: bool = False
     metrics: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
     def find(self, finding: Finding) -> None:
         """Only the first place is evidence: what comes after it follows from it."""
@@ -93,7 +95,7 @@ class Proof:
     def claims(self) -> Table:
         """What is proved, what only checked, and what is taken on trust."""
         how = {"computed": self.computed, "simulated": self.simulated, "finished": self.finished}
-        return table(**how, evaluations=self.which, metrics=self.metrics, batch=self.batch)
+        return table(**how, evaluations=self.which, metrics=self.metrics, batch=self.batch, columns=self.columns)
 
     @property
     def holds(self) -> bool:

@@ -214,6 +214,7 @@ def _begin(record: Record, tolerance: float | None) -> Proof:
     proof = Proof(record.path, headline(config, record.lambda_, record.ranks, parameters, train_samples), threads)
     proof.finished = record.done is not None
     proof.metrics = metrics_of(record.run.evaluations.dtype)
+    proof.columns = record.run.pushes.dtype.names or ()
     if record.older:
         proof.seams.append("written by an earlier mpisgd: on trust are also whether it diverged, batch_norm_policy, and goodbyes")
     if config.virtual.batched and record.run.environment.get("virtual", False):

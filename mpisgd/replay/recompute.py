@@ -28,6 +28,8 @@ _FROM_THE_START = (
     "from the first gradient on: have model, loss or data changed since, or do they draw from generators of their own?"
 )
 
+_OF_A_STREAM = "its data are a stream: does that give learners the same samples again? One that does not cannot be replayed"
+
 Told = Callable[[int, Row, float], None]
 """Told of each gradient that a shard takes: the number of its row, the row, the recomputed loss."""
 
@@ -126,6 +128,8 @@ class Recompute:
                 self._find(Finding(f"loss {row.loss!r}, recomputed {loss!r}", log.shard, "pushes", **place))
                 if self.proof.gradients == 1:
                     self.proof.notes.append(_FROM_THE_START)
+                if self.record.config.sampling == "stream" and _OF_A_STREAM not in self.proof.notes:
+                    self.proof.notes.append(_OF_A_STREAM)
 
     def _update(self, action: Update, until: int | None) -> None:
         """Make it, and compare what it was made of; the norms, where both have them, say that the sums are the same."""

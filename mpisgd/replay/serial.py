@@ -27,6 +27,7 @@ from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import Tensors
 from mpisgd.replay.checks.order import Compute, Take, Update
 from mpisgd.replay.checks.record import Record, Row
+from mpisgd.rules.portions import NO_PORTION
 from mpisgd.rules.verdict import Kind, Reason
 from mpisgd.update.slice_update import SliceUpdate, Step
 from mpisgd.vectors.computing import Travels
@@ -119,12 +120,19 @@ class Serial:
         learner_id, number = action
         shards = range(len(self.shards))
         seq = int(self.record.shards[0].pushes["seq"][self.record.shards[0].rows_of[learner_id][number]])
-        pulled = number == 0 or seq % self._pushes_per_pull == 0
+        begins = (learner_id, number) in self.record.succeeded
+        if begins:
+            self._begin_anew(learner_id)
+        pulled = begins or number == 0 or seq % self._pushes_per_pull == 0
         timestamps = [int(log.pushes["timestamp"][log.rows_of[learner_id][number]]) for log in self.record.shards]
         for shard in shards:
             self._load(learner_id, shard, timestamps[shard], pulled)
         if not pulled:
             self.model.weights.copy_(self._own_weights[learner_id])
+        first = self.record.shards[0]
+        portion = first.row(int(first.rows_of[learner_id][number])).portion
+        if portion != NO_PORTION:
+            self.tensors.sampling.deal(learner_id, portion)
         gradient = self._gradients[learner_id]
         gradient.at_clock(min(timestamps))
         loss = gradient.compute(seq)
@@ -174,6 +182,13 @@ class Serial:
         in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
         return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments)
+
+    def _begin_anew(self, learner_id: int) -> None:
+        """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""
+        (rank,) = ranks = self.record.members[learner_id]
+        self._take_turn(-1)
+        self._buffers.pop(rank, None)
+        self._gradients[learner_id] = self._chain(ranks)
 
     def _take_turn(self, rank: int) -> None:
         """Buffers that are no parameters (what spectral normalisation keeps, say) are each rank's own, as in the run."""

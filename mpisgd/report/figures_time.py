@@ -20,6 +20,7 @@ from mpisgd.report import style
 #: Activities of `LearnerTime`, from the bottom of a bar upwards: how they are called, and their colour.
 _ACTIVITIES = {
     "compute_s": ("compute", style.COLOURS[0]),
+    "neighbour_s": ("wait for neighbours", style.NEIGHBOUR),
     "delay_s": ("injected delay", style.COLOURS[4]),
     "push_s": ("push", style.COLOURS[2]),
     "wait_s": ("wait", style.COLOURS[1]),
@@ -92,7 +93,7 @@ def time_spent(title: str, spent: LearnerTime) -> Figure | None:
     learners = len(spent.mini_batches)
     gap = max(1.0, 0.03 * learners)
     bottom, mean_bottom = np.zeros(learners), 0.0
-    for (name, colour, seconds), hatch in zip(parts, style.HATCHES, strict=True):
+    for (name, colour, seconds), hatch in zip(parts, style.HATCHES, strict=False):
         if not seconds.any():
             continue
         look: dict[str, Any] = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.0}

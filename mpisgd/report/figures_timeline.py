@@ -34,6 +34,7 @@ _BARS = {
     "wait": ("wait", style.COLOURS[1], 0.44, 0.56),
     "pull": ("pull", style.COLOURS[5], 0.22, 0.78),
     "compute": ("compute", style.COLOURS[0], 0.1, 0.9),
+    "neighbour": ("wait for neighbours", style.NEIGHBOUR, 0.34, 0.66),
     "delay": ("injected delay", style.COLOURS[4], 0.1, 0.9),
     "push": ("push", style.COLOURS[2], 0.22, 0.78),
     "update": ("update", style.COLOURS[3], 0.1, 0.9),
@@ -64,10 +65,12 @@ def unreadable(run: Run, timeline: Timeline | None = None) -> str:
     """Say why a figure of this timeline, or of the whole run, could not be read, and what could be drawn; "" = it can be read."""
     if run.left_out:
         return run.left_out
-    learners = timeline.learners if timeline else run.lambda_
+    group = max(map(len, about.groups_of(run)), default=1)
+    learners = timeline.learners if timeline else run.lambda_ * group
     others = run.shards + int(run.environment.get("evaluator_rank", -1) >= 0)
     if learners + others > MOST_ROWS:
-        fewer = f"; see mpisgd timeline {run.path} --learners {MOST_ROWS - others}" if MOST_ROWS > others else ""
+        most = (MOST_ROWS - others) // group
+        fewer = f"; see mpisgd timeline {run.path} --learners {most}" if most > 0 else ""
         return f"{learners + others:,} ranks, of which {MOST_ROWS} can be told apart{fewer}"
     rows = run.pushes[(run.pushes["shard"] == 0) & (run.pushes["learner_id"] < learners)]
     from_s = timeline.window.start / 1e9 if timeline else 0.0

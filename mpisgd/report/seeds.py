@@ -15,7 +15,7 @@ from mpisgd.analysis.tables import Cell, Column
 from mpisgd.analysis.training import Curve
 from mpisgd.records.log.reader import Run
 
-_OF_ONE_RUN = ("environment", "out", "overwrite", "seed", "log", "loggers")
+_OF_ONE_RUN = ("environment", "out", "overwrite", "seed", "log", "loggers", "callbacks")
 """Entries of config.toml that say nothing of what is computed; and the seed."""
 
 

@@ -77,6 +77,7 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         throughput.rate_table(run),
         *([throughput.time_table(run)] if whole else []),
         *([links.table(run, nodes)] if nodes else []),
+        *([throughput.bubble_table(run)] if whole and throughput.tells_neighbours(run) else []),
         staleness.shard_table(run),
         *([staleness.layer_table(run)] if run.environment.get("layers") else []),
         staleness.learner_table(run),

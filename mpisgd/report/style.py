@@ -20,8 +20,10 @@ from mpisgd.report.look import WIDTH_IN, present
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (7, 2, 1, 2)), (0, (1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++")
+HATCHES = ("", "///", "...", "\\\\\\", "xxx", "++", "oo")
 GREY = "#767676"
+NEIGHBOUR = "#F0E442"
+"""Waiting for the other ranks of a group."""
 
 _HEIGHT_IN = 4.6
 """Of a figure that is as wide as they are by default."""

@@ -1,4 +1,4 @@
-"""The portions of a batch, dealt to whoever asks; each is committed exactly once [Dean12 4.2].
+"""The portions of a batch, or of a whole run, dealt to whoever asks; each is committed exactly once [Dean12 4.2; ElasticDL].
 
     todo        nobody has it, or whoever had it is lost
     dealt       one learner computes it; in the tail, where nothing is left to do, a second one may, too
@@ -12,6 +12,7 @@ an evaluation waits for nobody. A learner that is lost gives back what it had an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from mpisgd.base.errors import ProtocolError
@@ -21,7 +22,7 @@ _COPIES = 2
 
 
 class Dealing:
-    """The portions 0 ... `portions` - 1 of one evaluation.
+    """The portions 0 ... `portions` - 1 of one evaluation, or of one run. It keeps those that are under way, and no others.
 
     Args:
         duplicates: whether a portion is dealt a second time when there is nothing else to do.
@@ -29,12 +30,17 @@ class Dealing:
     """
 
     def __init__(self, portions: int, *, duplicates: bool, ahead: float = math.inf) -> None:
-        self._todo = list(range(portions))
-        heapify(self._todo)
+        self._portions = portions
+        self._next = 0
+        """The first portion that nobody was ever dealt."""
+        self._back: list[int] = []
+        """Those that were given back."""
         self._dealt: dict[int, list[int]] = {}
         """Who computes it; in the order of first dealing."""
         self._claimed: dict[int, int] = {}
-        self._committed = [False] * portions
+        self._end = 0
+        self._missing = set[int]()
+        """All portions before `_end` are committed, but these."""
         self._given = set[tuple[int, int]]()
         self._duplicates = duplicates
         self._ahead = ahead
@@ -43,7 +49,7 @@ class Dealing:
 
     @property
     def complete(self) -> bool:
-        return self._first == len(self._committed)
+        return self._first == self._portions
 
     @property
     def first(self) -> int:
@@ -53,12 +59,20 @@ class Dealing:
     @property
     def exhausted(self) -> bool:
         """Whether no portion can be dealt for the first time, now: what is claimed had better be pushed."""
-        return not self._todo or self._todo[0] >= self._first + self._ahead
+        todo = self._back[0] if self._back else self._next
+        return todo >= min(self._portions, self._first + self._ahead)
+
+    def is_committed(self, portion: int) -> bool:
+        return portion < self._end and portion not in self._missing
 
     def ask(self, learner_id: int) -> int | None:
         """The portion that a learner is to compute; None: there is nothing for it to do, now."""
         if not self.exhausted:
-            portion = heappop(self._todo)
+            if self._back:
+                portion = heappop(self._back)
+                self._pass_over()
+            else:
+                portion, self._next = self._next, self._next + 1
             self._dealt[portion] = [learner_id]
         elif self._duplicates:
             single = (each for each, who in self._dealt.items() if len(who) < _COPIES and learner_id not in who)
@@ -72,10 +86,18 @@ class Dealing:
         self._given.add((portion, learner_id))
         return portion
 
+    def copy(self, portion: int, learner_id: int) -> None:
+        """Deal a portion, which another computes, to one more learner."""
+        self._dealt[portion].append(learner_id)
+        self._given.add((portion, learner_id))
+
+    def holders(self, portion: int) -> Sequence[int]:
+        """Who computes a portion."""
+        return self._dealt.get(portion, ())
+
     def is_copy(self, portion: int, learner_id: int) -> bool:
         """Whether a learner was dealt a portion that another computes as well."""
-        who = self._dealt.get(portion, [])
-        return learner_id in who[1:]
+        return learner_id in self.holders(portion)[1:]
 
     def done(self, portion: int, learner_id: int) -> bool:
         """A learner has computed a portion; whether that counts: the first result does. Raises ProtocolError for what it was never
@@ -93,21 +115,56 @@ class Dealing:
         if self._claimed.get(portion) != learner_id:
             raise ProtocolError(f"portion {portion} of learner {learner_id} is to be summed, but does not count")
         del self._claimed[portion]
-        self._committed[portion] = True
-        while not self.complete and self._committed[self._first]:
+        self._commit(portion)
+
+    def settle(self, portion: int) -> None:
+        """The result of a portion is in the sum, whoever has computed it."""
+        for learner_id in self._dealt.pop(portion, ()):
+            self._given.discard((portion, learner_id))
+        self._commit(portion)
+        self._pass_over()
+
+    def _commit(self, portion: int) -> None:
+        if portion >= self._end:
+            self._missing.update(range(self._end, portion))
+            self._end = portion + 1
+        self._missing.discard(portion)
+        while self._first < self._end and self._first not in self._missing:
             self._first += 1
+
+    def _pass_over(self) -> None:
+        """What was given back may have come after all."""
+        while self._back and self.is_committed(self._back[0]):
+            heappop(self._back)
+
+    def give_back(self, portion: int, learner_id: int) -> bool:
+        """A learner does not compute a portion any more; whether nobody does."""
+        holders = self._dealt.get(portion, [])
+        if learner_id not in holders:
+            return False
+        holders.remove(learner_id)
+        self._given.discard((portion, learner_id))
+        if holders:
+            return False
+        del self._dealt[portion]
+        heappush(self._back, portion)
+        return True
 
     def lost(self, learner_id: int) -> list[int]:
         """A learner is gone, with all that it had not committed; returns the portions that are to be done again."""
         again = [portion for portion, who in self._claimed.items() if who == learner_id]
         for portion in again:
             del self._claimed[portion]
-        for portion, holders in list(self._dealt.items()):
-            if learner_id in holders:
-                holders.remove(learner_id)
-                if not holders:
-                    del self._dealt[portion]
-                    again.append(portion)
-        for portion in again:
-            heappush(self._todo, portion)
-        return again
+            heappush(self._back, portion)
+        return again + [portion for portion in list(self._dealt) if self.give_back(portion, learner_id)]
+
+    def state(self) -> list[int]:
+        """What is committed: all portions before the first number, but the others."""
+        return [self._end, *sorted(self._missing)]
+
+    def restore(self, state: Sequence[int]) -> None:
+        """Before anything is dealt: so much is committed, and all else is to be done."""
+        self._end, *missing = state
+        self._next, self._missing, self._back = self._end, set(missing), list(missing)
+        heapify(self._back)
+        self._first = min(missing, default=self._end)

@@ -7,6 +7,7 @@
     the time for an update is over     `on_timeout`
     a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
     one that hung is back              `on_return`
+    a spare takes a learner's place    `on_succession`
     a signal has come                  `on_interrupt`  whether it came in time
     the evaluator has seen enough      `on_enough`     whether it is news
 
@@ -22,8 +23,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Sequence
 
+from mpisgd.rules.portions import NO_PORTION, Portions
 from mpisgd.rules.protocol import Protocol
-from mpisgd.rules.verdict import DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
+from mpisgd.rules.verdict import DROP_DUPLICATE, DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
 
 
 class Do(enum.Enum):
@@ -58,6 +60,7 @@ class Rules:
 
     Args:
         budget_samples: the run is over when so many samples have been applied.
+        portions: of the data, where they are dealt; None = learners draw by themselves.
 
     Attributes:
         finished: enough samples have been applied, or all learners have left.
@@ -71,8 +74,9 @@ class Rules:
         ordered: whether `turn` ever names a learner.
     """
 
-    def __init__(self, protocol: Protocol, lambda_: int, budget_samples: float) -> None:
+    def __init__(self, protocol: Protocol, lambda_: int, budget_samples: float, portions: Portions | None = None) -> None:
         self.protocol = protocol
+        self.portions = portions
         self.clock = 0
         self.finished = False
         self.interrupted = False
@@ -97,12 +101,32 @@ class Rules:
         self._aborts = protocol.aborts
         self.ordered = protocol.ordered
         self._fresh = protocol.fresh and protocol.ordered
+        self._closes = portions is not None and not protocol.consistent
+        """Whether the last portion makes an update of what there is; where others wait for a clock, copies make it."""
+        self._summed = False
+        self._deal_in_turn()
 
-    def resume(self, clock: int, applied_seq: Sequence[int], dropped_seq: Sequence[int], next_seq: Sequence[int]) -> None:
-        """Before anything else: go on at this clock; learner l does with its mini-batch `next_seq[l]`."""
+    def resume(
+        self,
+        clock: int,
+        applied_seq: Sequence[int],
+        dropped_seq: Sequence[int],
+        next_seq: Sequence[int],
+        portions: Sequence[int] = (),
+    ) -> None:
+        """Before anything else: go on at this clock; learner l does with its mini-batch `next_seq[l]`. `portions`: what was applied
+        (`Portions.state`)."""
         self.clock = clock
         self.applied_seq, self.dropped_seq = list(applied_seq), list(dropped_seq)
         self.protocol.on_resume(list(next_seq))
+        if self.portions is not None:
+            self.portions.restore(portions)
+            self._deal_in_turn()
+
+    def _deal_in_turn(self) -> None:
+        """Where all learners compute at a time, what each is dealt does not depend on who asks first (law 5)."""
+        if self.portions is not None and self.portions.deals and self.protocol.lockstep:
+            self.portions.deal_in_turn(self.present)
 
     # ---------------------------------------------------------------------------------------------------------- pushes
 
@@ -127,14 +151,18 @@ class Rules:
         turn = None if self.finished else self.protocol.expects()
         return turn if turn in self.present or turn in parked else None
 
-    def is_wanted(self, learner_id: int, seq: int) -> bool:
+    def is_wanted(self, learner_id: int, seq: int, portion: int = NO_PORTION) -> bool:
         """Whether a gradient might be used: else it does not matter whether it is finite."""
-        return not (self.finished or seq <= self.applied_seq[learner_id] or learner_id in self.absent)
+        return not (self.finished or self._has(learner_id, seq, portion) or learner_id in self.absent)
 
-    def judge(self, learner_id: int, timestamp: int, seq: int, usable: bool = True) -> Verdict:
+    def _has(self, learner_id: int, seq: int, portion: int) -> bool:
+        """Whether a mini-batch, or this portion of the data, was applied here before."""
+        return seq <= self.applied_seq[learner_id] if self.portions is None else self.portions.has(portion)
+
+    def judge(self, learner_id: int, timestamp: int, seq: int, usable: bool = True, portion: int = NO_PORTION) -> Verdict:
         """The verdict on a gradient that is summed now: staleness is measured here. `usable`: finite, or used all the same."""
-        if self.finished or seq <= self.applied_seq[learner_id] or learner_id in self.absent:
-            verdict = self._unwanted(learner_id, timestamp, seq)
+        if self.finished or self._has(learner_id, seq, portion) or learner_id in self.absent:
+            verdict = self._unwanted(learner_id, timestamp, seq, portion)
         elif usable:
             verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
         else:
@@ -145,20 +173,31 @@ class Rules:
             self.applied_seq[learner_id] = seq
         elif kind is not _REJECT:
             self.dropped_seq[learner_id] = seq
+        if self.portions is not None:
+            if kind is _APPLY:
+                self.portions.apply(portion)
+                self._summed = True
+            elif kind is not _REJECT:
+                self.portions.drop(portion, learner_id)
         return verdict
 
-    def _unwanted(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
+    def _unwanted(self, learner_id: int, timestamp: int, seq: int, portion: int) -> Verdict:
         if learner_id in self.absent and not self.finished:
             return DROP_MISSED
-        if seq <= self.applied_seq[learner_id]:  # computed again: another shard rejected it, or had not had it before the
+        if self._has(learner_id, seq, portion):  # computed again: another shard rejected it, or had not had it before the
             # checkpoint that the run was continued from
-            self.protocol.on_discard(learner_id, timestamp, self.clock)
-            return DROP_REPEATED
+            if self.portions is not None and self.protocol.consistent:  # all shards count the same pushes of each clock
+                self.protocol.on_push(learner_id, timestamp, self.clock)
+            else:
+                self.protocol.on_discard(learner_id, timestamp, self.clock)
+            return DROP_REPEATED if self.portions is None else DROP_DUPLICATE
         return LATE
 
-    def on_torn(self, learner_id: int, timestamp: int, seq: int) -> Verdict:
+    def on_torn(self, learner_id: int, timestamp: int, seq: int, portion: int = NO_PORTION) -> Verdict:
         """Of a gradient only a part has come."""
         self.dropped_seq[learner_id] = seq
+        if self.portions is not None:
+            self.portions.drop(portion, learner_id)
         self.verdicts[learner_id] = DROP_TORN.kind
         if learner_id in self.present and not self.finished:
             self.protocol.on_discard(learner_id, timestamp, self.clock)
@@ -168,13 +207,19 @@ class Rules:
 
     def update_due(self) -> bool:
         """Whether what was summed is to become an update now."""
-        return not self.finished and self.protocol.update_due()
+        return not self.finished and (self.protocol.update_due() or (self._closes and self._summed and self._all_dealt_with()))
+
+    def _all_dealt_with(self) -> bool:
+        return self.portions is not None and self.portions.complete
 
     def on_update(self, samples: int) -> None:
         """The update was made; so many samples have been applied."""
         self.clock += 1
         self.protocol.on_update()
         self.finished = samples >= self._budget_samples
+        self._summed = False
+        if not self.finished:
+            self._deal_in_turn()
 
     def late(self) -> list[int]:
         """Those who compute from older weights, and are to be told so: each once for each pull (`Protocol.aborts`)."""
@@ -188,6 +233,10 @@ class Rules:
         self.protocol.on_timeout()
 
     # ----------------------------------------------------------------------------------------------------------- pulls
+
+    def portion_of(self, learner_id: int) -> int:
+        """What a learner that is given weights is to compute; NO_PORTION: it draws by itself, or another shard says it."""
+        return self.portions.of(learner_id) if self.portions is not None and self.portions.deals else NO_PORTION
 
     def on_pull(self, learner_id: int, min_clock: int) -> Do:
         """A learner asks for weights of at least this clock."""
@@ -247,6 +296,8 @@ class Rules:
             those.discard(learner_id)
         for of_each in (self.waiting, self._computing):
             of_each.pop(learner_id, None)
+        if self.portions is not None:
+            self.portions.lost(learner_id)
         if gone is Gone.MISSED:
             self.absent.add(learner_id)
         self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
@@ -272,6 +323,16 @@ class Rules:
         self.absent.discard(learner_id)
         self.present.add(learner_id)
         self.protocol.on_return(learner_id, self.clock)
+
+    def on_succession(self, learner_id: int) -> None:
+        """A spare rank takes the place of a learner that is dead, and begins as one that is back."""
+        for of_each in (self.waiting, self._computing):
+            of_each.pop(learner_id, None)
+        self._told_to_stop.discard(learner_id)
+        if learner_id in self.protocol.present:  # it has not been told: the learner had left as the run was over
+            self.present.add(learner_id)
+        else:
+            self.on_return(learner_id)
 
     def end_if_deserted(self) -> bool:
         """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""

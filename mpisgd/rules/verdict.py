@@ -33,6 +33,8 @@ class Reason(enum.IntEnum):
     """Nothing had been heard of its learner for so long that the others went on without it."""
     TORN = 6
     """Only a part of it came, because its learner was lost or hung."""
+    DUPLICATE = 7
+    """Its portion of the data was applied here before: it had been dealt to another learner as well, or is computed again."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ DROP_STALE = Verdict(Kind.DROP, weight=0.0, reason=Reason.STALE)
 DROP_NONFINITE = Verdict(Kind.DROP, weight=0.0, reason=Reason.NONFINITE)
 DROP_REPEATED = Verdict(Kind.DROP, weight=0.0, reason=Reason.REPEATED)
 DROP_MISSED = Verdict(Kind.DROP, weight=0.0, reason=Reason.MISSED)
+DROP_DUPLICATE = Verdict(Kind.DROP, weight=0.0, reason=Reason.DUPLICATE)
 DROP_TORN = Verdict(Kind.DROP, weight=0.0, reason=Reason.TORN)
 REJECT = Verdict(Kind.REJECT, weight=0.0, reason=Reason.STALE)
 LATE = Verdict(Kind.LATE, weight=0.0, reason=Reason.FINISHED)

@@ -18,7 +18,7 @@ from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
-from mpisgd.sandblaster.attendance import Attendance, Given
+from mpisgd.sandblaster.attendance import Given
 from mpisgd.sandblaster.channels import BatchShardChannel
 from mpisgd.sandblaster.slots import Slots, name_of
 from mpisgd.serving.faults import Faults
@@ -216,6 +216,7 @@ class BatchShard:
         self._losses, self._portions = 0.0, 0
         samples, update_s = self.slots.samples, self.updated_s - start_s
         self.records.log.update(rules.clock, step, samples, now_s=self.updated_s, update_s=update_s, mean_loss=command.alpha)
+        self.records.progress.update(rules.clock, samples / self._train_samples, command.alpha, self.updated_s)
         return squared
 
     def _accept(self, number: int) -> None:
@@ -269,7 +270,7 @@ class BatchShard:
         else:
             self.rules.on_interrupt()
             self._tell(Event.INTERRUPTED, value=self._signal)
-        if isinstance(self.faults, Attendance):
+        if self.faults is not None:
             self.faults.end_of_commands()
         self.desk.answer()
 

@@ -9,6 +9,10 @@ or in part (*torn*): each shard does with it what its protocol does with a gradi
 on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
 that no gradient of its own clock will come (*passed*).
 
+A spare rank may take the place of a learner that is dead (*succeeded*, `spares.py`). It goes on with the mini-batch after the last
+that any shard has had. A shard that does not know yet that the learner is dead takes it from the spare: from then on nothing counts
+that may still come of the dead one.
+
 What follows from it is decided by the rules (`rules/rules.py`), and done by the shard.
 """
 
@@ -20,13 +24,28 @@ from typing import Protocol
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import warn
-from mpisgd.comm.messages import FromLearner, GivenUp, Goodbye, Lost, Message, Pull, Push, Refused, SnapshotPull, Stuck, Torn
+from mpisgd.comm.messages import (
+    NOTHING_MORE,
+    FromLearner,
+    GivenUp,
+    Goodbye,
+    Lost,
+    Message,
+    Pull,
+    Push,
+    Refused,
+    SnapshotPull,
+    Stuck,
+    Succeeds,
+    Torn,
+)
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
 from mpisgd.rules.rules import Gone, Rules
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
+from mpisgd.serving.spares import Spares
 from mpisgd.serving.succession import DEDICATED, Succession
 
 
@@ -96,6 +115,11 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
+        self._spares = Spares(channel)
+        self._last_seq = [-1] * len(shard.received)
+        """Per learner, the mini-batch that has come last in this attempt."""
+        self._closes_s = math.inf
+        """On shard 0, when evaluation ends whether or not the spares that were appointed are heard of; inf = it does not end."""
         self.look_s = math.inf
         """When to look again who is overdue."""
         shard.faults = self
@@ -114,8 +138,11 @@ class Faults:
         if isinstance(message, Goodbye):
             return self._cannot_part(message)
         if isinstance(message, Lost):
-            self._lose(message.rank, message.learner_id)
+            self._lose(message.rank, message.learner_id, dead=True)
+        elif isinstance(message, Succeeds):
+            self._succeed(message.rank, message.learner_id)
         elif isinstance(message, Torn):
+            self._last_seq[message.push.learner_id] = message.push.seq
             self._owes(message.push.learner_id, message.push.arrival_ns * 1e-9)
             self._shard.tear(message.push)
         elif isinstance(message, Stuck):
@@ -133,6 +160,7 @@ class Faults:
         """Where this is a push or a pull, its learner owes something else now."""
         if isinstance(message, Push):
             self._unheeded.discard(message.learner_id)
+            self._last_seq[message.learner_id] = message.seq
             self._owes(message.learner_id, message.arrival_ns * 1e-9)
         elif isinstance(message, Pull):
             self._unheeded.discard(message.learner_id)
@@ -165,21 +193,64 @@ class Faults:
 
     # ------------------------------------------------------------------------------------------------- dead, or missed
 
-    def _lose(self, rank: int, learner_id: int) -> None:
-        """A rank is dead."""
-        rules = self._rules
-        if learner_id in rules.present or learner_id in rules.absent:
-            self._note_lost(learner_id, "is lost")
-            self._shard.go_on_without(learner_id, Gone.LOST)
-            if rules.deserted:
-                if not (rules.parted or rules.finished or rules.interrupted):
-                    raise PeerError(f"no learner is left at clock {rules.clock}")
-                self._shard.end_if_deserted()
+    def _lose(self, rank: int, learner_id: int, *, dead: bool = False) -> None:
+        """A rank is dead, or given up."""
+        spares, is_spare = self._spares, self._spares.lost(rank)
+        if is_spare:
+            warn(f"mpisgd: {self._name}, clock {self._rules.clock}: a spare, rank {rank}, is lost")
+        if learner_id >= 0 and dead:
+            spares.vacate(learner_id)
+        if self._succession is not None and self._shard.desk.is_open and not self._closes:
+            spares.appoint()
+        self._end_if_none_is_left(self._note_if_lost(learner_id) or is_spare)
+        if is_spare:
+            self._end_evaluation()
+            return
         if rank == self._channel.evaluator_rank:
             self._shard.desk.ask(None)
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
+
+    def _note_if_lost(self, learner_id: int) -> bool:
+        """Whether a learner that has not left is lost: the others go on without it."""
+        if learner_id not in self._rules.present and learner_id not in self._rules.absent:
+            return False
+        self._note_lost(learner_id, "is lost")
+        self._shard.go_on_without(learner_id, Gone.LOST)
+        return True
+
+    def _end_if_none_is_left(self, lost: bool) -> None:
+        """Somebody is lost: where nobody is left, and no spare will come, the run is over, or cannot go on."""
+        rules = self._rules
+        if not (lost and rules.deserted) or (self._spares.expected and not (rules.finished or rules.interrupted)):
+            return
+        if not (rules.parted or rules.finished or rules.interrupted):
+            raise PeerError(f"no learner is left at clock {rules.clock}")
+        self._shard.end_if_deserted()
+
+    def _succeed(self, rank: int, learner_id: int) -> None:
+        """A spare takes the place of a learner that is dead: this shard may hear of both by that alone."""
+        shard, channel, before = self._shard, self._channel, self._channel.rank_of(learner_id)
+        channel.lose(before)
+        self._spares.taken(rank, learner_id)
+        self._note_if_lost(learner_id)
+        if before == channel.evaluator_rank:
+            shard.desk.ask(None)
+        for those in (self._gone, self._unheeded):
+            those.discard(learner_id)
+        last_seq = min(self._last_seq[learner_id], shard.refusals.last_seq[learner_id])
+        shard.refusals.last_seq[learner_id] += 1  # the last one may have come to another shard alone
+        shard.answering.given[learner_id] = (-1, 0.0)
+        shard.log.succeeded(learner_id)
+        self._note(Event.SUCCEEDED, learner_id, f"is rank {rank} from now on, a spare", rank)
+        self._rules.on_succession(learner_id)
+        self._owes(learner_id, channel.now_s())
+        channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
+        self._end_evaluation()
+
+    def end_of_commands(self) -> None:
+        """Hear that a coordinator has no more commands (`sandblaster.attendance`)."""
 
     def look(self, whose: int | None) -> None:
         """Miss those of whom too little was heard: overdue ones are noticed a quarter of the patience late, at most.
@@ -187,6 +258,9 @@ class Faults:
         Where one is waited for in its turn, the others may be blocked behind it.
         """
         now_s, present = self._channel.now_s(), self._rules.present
+        if now_s > self._closes_s:
+            self._spares.give_up()
+            self._end_evaluation()
         self.look_s = now_s + self._patience_s / 4
         for learner_id in sorted(present if whose is None else {whose} & present):
             if now_s - self._since_s[learner_id] <= self._patience_s:
@@ -274,23 +348,38 @@ class Faults:
 
     def _appoint(self) -> None:
         """See to it that somebody evaluates."""
-        if self._succession is None or not self._shard.desk.is_open:
+        if self._succession is None or not self._shard.desk.is_open or self._closes:
             return
         learner_id = self._succession.appoint()
         if learner_id is not None:
             self._channel.answer_goodbye(learner_id, self._succession.appointed)
-        elif self._succession.evaluator is None and self._rules.deserted:
+        elif self._succession.evaluator is None and self._rules.deserted and not self._spares.expected:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
     def _ask(self, number: int) -> None:
         """The evaluator asks for a snapshot, or says goodbye."""
-        was_open = self._shard.desk.is_open
-        self._shard.desk.ask(number)
-        if was_open and not self._shard.desk.is_open and self._succession is not None:
-            self._channel.pass_on_nothing_more()
-            for learner_id in self._succession.free:
-                self._channel.answer_goodbye(learner_id, 0)
-            self._succession.free.clear()
+        if number == NOTHING_MORE and self._succession is not None and self._shard.desk.is_open:
+            self._closes_s = self._channel.now_s() + self._patience_s
+            self._end_evaluation()
+        else:
+            self._shard.desk.ask(number)
+
+    @property
+    def _closes(self) -> bool:
+        """Whether all was evaluated."""
+        return self._closes_s < math.inf
+
+    def _end_evaluation(self) -> None:
+        """By shard 0, once all was evaluated: no other shard leaves before it has heard of each spare that was appointed."""
+        if self._succession is None or not self._closes or self._spares.appointed:
+            return
+        self._closes_s = math.inf
+        self._shard.desk.ask(NOTHING_MORE)
+        self._channel.pass_on_nothing_more()
+        self._spares.dismiss()
+        for learner_id in self._succession.free:
+            self._channel.answer_goodbye(learner_id, 0)
+        self._succession.free.clear()
 
     def _note_lost(self, learner_id: int, text: str) -> None:
         """With the clock of the weights that it was given last: another shard may have a gradient that came from them."""

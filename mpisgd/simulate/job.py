@@ -92,7 +92,7 @@ class Job:
             cluster.run(world.wires, mains)
         outcome = outcome_of(self.path, np.stack([accounts[rank] for rank in self.roles.shard_ranks]))
         outcome = finish(outcome, logged=logged)
-        self._say(farewell(outcome, logged=logged))
+        self._say(farewell(outcome, logged=logged, batch=config.protocol.batch))
         return outcome
 
     def _main(self, built: Built, accounts: dict[int, np.ndarray]) -> None:

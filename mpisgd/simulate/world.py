@@ -131,7 +131,8 @@ class VirtualWorld(World):
             crossing=(0, *self.crossing, 0)[stage : stage + 2],
             whole=whole if rank == group[-1] else None,
         )
-        return Stage(self.wires[rank], group, passes, self.config.micro_batches)
+        alternating = self.config.pipeline == "1f1b"
+        return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating)
 
     def part_with(self, built: Built, failure: LearnerFailed) -> None:
         """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""

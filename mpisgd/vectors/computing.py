@@ -12,6 +12,15 @@ from typing import Any, Protocol
 from mpisgd.vectors.memory import Memory
 
 
+class Waited:
+    """How long computing has waited for the other ranks of its group, in all; shared by the stages of one gradient."""
+
+    __slots__ = ("ns",)
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+
 class Computes(ABC):
     """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
 
@@ -19,6 +28,8 @@ class Computes(ABC):
     """Samples of the mini-batch computed last."""
     rounded: float = 0.0
     """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
+    waited: Waited = Waited()
+    """Stays 0 where a learner is one rank."""
 
     def prepare(self, seq: int) -> None:  # noqa: B027 - virtual learners, who wait in virtual time, gain nothing
         """Do what mini-batch `seq` needs before its weights are known."""

@@ -38,6 +38,11 @@ class Stages:
         return next(stage for stage, shards in enumerate(self.shards) if shard in shards)
 
     @property
+    def listed(self) -> list[list[int]]:
+        """The shards of each stage."""
+        return [list(shards) for shards in self.shards]
+
+    @property
     def slices(self) -> Bounds:
         """The slice of each shard: those of a stage cut its piece of the vector evenly."""
         found = []

@@ -81,7 +81,10 @@ class FlatModel:
         weights: (parameters,) float32, on the model's device.
         gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
         memory: both as MPI takes them.
+        overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
+
+    Parameters on torch's device "meta" (`models/in_pieces.py`) stay there.
 
     Raises ConfigError for a model without trainable parameters or with ones that are not float32.
     """
@@ -91,10 +94,13 @@ class FlatModel:
         module: nn.Module,
         memory_format: Literal["channels_last", "contiguous"] = "contiguous",
         device: str = "cpu",
-        autocast: Literal["off", "bfloat16"] = "off",
+        autocast: Literal["off", "bfloat16", "float16"] = "off",
     ) -> None:
-        self.module = module.to(device)
-        self._cast_on = device.partition(":")[0] if autocast == "bfloat16" else ""
+        self._parts_on_meta = any(parameter.is_meta for parameter in module.parameters())
+        self.module = module if self._parts_on_meta else module.to(device)
+        self._cast_on = device.partition(":")[0] if autocast != "off" else ""
+        self._cast_to = torch.float16 if autocast == "float16" else torch.bfloat16
+        self.overflows = autocast == "float16"
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._channels_last = memory_format == "channels_last"
         self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
@@ -115,7 +121,7 @@ class FlatModel:
 
     def casting(self) -> AbstractContextManager[object]:
         """The precision of a training pass: torch's autocast where that is chosen; weights and gradients stay float32."""
-        return torch.autocast(self._cast_on, torch.bfloat16) if self._cast_on else nullcontext()
+        return torch.autocast(self._cast_on, self._cast_to) if self._cast_on else nullcontext()
 
     def move_to(self, memory: Memory) -> None:
         """Let the parameters, as they are, and their gradients be views into this memory, on the model's device."""
@@ -123,9 +129,16 @@ class FlatModel:
         self.weights, self.gradients = memory.tensors
         places = self.views(self.gradients)
         for (name, parameter), into in zip(self._parameters, self.views(self.weights).values(), strict=True):
+            if parameter.is_meta:
+                continue  # another rank's: its part of the vectors is never touched, and takes no memory
             into.copy_(parameter.detach())
             parameter.data = into
             parameter.grad = places[name]
+
+    def forget(self) -> None:
+        """Of parameters that are another model's by now, this one keeps no memory."""
+        self.memory = Memory.zeros(self.size)
+        self.weights, self.gradients = self.memory.tensors
 
     def reclaim(self) -> None:
         """Stages of the module were models of their own: the parameters come back, and buffers are as they were made."""

@@ -202,7 +202,7 @@ CASES = (
     own_data("things", "Samples()", "sample 0 cannot be put into a batch", "or a DataLoader with a collate_fn"),
     own_data("batch_size", "DataLoader(Pairs(), batch_size=4)", "batch_size = 4, but mu = 16"),
     own_data("sampler", "DataLoader(Pairs(), sampler=[0, 1])", "a sampler of its own, or none (list)"),
-    own_data("stream", "DataLoader(Stream())", "is a stream, expected a map-style one"),
+    own_data("stream", "DataLoader(Stream())", "found a stream, Stream", "sampling = 'stream'"),
     own_data("fork", "DataLoader(Pairs(), num_workers=1, multiprocessing_context='fork')", "forks workers"),
     own_data("collate", "DataLoader(Samples(), collate_fn=lambda samples: Samples())", "train: batch is a Samples, expected"),
     # Batch jobs.

@@ -81,5 +81,5 @@ def test_a_peer() -> None:
 def test_another_number_of_ranks_is_refused_once() -> None:
     done = bench(2, "train")
     assert done.returncode == 2
-    said = r"bench train: found 2 rank\(s\), expected 3: mpirun (--oversubscribe )?-n 3 \.\.\."
+    said = r"bench train: found 2 rank\(s\), expected 3, or at least 4: mpirun (--oversubscribe )?-n 3 \.\.\."
     assert len(re.findall(said, done.stderr)) == 1, done.stderr

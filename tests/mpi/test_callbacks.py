@@ -17,6 +17,8 @@ from pathlib import Path
 from mpi4py import MPI
 import mpisgd
 
+FAILS = ""
+
 def told(name):
     def tell(record):
         if name == FAILS:
@@ -35,12 +37,19 @@ mpisgd.train(
     **{name: told(name) for name in ("on_update", "on_evaluation", "on_end")},
 )
 """
+FUNCTIONS, JOB = SCRIPT.split("mpisgd.train(")
+CLASS = """
+class Told:
+    on_update, on_evaluation, on_end = (staticmethod(told(name)) for name in ("on_update", "on_evaluation", "on_end"))
+"""
 
 
 @pytest.mark.slow
 def test_who_is_told_of_what(tmp_path: Path) -> None:
-    """A shard, two learners, an evaluator."""
-    (tmp_path / "mine.py").write_text(SCRIPT.replace("FAILS", "''"))
+    """A shard, two learners, an evaluator; the functions are methods of a class that the configuration names."""
+    (tmp_path / "named.py").write_text(FUNCTIONS + CLASS)
+    job = JOB.partition("    **{")[0].replace('"epochs"', '"callbacks": "named:Told", "epochs"')
+    (tmp_path / "mine.py").write_text(f"import mpisgd\nmpisgd.train({job})")
     done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status == 0, done.text
     updates, evaluations, ends = (
@@ -62,7 +71,7 @@ def test_who_is_told_of_what(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "who"), [("on_update", "shard 0"), ("on_evaluation", "evaluator"), ("on_end", "shard 0")])
 def test_one_that_raises_ends_the_job_named(name: str, who: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SCRIPT.replace("FAILS", repr(name)))
+    (tmp_path / "mine.py").write_text(SCRIPT.replace('FAILS = ""', f"FAILS = {name!r}"))
     done = launch(4, "mine.py", cwd=tmp_path, timeout_s=180)
     assert done.status != 0
     assert f"RuntimeError: the callback {name} failed: ValueError: no disk" in done.text

@@ -30,6 +30,18 @@ class Block(nn.Module):
         return self.drop(torch.relu(self.norm(self.layer(inputs)))) + before, inputs
 
 
+class Plain(nn.Module):
+    """As a block, without batch norm, which has to be measured through all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(32, 32), nn.Dropout(0.2)
+
+    def forward(self, passed: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, before = passed
+        return self.drop(torch.relu(self.layer(inputs))) + before, inputs
+
+
 class Begin(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +66,11 @@ def blocks() -> list[nn.Module]:
     return [Begin(), Block(), Block(), End()]
 
 
+def factories() -> list[Any]:
+    """Of its pieces, each rank makes those of its stage."""
+    return [Begin, *[lambda: nn.Sequential(Plain(), Plain())] * 2, End]
+
+
 OWN = {"model": {"name": f"{__name__}:blocks"}}
 LATE = {"delay": "exponential", "delay_mean_s": 0.003}
 CNN = {"model": "small_cnn", "evaluation": {"every_epochs": 0.2}, "averaging": 0.9}
@@ -65,12 +82,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "two-parts": (8, {**CNN, "protocol": "hardsync", "group_size": 2, "shards": 4, "micro_batches": 4}),
     "own-softsync": (
         8,
-        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 4, "micro_batches": 2},
+        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 4, "micro_batches": 2} | {"pipeline": "1f1b"},
     ),
     "own-versioned-evaluator": (
         8,
         {**OWN, "protocol": {"name": "versioned", "grads_to_wait": 1}, "group_size": 2, "shards": 3, "evaluator": True}
         | {"straggler": LATE, "micro_batches": 4},
+    ),
+    "factories": (
+        8,
+        {"model": {"name": f"{__name__}:factories"}, "protocol": "hardsync", "group_size": 2, "shards": 4, "micro_batches": 2}
+        | {"evaluation": {"every_epochs": 0.2, "train": True}, "averaging": 0.9},
     ),
     "backup": (8, {"protocol": {"name": "backup", "b": 1}, "group_size": 2, "shards": 2, "straggler": LATE}),
     "downpour": (6, {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "group_size": 2, "shards": 2, "alpha0": 0.01}),

@@ -129,6 +129,28 @@ def test_learners_are_killed_and_the_one_that_was_to_evaluate_too(started: list[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("users_module")
+def test_what_a_dead_learner_was_dealt_is_done_by_others(started: list[Job], tmp_path: Path) -> None:
+    """Every sample of every epoch counts once on the shard that deals, and at most once on the other."""
+    out = tmp_path / "run"
+    words = ("--protocol", "softsync", "--shards", "2", "--epochs", "2", "--sampling", "dealt")
+    job = begin(started, out, 5, *HELD, *words)
+    job.send(3, signal.SIGKILL)
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    assert told(run, Event.LOST) == [1]
+    assert (run.pushes["learner_id"] == 1).any()
+    portions = -(-2 * run.environment["train_samples"] // run.config["mu"])
+    for shard, least in ((0, 1), (1, 0)):
+        rows = run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == schema.Verdict.APPLY)]
+        counts = np.bincount(rows["portion"], minlength=portions)
+        assert len(counts) == portions
+        assert counts.max() == 1
+        assert counts.min() >= least
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
 @pytest.mark.parametrize("protocol", ["hardsync", "softsync"])
 def test_what_a_dead_learner_had_rounded_off_is_in_nobodys_books(started: list[Job], tmp_path: Path, protocol: str) -> None:
     """Its remainder is lost with it; the others keep theirs, and replay has every bit."""
@@ -155,6 +177,50 @@ def test_the_evaluator_is_killed_and_a_learner_follows(started: list[Job], tmp_p
     assert test["snapshot"].tolist() == list(range(13)), "all again, each once"
     assert (out / "weights.pt").is_file()
     assert replay.replay(out, trust=True).lines()[-1].startswith("identical")
+
+
+@pytest.mark.usefixtures("users_module")
+def test_a_spare_takes_the_place_of_one_that_is_killed_and_nobody_that_of_the_next(started: list[Job], tmp_path: Path) -> None:
+    """Three learners, one spare: after the first death lambda stays 3, after the second there are 2."""
+    out = tmp_path / "run"
+    job = begin(started, out, 6, *HELD, "--shards", "2", "--spares", "1", "--epochs", "5")
+    assert "1 spare(s)" in job.text
+    job.send(3, signal.SIGKILL)
+    job.wait_for("a spare, goes on as learner 1 from mini-batch")
+    let_go(tmp_path, "once")
+    until(job, lambda: (Run(out).pushes["learner_id"] == 1).sum() > 0 and told(Run(out), Event.SUCCEEDED, 1) == [1])
+    job.send(4, signal.SIGKILL)
+    job.wait_for("learner 2 is lost")
+    let_go(tmp_path, "twice")
+    run = ended(job, out)
+    for shard in (0, 1):
+        assert told(run, Event.LOST, shard) == [1, 2]
+        assert told(run, Event.SUCCEEDED, shard) == [1]
+        assert sorted(told(run, Event.GOODBYE, shard)) == [0, 1]
+    since_s = run.events["time_s"][run.events["kind"] == Event.SUCCEEDED].max()
+    mine = run.pushes[(run.pushes["learner_id"] == 1) & (run.pushes["arrival_s"] > since_s)]
+    assert len(mine), "the spare has pushed"
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("users_module")
+def test_a_spare_dies_idle_another_as_the_learner_that_it_became_and_a_third_leaves_unused(
+    started: list[Job], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    job = begin(started, out, 7, *HELD, "--protocol", "softsync", "--spares", "3", "--epochs", "3")
+    job.send(4, signal.SIGKILL)
+    job.wait_for("a spare, rank 4, is lost")
+    job.send(2, signal.SIGKILL)
+    job.wait_for("rank 5 from now on")
+    job.send(5, signal.SIGKILL)
+    job.wait_for("rank 6 from now on")
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    assert told(run, Event.SUCCEEDED) == [1, 1]
+    assert sorted(told(run, Event.GOODBYE)) == [0, 1, 2]
+    assert replay.check(out, trust=True) == ""
 
 
 @pytest.mark.alone
@@ -289,3 +355,40 @@ def test_what_is_torn_is_in_no_update(started: list[Job], tmp_path: Path) -> Non
     assert set(torn["learner_id"].tolist()) <= {1, 2, 4}
     assert set(told(run, Event.LOST)) == {1, 2, 4}
     assert replay.replay(out, trust=True).lines()[-1].startswith("identical")
+
+
+BATCH = ["--protocol", "sandblaster", "--protocol.iterations", "12", "--model", "softmax", "--mu", "64", "--threads", "1"]
+BATCH += ["--log.progress", "plain", "--log.progress-s", "0", "--faults.patience-s", "3", *SLOWLY]
+
+
+@pytest.mark.slow
+def test_learners_of_a_batch_optimisation_die_and_hang_and_each_portion_counts_once(started: list[Job], tmp_path: Path) -> None:
+    """Learner 0, which was to evaluate, dies; learner 2 hangs for good."""
+    job = Job(7, [*BATCH, "--shards", "2", "--out", str(tmp_path / "run")], ULFM)
+    started.append(job)
+    for iteration, rank, number in ((2, 3, signal.SIGKILL), (4, 5, signal.SIGSTOP)):
+        job.wait_for(f"iteration {iteration}/")
+        job.send(rank, number)
+    run = ended(job, tmp_path / "run")
+    for shard in (0, 1):
+        assert told(run, Event.LOST, shard) == [0, 2]
+    assert "learner 0 is lost: others do what it had" in job.text
+    assert len(run.of_coordinator("iterations")) == 12
+    assert len(run.evaluations) > 0
+    proof = replay.replay(tmp_path / "run", trust=True)
+    assert proof.lines()[-1].startswith("identical"), proof.lines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "name"), [(1, "shard 1"), (2, "coordinator")])
+def test_without_a_shard_or_the_coordinator_of_a_batch_optimisation_there_is_no_job(
+    started: list[Job], tmp_path: Path, rank: int, name: str
+) -> None:
+    out = tmp_path / "run"
+    job = Job(5, [*BATCH, "--shards", "2", "--checkpoint.every-updates", "1", "--out", str(out)], ULFM)
+    started.append(job)
+    job.wait_for("iteration 3/")
+    job.send(rank, signal.SIGKILL)
+    assert job.end(END_S) not in (0, None), job.text
+    assert f"rank {rank} ({name}) is lost, and there is no job without it" in job.text
+    assert re.search(rf"to go on from its checkpoint of clock \d+ .*--resume {re.escape(str(out))}", job.text)

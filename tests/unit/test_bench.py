@@ -24,7 +24,7 @@ from mpisgd.bench.parts.cases import CASES, LEARNERS, USUAL, WARM_UP, WAYS, conf
 from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.cli.bench import BENCHES, Options
 from mpisgd.comm.mpi.launch import version
-from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, replace
+from mpisgd.config import CheckpointOptions, Config, ConstantComputeOptions, FaultOptions, VirtualOptions, compatibility, replace
 from mpisgd.exchange.roles import of_job
 from mpisgd.protocols import AllreduceOptions
 from mpisgd.records.log import schema
@@ -115,9 +115,11 @@ def test_the_best_way_is_one_without_staleness_and_the_better_ddp_counts() -> No
 def test_each_way_is_one_that_two_learners_can_go(name: str, tmp_path: Path) -> None:
     way = WAYS[name]
     config = config_of(tmp_path, CASES["cnn-16"], **way.special)
-    roles = of_job(config, ["n"] * (way.shards + LEARNERS))
+    roles = of_job(config, ["n"] * len(way.ranks))
     protocol = config.protocol.make(roles.lambda_)
     assert len(protocol.present) == roles.lambda_
+    compatibility.check(config)
+    assert len(way.ranks) <= 3 or (roles.coordinator_rank, roles.lambda_) == (1, LEARNERS)
     if way.synchronous:
         assert protocol.fresh and protocol.gradients_per_update == roles.lambda_
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 import mpisgd
 from mpisgd.base.errors import ConfigError
-from mpisgd.records.callbacks import Callbacks, Evaluation, Update, UpdateTeller
+from mpisgd.config import Config, trust
+from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks, Evaluation, Update, UpdateTeller, given
 from mpisgd.records.log.progress import Progress
 
 
@@ -83,3 +85,77 @@ def test_what_cannot_be_called_is_refused_before_a_run_begins(name: str, tmp_pat
     with pytest.raises(ConfigError, match=f"{name} = 'print': expected a function of one argument, or None"):
         mpisgd.train(config={"out": str(tmp_path / "run")}, **{name: "print"})
     assert not (tmp_path / "run").exists()
+
+
+MODULE = """
+class Told:
+    def __init__(self):
+        self.lines = []
+
+    def on_update(self, update):
+        self.lines.append(("update", update.clock))
+
+    def on_end(self, end):
+        self.lines.append(("end", end.clocks))
+
+class Misspelt:
+    def on_updates(self, update): pass
+    def on_end(self, end): pass
+
+class Empty:
+    def update(self, update): pass
+
+class NotCallable:
+    on_end = 3
+
+class Wants:
+    def __init__(self, path): pass
+    def on_end(self, end): pass
+
+told = Told()
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "named_callbacks.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("named_callbacks", None)
+    return "named_callbacks"
+
+
+def test_a_class_that_is_named_is_told(module: str) -> None:
+    own = Callbacks(on_end=print)
+    assert given("", own) is own
+    found = given(f"{module}:Told", NO_CALLBACKS)
+    assert found.on_evaluation is None
+    assert found.on_update is not None
+    found.on_update(Update(3, 1, 0.5, 1.0, 2.0))
+    assert found.on_update.__self__.lines == [("update", 3)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "brought", "message"),
+    [
+        ("Told", Callbacks(on_end=print), r"'named_callbacks:Told': expected none beside on_end of mpisgd\.train"),
+        ("Misspelt", NO_CALLBACKS, "its methods are on_updates, expected some of on_update, on_evaluation, on_end"),
+        ("Empty", NO_CALLBACKS, "its methods are none that begins with on_, expected some of on_update"),
+        ("NotCallable", NO_CALLBACKS, "on_end = 3: expected a function of one argument"),
+        ("Wants", NO_CALLBACKS, "callbacks = 'named_callbacks:Wants': its parameters are"),
+        ("told", NO_CALLBACKS, "callbacks = 'named_callbacks:told': found Told, expected a class"),
+        ("Tolt", NO_CALLBACKS, "has no attribute 'Tolt'; did you mean 'Told'"),
+    ],
+)
+def test_a_class_that_cannot_be_told_is_refused(module: str, name: str, brought: Callbacks, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        given(f"{module}:{name}", brought)
+
+
+def test_what_a_run_names_is_imported_where_it_goes_on_alone(tmp_path: Path) -> None:
+    """Replay, plan and export make no callbacks, and want no consent for them."""
+    config = Config(callbacks="mine:Told")
+    assert trust.names_of(config) == {}
+    trust.check(tmp_path, config, {})
+    with pytest.raises(ConfigError, match="callbacks = 'mine:Told', from module 'mine'"):
+        trust.check(tmp_path, config, {}, training=True)
+    assert trust.resume_line(tmp_path, config).endswith(" --callbacks mine:Told")

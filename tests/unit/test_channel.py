@@ -49,7 +49,7 @@ from tests.virtual.scene import FREE, Scene, WatchedWire, packed
 
 SIZE = 6
 SLICE = 4 * SIZE
-ZERO = (0,) * 6
+ZERO = (0,) * 7
 ASKS = NetworkOptions(latency_s=1e-3, overhead_s=1e-4)
 
 
@@ -142,7 +142,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         job.gradients[2][:] = range(SIZE)
         waited.append((channel._wait_ns, channel._pull_ns))
         channel.push_ns = 7
-        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25))
+        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25, neighbour_ns=6))
         assert channel.push_ns > 7
         assert channel.pushed == [1, 1]
         channel.goodbye(ending=Ending.FINISHED)
@@ -159,7 +159,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
     assert job.weights[2].tolist() == [7, 7, 7, 19, 19, 19]
     for number, timestamp in enumerate((7, 9)):
         _, push, goodbye = (message for whose, message in job.received if whose == number)
-        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], SLICE // 2, 0.25, 0.125)
+        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, Ending.FINISHED)
@@ -419,7 +419,7 @@ def test_an_answer_that_cannot_be(shard: int, clock: int, stop: int, nbytes: int
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, nbytes), np.ones(weights, np.float32)))
+        wire.finish(wire.start(1, Tag.ANSWER, (shard, clock, stop, 0, 0, -1, nbytes), np.ones(weights, np.float32)))
 
     with pytest.raises(PeerError, match=r"ANSWER of rank 0: shard .* expected shard 0, \d+ bytes, clock >= 5"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
@@ -431,7 +431,7 @@ def test_an_answer_of_notices_that_were_not_sent() -> None:
     def answers() -> None:
         job.receive()
         wire = job.wires[0]
-        wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, SLICE), np.ones(SIZE, np.float32)))
+        wire.finish(wire.start(1, Tag.ANSWER, (0, 5, 0, 0, 1, -1, SLICE), np.ones(SIZE, np.float32)))
 
     with pytest.raises(PeerError, match="ANSWER of rank 0: more notices than it can have sent"):
         job.run({0: answers, 1: lambda: job.learners[0].pull(min_clock=5)})  # type: ignore[dict-item, return-value]
@@ -502,7 +502,7 @@ def header(tag: int, *fields: float) -> bytes:
 
 
 def a_push(learner_id: int = 0, nbytes: int = SLICE, gradients: int = 1) -> bytes:
-    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 5, nbytes, 0.0, 0.5)
+    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 0.5)
 
 
 class Door:
@@ -525,13 +525,13 @@ class Door:
 def test_valid_messages_pass_whole(polite: bool) -> None:
     """So that the refusals below are for what they say; and pulls go first."""
     door = Door(polite)
-    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.25, 0.125))
+    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
     door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
-    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, SLICE, 0.25, 0.125)
+    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
     assert [door.receive(), door.receive()] == [Goodbye(0, 3, Ending.FINISHED), SnapshotPull(3)]
     with pytest.raises(Stuck):
@@ -588,10 +588,10 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
 @pytest.mark.parametrize(
     ("source", "tag", "payload", "message"),
     [
-        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 112"),
-        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 120 bytes, expected 112"),
+        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 128"),
+        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 136 bytes, expected 128"),
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
-        (1, Tag.PUSH, b"\0" * 112, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
+        (1, Tag.PUSH, b"\0" * 128, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
         (
             1,
@@ -677,7 +677,7 @@ def test_a_slice_of_another_size_than_its_header_says_is_not_received(size: int)
 def test_a_message_that_was_posted_must_have_the_magic_number() -> None:
     """Its size is MPI's business: it fails a receive that is too small."""
     door = Door()
-    door.comes(1, Tag.ANSWER, struct.pack("<7q", 0x1234, *ZERO))
+    door.comes(1, Tag.ANSWER, struct.pack("<8q", 0x1234, *ZERO))
     with pytest.raises(PeerError, match=f"rank 1 sent magic 0x1234: expected {MAGIC:#x}"):
         door.wire.header(door.wire.post(1, Tag.ANSWER))
 
@@ -745,7 +745,7 @@ def refused(door: Door, source: int, tag: int, payload: bytes) -> bool:
 def test_ten_thousand_malformed_headers_never_pass() -> None:
     """Random bytes of the right size, and valid headers with one bit of magic, name or size turned."""
     random, door = np.random.default_rng(0), Door()
-    checked = {Tag.PUSH: [*range(16), *range(40, 48), *range(88, 96)], Tag.SNAPSHOT_PULL: range(8)}
+    checked = {Tag.PUSH: [*range(16), *range(40, 48), *range(96, 104)], Tag.SNAPSHOT_PULL: range(8)}
     for count in range(10_000):
         tag = list(VALID)[count % 4]
         source = 3 if tag is Tag.SNAPSHOT_PULL else 1
@@ -775,7 +775,7 @@ def test_an_announced_header_is_synchronous_however_a_rank_waits(polite: bool, m
     for synchronous, plain in ((False, "Isend"), (True, "Issend")):
         monkeypatch.setenv("MPISGD_SSEND", str(int(synchronous)))
         wire = real.Wire(comm := Comm(), polite=polite)
-        push = (0,) * 10 + (SLICE, 0.0, 0.5)
+        push = (0,) * 11 + (SLICE, -1, 0.0, 0.5)
         wire.finish(wire.start(1, Tag.PUSH, push, slice_))
         wire.finish(wire.start(1, Tag.PULL, (0, 0)))
         wire.finish(wire.start(1, Tag.GOODBYE, (0, 0, 1)))
@@ -799,7 +799,7 @@ def test_an_answer_goes_out_as_it_is_received() -> None:
     learner = real.Wire(comm := Comm(), polite=False)
     comm.inbox = [Envelope(0, tag, payload) for _, _, tag, payload in door.comm.sent]
     pulled = np.zeros(SIZE, np.float32)
-    for expected in ((0, 3, 0, 2, 0, SLICE), (0, 9, 1, 0, 0, 0)):
+    for expected in ((0, 3, 0, 2, 0, -1, SLICE), (0, 9, 1, 0, 0, -1, 0)):
         posted = learner.post(0, Tag.ANSWER, pulled)
         assert learner.header(posted) == expected
         learner.finish(posted)
@@ -813,10 +813,13 @@ def test_a_question_is_sent_once_its_answer_has_a_place(polite: bool) -> None:
         wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     assert comm.sent == [], "the receive goes first"
     weights = np.arange(SIZE, dtype=np.float32)
-    comm.inbox = [Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, SLICE)), Envelope(1, Tag.WEIGHTS, weights.tobytes())]
+    comm.inbox = [
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, SLICE)),
+        Envelope(1, Tag.WEIGHTS, weights.tobytes()),
+    ]
     asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))
     assert [sent[1:] for sent in comm.sent] == [(1, Tag.PULL, header(Tag.PULL, 0, 7))]
-    assert wire.header(asked) == (0, 7, 0, 0, 0, SLICE)
+    assert wire.header(asked) == (0, 7, 0, 0, 0, -1, SLICE)
     wire.finish(asked)
     assert pulled.tolist() == weights.tolist()
 
@@ -836,7 +839,7 @@ def test_an_answer_of_another_size_is_refused(polite: bool, more: bytes, slice_n
     """MPI would fill what there is of a shorter one, and raise an error of its own for a longer one."""
     wire, pulled = real.Wire(comm := Comm(), polite=polite), np.zeros(SIZE, np.float32)
     comm.inbox = [
-        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, told) + more),
+        Envelope(1, Tag.ANSWER, header(Tag.ANSWER, 0, 7, 0, 0, 0, -1, told) + more),
         Envelope(1, Tag.WEIGHTS, bytes(slice_nbytes)),
     ]
     asked = wire.ask(1, Tag.PULL, (0, 7), Tag.ANSWER, (pulled,))

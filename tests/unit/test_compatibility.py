@@ -17,6 +17,7 @@ from mpisgd.config import Config, compatibility, config_file
 from mpisgd.job import placement
 from mpisgd.job.parts import NOTHING_BROUGHT
 from mpisgd.job.run.start import place
+from mpisgd.liveness import tolerance
 from mpisgd.liveness.ranks import Ranks
 from mpisgd.protocols import PROTOCOLS
 from mpisgd.simulate.job import Job
@@ -154,6 +155,9 @@ def test_every_pair_can_come_up() -> None:
         {"exchange": "prefetch", "device": "cuda"},
         {"exchange": "duplex", "faults": {"mode": "tolerant"}},
         {"exchange": "duplex", "pull_format": "bfloat16"},
+        {"spares": 1, "faults": {"mode": "fail-fast"}},
+        {"spares": 1, "exchange": "duplex", "pull_format": "bfloat16"},
+        {"spares": 1, "group_size": 2},
         {"push_format": "topk"},
         {"topk_share": 0.1},
         {"autocast": "bfloat16", "virtual": {"batched": True}},
@@ -165,6 +169,7 @@ def test_every_pair_can_come_up() -> None:
         {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
+        {"pipeline": "1f1b"},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
@@ -183,6 +188,12 @@ def test_every_pair_can_come_up() -> None:
         {"groups": {"rate": {"*": 2.0}}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss"}, "virtual": {"gradients": False}},
         {"evaluation": {"best": "loss", "patience": 1}},
+        {"epoch_samples": 9},
+        {"sampling": "dealt", "nonfinite": "drop", "exchange": "layerwise"},
+        {"sampling": "dealt", "aggregation": "node", "exchange": "duplex"},
+        {"sampling": "dealt", "group_size": 2},
+        {"autocast": "float16", "exchange": "layerwise"},
+        {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
     pairs = list(itertools.combinations(CHOICES, 2))
     for variant, (number, extra) in itertools.product([*VARIANTS, *BATCH], enumerate(more)):
@@ -190,3 +201,16 @@ def test_every_pair_can_come_up() -> None:
             config = config_of({"protocol": variant}, **{**{field: CHOICES[field][1] for field in fields}, **extra})
             seen.update(compatibility.refused(config), compatibility.refused(config, virtual=True))
     assert seen == set(compatibility.REFUSED)
+
+
+def test_spares_need_a_job_that_learners_may_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On ranks whose MPI tells of no failures, and in a batch script without --fault-tolerant."""
+    monkeypatch.setattr("mpisgd.comm.mpi.ulfm.enabled", lambda: False)
+    with pytest.raises(ConfigError, match="spares = 1: expected 0: learners may die in fault-tolerant runs alone"):
+        tolerance.of(Config(spares=1))
+    path = tmp_path / "job.toml"
+    path.write_text("spares = 1\n")
+    assert "spares = 1: expected 0; or --fault-tolerant" in refusal(
+        lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run"])
+    )
+    assert refusal(lambda: submit_cli.main([str(path), "--learners", "4", "--dry-run", "--fault-tolerant"])) == ""

@@ -159,6 +159,8 @@ class _OnGpu:
     def zero_gradients(self) -> None:
         self.gradients.zero_()
 
+    overflows = False
+
     def casting(self) -> nullcontext[None]:
         return nullcontext()
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from mpisgd.base.draws import Seeds, seeds_of
 from mpisgd.base.errors import ConfigError
@@ -203,13 +203,7 @@ class Shared:
         return self.x[index], 0
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(3))
-
-
 LOADERS: dict[str, tuple[Any, str]] = {
-    "stream": (lambda: DataLoader(Stream()), "is a stream, expected a map-style one"),
     "sampler": (
         lambda: DataLoader(Crops(), sampler=WeightedRandomSampler([1.0] * 32, 32)),  # type: ignore[arg-type]
         r"a sampler of its own, or none \(WeightedRandomSampler\)",

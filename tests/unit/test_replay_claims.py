@@ -227,6 +227,28 @@ def test_what_is_checked(table: str, column: str, run_of: Callable[..., Path]) -
         assert refused(path)
 
 
+def test_waiting_for_neighbours_is_checked(run_of: Callable[..., Path]) -> None:
+    """A column that only runs of groups have."""
+    column = "neighbour_s"
+    assert claims.SOME[column].standing is Standing.CHECKED
+    assert column in claims.table(columns=(column,))[0][2] and column not in claims.table()[0][2]
+    for which in range(2):
+        path = run_of("groups", real=True)
+
+        def much_more(rows: np.ndarray, which: int = which) -> None:
+            rows[column][a_row(rows, column)] = much(rows[column][0])[which]
+
+        change(path, "pushes", much_more)
+        assert refused(path)
+    path = run_of("groups", real=False)
+
+    def a_little(rows: np.ndarray) -> None:
+        rows[column][a_row(rows, column)] = little(column, rows[column][a_row(rows, column)])
+
+    change(path, "pushes", a_little)
+    assert f"{column} " in refused(path)
+
+
 @pytest.mark.parametrize(("table", "column"), of_tables(Standing.TRUST))
 def test_what_is_on_trust(table: str, column: str, run_of: Callable[..., Path]) -> None:
     path = run_of("all", real=True)
@@ -334,7 +356,7 @@ def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
 def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
     (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
-    path = run_of({"teams": "teams", "layers": "layers", "groups": "groups"}.get(name, "all"), real=True)
+    path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)
     environment(path, **{name: other(Run(path).environment[name])})
     assert bool(refused(path)) == (claim.standing is not Standing.TRUST)
 

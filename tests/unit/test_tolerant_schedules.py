@@ -40,6 +40,7 @@ class FaultyCrew(Crew):
     """
 
     evaluator_rank = EVALUATOR
+    spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, lambda_: int, next_clock: Any, seed: int) -> None:
         super().__init__(lambda_, next_clock, lambda learner_id, seq: 1.0, seed=seed)

@@ -38,6 +38,7 @@ class Channel(ScriptedChannel):
     """Learner l is rank l + 1; rank 9 evaluates at first. What is not in the script comes not: time passes instead."""
 
     evaluator_rank = EVALUATOR
+    spare_ranks: tuple[int, ...] = ()
 
     def __init__(self, script: list[Any]) -> None:
         super().__init__(script)

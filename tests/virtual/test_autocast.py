@@ -1,4 +1,4 @@
-"""Training passes in bfloat16 are those of torch.autocast; evaluations are not; replay has the bits."""
+"""Training passes in bfloat16 and float16 are those of torch.autocast; evaluations are not; replay has the bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, UPDATES, weig
 CAST: dict[str, Any] = {**JOB, "autocast": "bfloat16"}
 
 
-def loop() -> dict[str, torch.Tensor]:
+def loop(dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> dict[str, torch.Tensor]:
     """The last weights of a loop under autocast, which takes the mean of the learners' gradients in their order."""
     digits = data.load(DigitsOptions(), seed=SEED)
     model = models.make(MlpOptions(hidden=(24,)), input_shape=digits.input_shape, classes=digits.classes, seed=SEED)
@@ -32,10 +32,10 @@ def loop() -> dict[str, torch.Tensor]:
         for learner_id in range(LEARNERS):
             inputs, targets = digits.train.batch(sampling.indices(learner_id, seq))
             model.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", dtype):
                 loss = nn.functional.cross_entropy(model(inputs), targets)
-            loss.backward()
-            sums = [total + parameter.grad for total, parameter in zip(sums, model.parameters(), strict=True)]
+            (loss * scale).backward()
+            sums = [total + parameter.grad / scale for total, parameter in zip(sums, model.parameters(), strict=True)]
         for total, parameter in zip(sums, model.parameters(), strict=True):
             parameter.grad = total / LEARNERS
         optimizer.step()
@@ -52,6 +52,57 @@ def test_hardsync_is_a_loop_under_autocast(tmp_path: Path) -> None:
     for name, value in expected.items():
         apart = float((found["cast"][name] - value).abs().max())
         assert apart <= 1e-6 < float((found["not"][name] - value).abs().max())
+
+
+def test_float16_is_a_loop_with_a_scaled_loss(tmp_path: Path) -> None:
+    """Of a loss so small that without a scale hardly anything of its gradients would be left; the rate is as much larger."""
+    small = 2.0**-20
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return small * nn.functional.cross_entropy(output, target)
+
+    simulated(tmp_path / "run", CAST, Brought(loss=loss), autocast="float16", alpha0=JOB["alpha0"] / small)
+    found = weights(tmp_path / "run")
+    for scale, near in ((small * 2**16, True), (small, False)):
+        apart = max(float((found[name] - other).abs().max()) for name, other in loop(torch.float16, scale).items())
+        assert (apart <= 1e-6) == near, (scale, apart)
+
+
+HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"protocol": "hardsync", "shards": 3, "clip_norm": 0.5},
+        {"protocol": {"name": "softsync", "n": LEARNERS}, "shards": 2},
+        {"protocol": {"name": "backup", "b": 1}},
+        {"protocol": "versioned", "accumulation": 2},
+        {"local_steps": 3, "alpha0": 0.5},
+    ],
+    ids=str,
+)
+def test_replay_has_the_bits_of_gradients_that_overflowed(changes: dict[str, Any], tmp_path: Path) -> None:
+    """At the first scales; each learner finds its own."""
+    passes: list[float] = []
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        passes.extend([0.0] * torch.is_grad_enabled())
+        return 64 * nn.functional.cross_entropy(output, target)
+
+    run = simulated(tmp_path / "run", HALF, Brought(loss=loss), **{"alpha0": 0.001, **changes})
+    shards, per_push = changes.get("shards", 1), changes.get("accumulation", 1) * changes.get("local_steps", 1)
+    assert len(passes) > len(run.pushes) // shards * per_push
+    assert replay(tmp_path / "run", Brought(loss=loss)).holds
+
+
+def test_float16_where_a_pass_is_not_known_as_a_whole(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"protocol": "async", "exchange": "layerwise"}, r"autocast = 'float16': expected 'off' or 'bfloat16' beside exchange"),
+        ({"micro_batches": 2}, r"autocast = 'float16': expected 'off' or 'bfloat16' beside micro_batches"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            simulated(tmp_path / "run", HALF, **changes)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mpisgd import data, models, replay
-from mpisgd.analysis import timeline
+from mpisgd.analysis import throughput, timeline
+from mpisgd.analysis.cycles import DELAY, NEIGHBOUR
 from mpisgd.base.errors import ConfigError, DataError, DeadlockError
 from mpisgd.comm.messages import Tag
 from mpisgd.config import DigitsOptions, MlpOptions
@@ -25,9 +27,13 @@ from mpisgd.pipeline import stage
 from mpisgd.pipeline.group_channel import GroupChannel
 from mpisgd.pipeline.pieces import Pieces
 from mpisgd.plan.costs import fit
+from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
+from mpisgd.report import figures_timeline
 from mpisgd.simulate import simulate
+from mpisgd.simulate.stage_seconds import StageSeconds
 from tests.effort import examples
+from tests.forge import forge
 from tests.virtual.jobs import TENSORS, config, simulated, tables
 from tests.virtual.test_laws import jobs, obeys
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, Weights, check_equal, weights
@@ -57,6 +63,7 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
         "shards": draw(st.integers(size, 6)),
         "group_size": size,
         "micro_batches": draw(st.integers(1, 6).filter(lambda many: many != 5)),
+        "pipeline": draw(st.sampled_from(["gpipe", "1f1b"])) if size > 1 else "gpipe",
     }, draw(st.sampled_from([0.0, 0.01, 0.2]))
 
 
@@ -139,6 +146,36 @@ def test_hardsync_is_a_loop_over_micro_batches(size: int, micro_batches: int, tm
     assert replay.replay(tmp_path / "run").holds
 
 
+@pytest.mark.parametrize(("size", "micro_batches"), [(2, 1), (2, 4), (3, 2), (3, 8), (4, 8)])
+def test_one_forward_one_back_has_the_bits_of_gpipe_and_keeps_fewer(
+    size: int, micro_batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sends that block. Of a stage, at most as many micro-batches are on their way as there are stages from it on."""
+    most: dict[tuple[str, int], int] = {}
+    under_way: dict[int, int] = {}
+    order = ""
+
+    def counting(step: int, kind: Any) -> Any:
+        def counted(passes: Any, *arguments: Any) -> Any:
+            rank = passes._rank.rank
+            under_way[rank] = under_way.get(rank, 0) + step
+            most[order, rank] = max(most.get((order, rank), 0), under_way[rank])
+            return kind(passes, *arguments)
+
+        return counted
+
+    monkeypatch.setattr(StageSeconds, "pass_on", counting(1, StageSeconds.pass_on))
+    monkeypatch.setattr(StageSeconds, "pass_back", counting(-1, StageSeconds.pass_back))
+    runs = []
+    for order in ("gpipe", "1f1b"):
+        changes = {"model": DEEP, "group_size": size, "shards": size, "micro_batches": micro_batches, "pipeline": order}
+        runs.append(simulated(tmp_path / order, SOME, **changes))
+        assert replay.replay(tmp_path / order).holds
+    assert digits_of(runs[0]) == digits_of(runs[1])
+    for at, rank in enumerate(runs[0].environment["groups"][0]):
+        assert (most["gpipe", rank], most["1f1b", rank]) == (micro_batches, min(micro_batches, size - at))
+
+
 class Block(nn.Module):
     """A skip connection across the border of two stages; draws, and keeps a buffer in training."""
 
@@ -167,6 +204,13 @@ def test_own_stages_that_draw_are_proved(protocol: Any, tmp_path: Path) -> None:
     assert len(np.unique(run.pushes["loss"])) == len(run.pushes) / 3
 
 
+def test_a_list_of_factories_is_a_model(tmp_path: Path) -> None:
+    """A virtual cluster, and a replay, make all of its pieces, in one process."""
+    brought = Brought(model=lambda: [lambda: Block(False), lambda: Block(False), lambda: Block(True), lambda: nn.Linear(6, 3)])
+    simulated(tmp_path / "run", TENSORS, brought, group_size=3, shards=4, micro_batches=2, mu=8, averaging=0.9)
+    assert replay.replay(tmp_path / "run", brought).holds
+
+
 def test_a_seed_names_stages_and_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[float] = []
     through = Pieces._draw_for
@@ -193,7 +237,8 @@ def seconds(path: Path, **changes: Any) -> float:
     base = {**TENSORS, "data": {**TENSORS["data"], "shape": [8]}, "model": {"name": "mlp", "hidden": [8, 8, 8]}}  # type: ignore[dict-item]
     some = {"network": free, "compute": constant, "virtual": {"learners": 1, "gradients": False, "train_samples": 60}, "mu": 12}
     run = simulated(path, {**base, **some, "epochs": 1.0}, **changes)
-    return float(np.median(run.pushes["compute_s"][run.pushes["shard"] == 0]))
+    pushes = run.pushes[run.pushes["shard"] == 0]
+    return float(np.median(pushes["compute_s"] + (pushes["neighbour_s"] if "group_size" in changes else 0.0)))
 
 
 def test_a_pipeline_takes_what_its_longest_stage_and_the_bubble_do(tmp_path: Path) -> None:
@@ -203,6 +248,75 @@ def test_a_pipeline_takes_what_its_longest_stage_and_the_bubble_do(tmp_path: Pat
     for parts in (1, 2, 6):
         found = seconds(tmp_path / f"{parts}", group_size=2, shards=2, micro_batches=parts)
         assert found == pytest.approx(longer + shorter / parts, rel=1e-6)
+
+
+def test_waiting_for_neighbours_is_told_apart(tmp_path: Path) -> None:
+    """Of the run above, in two parts: the first stage waits for the other's passes of one part, and the report says how much."""
+    longer, shorter = 144 / 243 * 1.2, 99 / 243 * 1.2
+    seconds(tmp_path / "run", group_size=2, shards=3, micro_batches=2)
+    run = Run(tmp_path / "run")
+    assert run.environment["stages"] == [[0, 1], [2]]
+    for at, shards, alone_s in ((0, [0, 1], longer), (1, [2], shorter)):
+        own = run.pushes[np.isin(run.pushes["shard"], shards)]
+        assert own["compute_s"] == pytest.approx(alone_s, rel=1e-6)
+        waited_s = shorter / 2 if at == 0 else longer / 6 + (longer - shorter) * 0.5
+        assert own["neighbour_s"] == pytest.approx(waited_s, rel=1e-6)
+    table = throughput.bubble_table(run)
+    assert [row[:2] for row in table.rows] == [(0, "0, 1"), (1, "2")]
+    assert table.rows[0][-1] == pytest.approx(100 * shorter / 2 / (longer + shorter / 2))
+    assert "33.3 % with 2 micro-batches" in table.note
+    assert "neighbours" in [column.name for column in throughput.time_table(run).columns]
+    assert float(throughput.learner_time(run).other.sum()) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_own_steps_pass_on_what_their_ranks_have_waited(tmp_path: Path) -> None:
+    protocol = {"name": "downpour", "n_push": 2, "n_fetch": 4}
+    run = simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=2, shards=2, protocol=protocol)
+    assert (run.pushes["neighbour_s"] > 0).all()
+    assert replay.replay(tmp_path / "run").holds
+
+
+def test_a_timeline_has_a_row_for_each_stage(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=2, shards=3, evaluator=True)
+    found = timeline.look(run)
+    assert list(found.names.values())[:6] == [
+        "shard 0",
+        "shard 1",
+        "shard 2",
+        "evaluator",
+        "learner 0, stage 0",
+        "learner 0, stage 1",
+    ]
+    stages = {0: 0, 1: 0, 2: 1} if run.environment["stages"] == [[0, 1], [2]] else {0: 0, 1: 1, 2: 1}
+    assert [row["learner_id"] % 2 for row in found.pushes] == [stages[row["shard"]] for row in found.pushes]
+    edges = found.cycles.edges
+    waited = (edges[:, DELAY] - edges[:, NEIGHBOUR]) / 1e9
+    assert waited == pytest.approx(found.pushes["neighbour_s"][found.cycles.row])
+    assert (found.cycles.slack >= 0).all() and (np.diff(edges, axis=1) >= 0).all()
+    for rank in range(2 * run.lambda_):  # what a rank does does not overlap
+        own = edges[found.cycles.learner_id == rank]
+        assert len(own) and (own[1:, 0] >= own[:-1, -1]).all()
+    assert figures_timeline.drawing(run, timeline.look(run, learners=1)).missing == ""
+
+
+def test_runs_of_groups_whose_log_does_not_tell_are_read(tmp_path: Path) -> None:
+    """An earlier mpisgd counted waiting for neighbours as computing, and had no column for it."""
+    simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=2, shards=2)
+    for path in (tmp_path / "run").glob("shard-*.h5"):
+        with h5py.File(path, "r+") as file:
+            rows = file["pushes"][:]
+            older = np.empty(len(rows), schema.PUSHES)
+            for name in schema.PUSHES.names or ():
+                older[name] = rows[name]
+            older["compute_s"] = (np.rint(1e9 * rows["compute_s"]) + np.rint(1e9 * rows["neighbour_s"])) * 1e-9
+            del file["pushes"]
+            file.create_dataset("pushes", data=older, maxshape=(None,), chunks=True)
+            forge(file)
+    run = Run(tmp_path / "run")
+    assert replay.replay(tmp_path / "run").holds
+    assert not throughput.tells_neighbours(run)
+    with pytest.raises(DataError, match="there is no timeline, its log does not tell of groups"):
+        timeline.look(run)
 
 
 def test_a_run_is_the_same_again(tmp_path: Path) -> None:
@@ -237,6 +351,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
             "virtual.parameters = 50: expected 0 beside group_size",
         ),
         ({"group_size": 2, "failures": {"at_s": {"9": 1.0}, "then": "stop"}}, "a learner_id from 0 to 3"),
+        ({"pipeline": "1f1b"}, "pipeline = '1f1b'.*: one rank alone passes nothing on"),
         ({"micro_batches": 3}, "micro_batches = 3: expected a divisor of mu = 4"),
         (
             {"group_size": 2, "micro_batches": 4, "model": {"batch_norm": True}},
@@ -252,7 +367,5 @@ def test_bad_input(changes: dict[str, Any], refused: str, tmp_path: Path) -> Non
 
 def test_what_needs_seconds_of_whole_learners_says_so(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, group_size=2, shards=2)
-    with pytest.raises(DataError, match="there is no timeline, its learners are groups"):
-        timeline.look(run)
     with pytest.raises(ConfigError, match="is a run of groups"):
         fit.fit(run)

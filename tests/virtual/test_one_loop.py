@@ -72,6 +72,8 @@ WORLDS = (
     "mpi4py",
     "greenlet",
 )
+#: Of what both have alike.
+NEITHER = ("mpisgd.comm.messages.", "mpisgd.models.", "mpisgd.gradient.", "torch.")
 #: By which one could ask.
 TELLING = {"virtual", "is_virtual", "simulated", "real", "world", "VirtualWire", "Wire", "VirtualOptions", "greenlet", "MPI"}
 
@@ -89,14 +91,14 @@ def asks(source: str) -> list[str]:
     """What in a module's source could tell the two worlds apart."""
     tree = ast.parse(source)
     found = [name for name in imported(tree) if any(name == world or name.startswith(f"{world}.") for world in WORLDS)]
-    messages = {name.removeprefix("mpisgd.comm.messages.") for name in imported(tree) if name.startswith("mpisgd.comm.messages.")}
+    neither = {name.rpartition(".")[2] for name in imported(tree) if name.startswith(NEITHER)} | {"NotImplementedError"}
     fine = {
         node.func
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(node.args[1], ast.Name) and node.args[1].id in messages
+        if isinstance(node, ast.Call) and len(node.args) == 2 and isinstance(node.args[1], ast.Name) and node.args[1].id in neither
     }
     for node in ast.walk(tree):
-        if node in fine:  # isinstance(message, Push): what was sent may be asked about
+        if node in fine:  # isinstance(message, Push): what was sent, or is computed, may be asked about
             continue
         if isinstance(node, ast.Attribute) and node.attr in TELLING:
             found.append(f".{node.attr}")

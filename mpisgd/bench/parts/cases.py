@@ -22,6 +22,7 @@ from mpisgd.protocols import (
     BackupOptions,
     DownpourOptions,
     HardsyncOptions,
+    SandblasterOptions,
     SoftsyncOptions,
     SspOptions,
     TimeoutOptions,
@@ -70,8 +71,14 @@ class Way:
 
     @property
     def shards(self) -> int:
-        """Ranks besides the learners."""
         return 0 if isinstance(self.special.get("protocol"), AllreduceOptions) else 1
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Of the bench's job: a shard, a coordinator, the learners, as far as it has them."""
+        if isinstance(self.special.get("protocol"), SandblasterOptions):
+            return (0, 1 + LEARNERS, *range(1, 1 + LEARNERS))
+        return tuple(range(1 - self.shards, 1 + LEARNERS))
 
 
 WAYS = {
@@ -88,8 +95,9 @@ WAYS = {
     "versioned": Way({"protocol": VersionedOptions()}),
     "backup": Way({"protocol": BackupOptions(b=1)}),
     "timeout": Way({"protocol": TimeoutOptions()}),
+    "sandblaster": Way({"protocol": SandblasterOptions(iterations=3), "alpha0": Config.alpha0, "epochs": Config.epochs}),
 }
-"""softsync: n = lambda."""
+"""softsync: n = lambda. sandblaster: images whose gradients were summed, line search and commands included."""
 
 
 def config_of(directory: Path, case: Case, **special: Any) -> Config:

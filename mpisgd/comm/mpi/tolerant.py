@@ -107,6 +107,11 @@ class TolerantWire(Wire):
         """Wait for this rank no more, not even at the end."""
         self._given_up.add(rank)
 
+    def lose(self, rank: int) -> None:
+        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
+        self._lost.add(rank)
+        self._news = deque(each for each in self._news if each[0] != rank)
+
     # -------------------------------------------------------------------------------------------------------------- send
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: np.ndarray) -> Sending:

@@ -342,6 +342,9 @@ class Wire:
     def give_up(self, rank: int) -> None:
         """Do nothing: only a fault-tolerant wire gives a rank up (`tolerant.py`)."""
 
+    def lose(self, rank: int) -> None:
+        """Do nothing: only a fault-tolerant run goes on without a rank."""
+
     def given_up(self) -> list[int]:
         """Ranks that nobody waits for, and that are not known to be dead."""
         return []

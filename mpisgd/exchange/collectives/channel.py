@@ -13,6 +13,7 @@ from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
 from mpisgd.exchange.base import Report
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.rules.portions import NO_PORTION
 from mpisgd.vectors.memory import Memory
 
 
@@ -66,8 +67,8 @@ class TeamChannel(ShardChannel):
         Raises PeerError where a header is another learner's, or of a model of another size.
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
-        seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns)
-        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, 0.0, report.loss)
+        seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns, 0)
+        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, NO_PORTION, 0.0, report.loss)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
         pushes = []

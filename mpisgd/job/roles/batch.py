@@ -19,6 +19,7 @@ from mpisgd.job.roles.sgd import BuiltEvaluator
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import Setup, World
 from mpisgd.protocols import SandblasterOptions
+from mpisgd.records.callbacks import UpdateTeller
 from mpisgd.records.coordinator_records import Coordinated, CoordinatorLog
 from mpisgd.records.log import schema
 from mpisgd.records.log.progress import Progress
@@ -125,24 +126,28 @@ class BuiltBatchShard(Built):
         taken, rows = ((), []) if before is None else (before.snapshots, before.rows)
         self._snapshots = tensors_of(world).snapshots(setup.spool(self.index), slots, taken)
         self._file = self._open(schema.shard_file(self.index, setup.attempt), self.index, rows)
-        progress = Progress("off", 0.0, 0.0)  # the coordinator tells
+        progress = Progress("off", 0.0, 0.0)  # the coordinator tells people
+        if self.index == 0 and (told := world.callbacks.on_update) is not None:
+            progress.hear = UpdateTeller(told)
         checkpoints = world.checkpoints(rank, slots.kept, rows)
         records = ShardRecords(ShardLog(self._file, self.index), progress, self._snapshots, checkpoints)
-        channel = (TolerantBatchShardChannel if setup.tolerant else BatchShardChannel)(self.wire, setup.roles, self.index)
+        tolerant = TolerantBatchShardChannel(self.wire, setup.roles, self.index) if setup.tolerant else None
+        channel = tolerant or BatchShardChannel(self.wire, setup.roles, self.index)
         rules = Rules(setup.config.protocol.make(setup.roles.lambda_), setup.roles.lambda_, np.inf)
         self.server = BatchShard(channel, rules, slots, records, setup.meta.train_samples, world.service(rank))
         if setup.resumption is not None and before is not None:
             self.server.restore(before, setup.resumption.checkpoint.next_seq, world.saved(rank))
-        if isinstance(channel, TolerantBatchShardChannel):
+        if tolerant is not None:
             succession = Succession(dedicated=setup.roles.dedicated_evaluator) if self.index == 0 else None
             name = f"shard {self.index} on {setup.hosts[rank]}"
-            Attendance(self.server, channel, setup.config.faults.patience_s, succession, name)
+            Attendance(self.server, tolerant, setup.config.faults.patience_s, succession, name)
 
     def train(self) -> None:
         self.server.serve()
 
     def end(self) -> np.ndarray:
         server, rules, refused = self.server, self.server.rules, self.server.refusals
+        server.records.progress.close()
         interrupted = rules.interrupted and not rules.finished
         return account(rules.clock, server.slots.samples, False, server.updated_s, refused.total, refused.most, interrupted)
 

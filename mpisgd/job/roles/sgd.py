@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,10 +96,13 @@ class BuiltShard(Built):
         if shard == 0 and (told := world.callbacks.on_update) is not None:
             progress.hear = UpdateTeller(told)
         protocol = config.protocol.make(lambda_)  # of its own: what it keeps is of this shard
-        log = ShardLog(self._file, shard, duplex=channel.duplex)
+        log, samples = ShardLog(self._file, shard, duplex=channel.duplex), setup.meta.train_samples
+        portions = parts.portions_of(config, samples, lambda_, shard)
+        rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
+        channel.portion_of = rules.portion_of
         server = Shard(
             channel,
-            Rules(protocol, lambda_, parts.budget_samples(config, protocol, setup.meta.train_samples)),
+            rules,
             update,
             ShardRecords(log, progress, snapshots, world.checkpoints(self.rank, update, rows)),
             nonfinite=config.nonfinite,
@@ -137,11 +141,16 @@ class BuiltBoth(BuiltShard):
 
 
 class BuiltLearner(Built):
-    """A learner, which may be the leader of a team, or its rank of one stage."""
+    """A learner, which may be the leader of a team, or its rank of one stage.
+
+    Attributes:
+        first_seq: the mini-batch that it begins with.
+    """
 
     def __init__(self, setup: Setup, world: World, rank: int) -> None:
         super().__init__(setup, world, rank)
         config = setup.config
+        self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
         computed = self._leader or self._gradient_of()
@@ -157,6 +166,8 @@ class BuiltLearner(Built):
         else:
             self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds)
         self.leaves_by = self._channel.goodbye
+        if world.tensors is not None:
+            self._channel.draw = functools.partial(world.tensors.sampling.deal, self.index)
         self._gradient: Computes = pushed
         if config.exchange == "layerwise":
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
@@ -168,7 +179,7 @@ class BuiltLearner(Built):
         self.expendable = setup.tolerant
         share = parts.share_of(setup.config, protocol, setup.meta.train_samples, setup.roles.lambda_, learner_id)
         delays = stages.loop_delays(setup.config, learner_id)
-        learn(self._channel, protocol, self._gradient, delays, share, setup.first_seq(learner_id))
+        learn(self._channel, protocol, self._gradient, delays, share, self.first_seq)
 
     def end(self) -> np.ndarray:
         if self._leader is not None:

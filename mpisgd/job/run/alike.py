@@ -27,13 +27,16 @@ if TYPE_CHECKING:
     from mpisgd.comm.mpi.library import MPI
 
 SAMPLES = 6
-"""So many of each split are looked at: the first, the last, and others that the seed names."""
+"""So many of each split are looked at: the first, the last, and others that the seed names; of a stream the first."""
 
 _TOLERANCE = 1e-3
 """Tolerance of sums, as a share of the norm. Other draws differ by about the norm itself."""
 _CHUNK = 1 << 17
 _OF_A_LOSS = 1e-2
 """GPUs of different kinds may differ in the third digit."""
+
+INITIAL = "initial "
+"""What facts about the values of a model begin with."""
 
 _ADVICE = {
     "data": "expected the same on every rank: draw from torch, numpy or `random` only inside the factory or a sample (they are"
@@ -121,7 +124,7 @@ def of_data(data: DataSet, seed: int) -> Facts:
 def _of_split(name: str, split: Split, seed: int, number: int) -> Facts:
     size = len(split)
     drawn = stream(Domain.ALIKE, seed, number).integers(size, size=SAMPLES - 2)
-    chosen = np.unique(np.array([0, size - 1, *drawn], np.int64))
+    chosen = np.arange(min(size, SAMPLES)) if split.in_order else np.unique(np.array([0, size - 1, *drawn], np.int64))
     batch = fetch(split, chosen, lambda: seeds_of(Domain.ALIKE, seed, number))
     named = {"[0]": "inputs", "[1]": "targets"} if isinstance(batch, tuple | list) and len(batch) == 2 else {}
     facts: dict[str, str | float | Rough] = {}
@@ -138,7 +141,8 @@ def of_model(model: FlatModel) -> Facts:
     state: dict[str, Any] = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
     for name, values in state.items():
         facts[f"shape of {name}"] = f"{values.dtype} {tuple(values.shape)}"
-        facts[f"initial {name}"] = _like(values)
+        if not values.is_meta:
+            facts[f"{INITIAL}{name}"] = _like(values)
     return facts
 
 

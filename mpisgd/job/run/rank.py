@@ -34,12 +34,12 @@ from mpisgd.job.run.start import Claim, agree_on, name
 from mpisgd.job.tensors import Tensors
 from mpisgd.job.world import World
 from mpisgd.liveness import tolerance
-from mpisgd.liveness.guard import AgreedError, failing_fast, is_single
+from mpisgd.liveness.guard import AgreedError, agree, failing_fast, is_single
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.vigil import Vigil
 from mpisgd.liveness.watchdog import Watchdog
 from mpisgd.pipeline.stage import Stage
-from mpisgd.records.callbacks import End, call
+from mpisgd.records.callbacks import End, call, given
 from mpisgd.records.checkpoint.checkpoint import way_on
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
@@ -89,6 +89,7 @@ class Rank:
 
     def agree(self, config: Config, brought: Brought, resumed: bool) -> None:
         """With all others, on what to do. Raises AgreedError on all alike."""
+        own = agree(self.comm, lambda: given(config.callbacks, brought.callbacks))
         agreed = agree_on(config, self.comm, brought, self.pulse, resumed=resumed)
         self.claim = Claim(self.comm, agreed, brought, resumed)
         self.ranks = self.claim.ranks
@@ -97,7 +98,7 @@ class Rank:
         self.roles = self.setup.roles
         self.path = self.setup.path
         self.loggers = Loggers(self.setup.config.loggers, self.path)
-        self.callbacks = self.loggers.with_own(brought.callbacks)
+        self.callbacks = self.loggers.with_own(own)
         self._ready = True
         if self.setup.tolerant:
             self.vigil.stop()
@@ -172,7 +173,7 @@ class Rank:
 
     def _end(self, wire: Wire, said: np.ndarray) -> Outcome:
         """Rank 0 joins the logs, checks the books and says DONE; nobody leaves before that."""
-        logged = self.setup.config.log.enabled
+        logged, batch = self.setup.config.log.enabled, self.setup.config.protocol.batch
         accounts = wire.gather(said)
         outcome = outcome_of(self.path, accounts[list(self.roles.shard_ranks)])
         if accounts[:, -1].any():
@@ -183,7 +184,7 @@ class Rank:
             for spool in self.path.glob(f"{schema.SPOOL}*"):  # those of layouts before, too
                 spool.unlink(missing_ok=True)
             self.claim.unlock()
-            self._say(farewell(outcome, logged=logged))
+            self._say(farewell(outcome, logged=logged, batch=batch))
             end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
             call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
@@ -234,6 +235,7 @@ class Rank:
         parameters = self.claim.tensors.model.size
         return (
             f"{headline(setup.config, learners, ranks, parameters, setup.meta.train_samples)},"
+            f"{f' {setup.config.spares} spare(s),' if setup.config.spares else ''}"
             f" {len(set(setup.hosts))} host(s)"
             f"{f', {carried}' if carried else ''}"
             f"{', more ranks than cores: waiting politely' if self.ranks.oversubscribed else ''};"
@@ -244,7 +246,7 @@ class Rank:
         resumption, protocol = self.setup.resumption, self.setup.protocol
         if resumption is None:
             return ""
-        bits = "asynchronously"
+        bits = "with its history" if self.setup.config.protocol.batch else "asynchronously"
         if protocol.consistent and protocol.ordered:
             exact = self.setup.config.push_format == self.setup.config.pull_format == "float32"
             same = resumption.same_layout and exact
@@ -294,7 +296,13 @@ class MpiWorld(World):
         self._gradient = passes = self.tensors.passes(roles.stream(rank), roles.stage(rank))
         if rank != roles.evaluator_rank:
             del self.tensors.model
-        return Stage(self._wire, roles.groups[roles.index(rank)], passes, self._config.micro_batches)
+        elif self.tensors.in_pieces is not None:
+            self.tensors.model.forget()
+        config, group = self._config, roles.groups[roles.index(rank)]
+        return Stage(self._wire, group, passes, config.micro_batches, alternating=config.pipeline == "1f1b")
+
+    def take_place(self, rank: int, roles: Roles) -> None:
+        self._setup = dataclasses.replace(self._setup, roles=roles)
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         weights = super().weights(bounds)

@@ -22,13 +22,14 @@ from mpisgd.job import naming, parts, placement, resume
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
-from mpisgd.job.run.alike import Facts, of_data, of_loss, of_model, require_alike
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
+from mpisgd.job.tensors import Tensors, check_pieces, pieces_needed_by, stage_of
 from mpisgd.job.world import Setup
 from mpisgd.liveness import binding, tolerance, usher
 from mpisgd.liveness.guard import AgreedError, agree
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
+from mpisgd.models.in_pieces import InPieces
 from mpisgd.protocols import Protocol
 from mpisgd.records import directory, loggers
 from mpisgd.records.checkpoint.snapshots import check_spool
@@ -49,7 +50,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     agree(comm, lambda: loggers.check(config.loggers, used=told))
     pulse.know(ranks, lambda rank: name(roles, ranks, rank))
     torch.set_num_threads(config.threads or ranks.threads)
-    learns, first = ranks.rank in roles.computing_ranks, roles.learner_ranks[0]
+    learns, first = ranks.rank in (*roles.computing_ranks, *roles.spare_ranks), roles.learner_ranks[0]
     computes = learns or ranks.rank == roles.evaluator_rank
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
     meta: Meta = comm.bcast(parts.meta_of(data) if data is not None and ranks.rank == first else None, root=first)
@@ -58,17 +59,31 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
-    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed))
-    require_alike(comm, "model", of_model(model), root=0)
+    needed = pieces_needed_by(config, roles, ranks.rank)
+    model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed, needed=needed))
+    agree(comm, lambda: check_pieces(config, model.module))
     bounds = agree(comm, lambda: parts.bounds(config, model))
     sampling = agree(comm, lambda: parts.make_sampling(config, meta, roles.streams))
     tensors = Tensors(config, meta, loss, model, sampling, data, shard_device)
+    _require_models_alike(comm, roles, ranks.rank, tensors)
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
-    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, learns)), root=first)
+    require_alike(comm, "loss", agree(comm, lambda: _check(tensors, roles.stream(ranks.rank) if learns else None)), root=first)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
+
+
+def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
+    """Of a model in pieces, ranks that have the same of them are compared with each other. Raises AgreedError."""
+    facts, stages = of_model(tensors.model), tensors.stages
+    if stages is None or not isinstance(tensors.model.module, InPieces):
+        require_alike(comm, "model", facts, root=0)
+        return
+    require_alike(comm, "model", {name: fact for name, fact in facts.items() if not name.startswith(INITIAL)}, root=0)
+    own = stage_of(roles, stages, rank)
+    for stage, shards in enumerate(stages.shards):
+        require_alike(comm, "model", facts if stage == own else None, root=roles.shard_ranks[shards.start])
 
 
 def name(roles: Roles, ranks: Ranks, rank: int) -> str:
@@ -86,12 +101,13 @@ def _load_data(config: Config, brought: Brought, computes: bool) -> DataSet | No
     return parts.load_data(config, brought) if computes else None
 
 
-def _check(tensors: Tensors, learns: bool) -> Facts | None:
-    """All that learn look at the same mini-batch."""
-    if not learns or tensors.data is None:
+def _check(tensors: Tensors, number: int | None) -> Facts | None:
+    """All that learn look at the same mini-batch; `number`: that of this rank's stream of mini-batches, None where it does not."""
+    if number is None or tensors.data is None:
         return None
     check_workers(tensors.data.train)
-    return of_loss(tensors.check())
+    loss = tensors.check(number)
+    return None if tensors.in_pieces is not None else of_loss(loss)
 
 
 def _devices(config: Config, roles: Roles, ranks: Ranks, computes: bool) -> tuple[str, str]:

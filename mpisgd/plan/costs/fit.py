@@ -104,7 +104,7 @@ def fitted(run: Run, *, from_log: bool = False, trusting: bool = False) -> Fit:
         )
     if about.groups_of(run):
         raise ConfigError(
-            f"{run.path} is a run of groups (group_size > 1), whose log does not tell computing from waiting for neighbours;"
+            f"{run.path} is a run of groups (group_size > 1), whose log tells what single stages compute, not whole mini-batches;"
             " expected first a run with group_size = 1"
         )
     if about.layerwise(run):

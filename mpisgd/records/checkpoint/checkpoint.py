@@ -49,6 +49,7 @@ class Account:
         rows: the log so far, as in the attribute `continues` of a log file (`schema`).
         snapshots: of each, its clock, samples, seconds and CRC-32.
         counts: what the pushes and updates come to, where the log is bounded (`counts.Counts.numbers`).
+        portions: which were applied here, where they are dealt (`portions.Portions.state`).
     """
 
     shard: int
@@ -63,6 +64,7 @@ class Account:
     snapshots: list[tuple[int, int, float, int]]
     diverged: bool = False
     counts: list[int] = field(default_factory=list)
+    portions: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ What has a value for each element (weights, averaged weights, the optimiser's te
 along the new bounds, bit for bit. What a shard has once (Adam's count of steps) is that of the old shard that had most of the new
 slice; at one clock they are the same unless a shard made updates of nothing. All new shards begin alike: with the least samples
 and snapshots that any old one had, and with no gradient under way: where one shard had applied a mini-batch before the checkpoint
-and another had not, the other's half is lost, as is what was under way at any kill.
+and another had not, the other's half is lost, as is what was under way at any kill. Of portions that are dealt, the verdict of
+shard 0 counts, as ever.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Re
             shard=shard,
             bounds=(start, end),
             clock=checkpoint.clock,
-            samples=min(account.samples for account in old),
+            samples=old[0].samples if old[0].portions else min(account.samples for account in old),
             now_s=checkpoint.now_s,
             received=0,  # the log of these shards begins here
             applied_seq=[seq - 1 for seq in next_seq],
@@ -69,6 +70,7 @@ def recut(checkpoint: Checkpoint, bounds: Bounds, next_seq: Sequence[int]) -> Re
             rows=[],
             snapshots=old[0].snapshots[: min(len(account.snapshots) for account in old)],
             diverged=any(account.diverged for account in old),
+            portions=old[0].portions,
         )
         for shard, (start, end) in enumerate(bounds)
     ]

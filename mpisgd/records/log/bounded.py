@@ -24,13 +24,13 @@ _HEAD_NBYTES = 128 << 10
 """Bytes of a file besides those rows: HDF5's index, counts, the events of a small run."""
 
 
-def room_of(max_bytes: int) -> dict[str, int]:
+def room_of(max_bytes: int, tables: Mapping[str, np.dtype] = schema.TABLES) -> dict[str, int]:
     """How many rows of each thinned table so many bytes have room for: whole chunks, in which HDF5 gives room. 0: any number."""
     if max_bytes == 0:
         return dict.fromkeys(schema.THINNED, UNBOUNDED)
     rows_nbytes = max_bytes - _HEAD_NBYTES
     nbytes = {"updates": rows_nbytes // _UPDATES_SHARE, "pushes": rows_nbytes - rows_nbytes // _UPDATES_SHARE}
-    return {name: nbytes[name] // (schema.TABLES[name].itemsize * CHUNK_ROWS) * CHUNK_ROWS for name in schema.THINNED}
+    return {name: nbytes[name] // (tables[name].itemsize * CHUNK_ROWS) * CHUNK_ROWS for name in schema.THINNED}
 
 
 def open_tables(path: Path | None, *, max_bytes: int, counts: Sequence[int] = (), **fields: Any) -> TableFile:
@@ -51,7 +51,7 @@ class BoundedFile(TableFile):
     """
 
     def __init__(self, path: Path, *, max_bytes: int, counts: Sequence[int] = (), **fields: Any) -> None:
-        self._room = room_of(max_bytes)
+        self._room = room_of(max_bytes, fields.get("tables", schema.TABLES))
         self._thinning = {name: Thinning(room) for name, room in self._room.items()}
         self._counts = Counts.of(counts) if counts else Counts()
         self._marks: dict[str, int] = {}

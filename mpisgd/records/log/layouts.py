@@ -56,7 +56,7 @@ class Layout:
 
     def table(self, name: str) -> np.ndarray:
         parts = [rows.rows(name) for shard in self.rows for rows in shard]
-        return np.concatenate([np.empty(0, schema.TABLES[name]), *parts])
+        return schema.joined(name, parts)
 
     def parts(self) -> list[Rows]:
         return [rows for shard in self.rows for rows in shard]

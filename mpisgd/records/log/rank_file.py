@@ -53,6 +53,10 @@ class Rows:
     def length(self, table: str) -> int:
         return self._count(table, read_file(self.path, f"table {table}", lambda file, _: _committed(file, table)))
 
+    def dtype(self, table: str) -> np.dtype:
+        found: np.dtype = read_file(self.path, f"table {table}", lambda file, _: contained.data_set(file, table).dtype)
+        return found
+
     def thinning(self, table: str) -> Thinning | None:
         """By which rule its rows were kept; None: all are."""
         room = read_file(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))

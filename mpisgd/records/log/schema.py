@@ -12,6 +12,7 @@ as the how-manieth it was appointed, from 1: so one that wakes late replaces not
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
 `mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`.
+Those of later attempts continue it as shards' files do (`continues`, of these two tables), also where slices are cut anew.
 
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
@@ -29,12 +30,19 @@ applied and the seconds at `continues_clock`; `begins_seq`, int64 (learners,), w
 to the run. `log.h5` has the rows of earlier layouts in groups `layouts/0`, `layouts/1` ..., with `learners`, `shards` and the
 clocks `first_clock` and `last_clock` as attributes.
 
+Where learners are groups of ranks, `pushes` of shards have one column more, `neighbour_s`, float64: seconds in which the rank of
+this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
+and counted them as computing: such logs are read as they are.
+
 Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
 int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
 is filled; each row stands for itself and the k - 1 rows after it, which are not there. `counts_0` and `counts_1` have exact counts
 of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` says it for its tables by data sets `pushes_every`
 and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
 many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
+
+Each data set of a table says what its columns are: attributes `units` and `meanings`, texts in the order of the columns. In "" a
+number counts nothing, "1" is a ratio. Files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -42,6 +50,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,6 +89,7 @@ class Event(enum.IntEnum):
     REFUSED = 18  # a message that cannot be was refused; it came from rank `value`
     GOODBYE = 19  # a learner says goodbye: by its own count, it has pushed `value` gradients to this shard, in this attempt
     ENOUGH = 20  # evaluations are no better since snapshot `value`, or so others say (NaN): learners are given no more weights
+    SUCCEEDED = 21  # spare rank `value` takes the place of a learner that is dead
 
 
 class Outcome(enum.IntEnum):
@@ -102,112 +112,149 @@ class Why(enum.IntEnum):
     LINE_SEARCH = 5  # no lower loss was found
 
 
-#: One row per push that a shard received, in the order in which it took them.
-PUSHES = np.dtype(
-    [
-        ("shard", np.int16),
-        ("clock", np.int64),  # the shard's clock when the gradient was added to the sum or refused
-        ("timestamp", np.int64),  # clock of the weights that the gradient was computed from
-        ("staleness", np.int64),  # clock - timestamp
-        ("learner_id", np.int32),
-        ("seq", np.int64),  # the learner's own running number of the mini-batch
-        ("samples", np.int32),
-        ("gradients", np.int32),  # that it is the sum of: 1, or as many as the learner's team has ranks
-        ("verdict", np.uint8),  # Verdict
-        ("reason", np.uint8),  # Reason
-        ("weight", np.float64),  # factor of the gradient in the sum, or, of `modulate = "rate"`, for the rate: 1/tau or 1
-        ("learning_rate", np.float64),  # of the optimiser when the gradient was taken, before `weight`
-        ("arrival_s", np.float64),  # header received
-        ("answer_s", np.float64),  # the learner's next pull was answered, with weights that are all made; NaN where it was not
-        # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
-        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s; of a team, until its sum is there
-        ("delay_s", np.float64),  # straggler injection, on the learner; of a team, those of its ranks are in compute_s
-        ("push_s", np.float64),  # the learner's previous push to all shards (0 for the first)
-        ("wait_s", np.float64),  # then, from its pull request until the first answer began
-        ("pull_s", np.float64),  # then, until the weights of all shards were there
-        ("rounded", np.float64),  # rounded off the gradient (by layers: off the slice), as a share of its norm; NaN: not finite
-        ("loss", np.float64),  # of the mini-batch; of a team, the mean over its ranks
-    ]
+class Column(NamedTuple):
+    """A column of a table: its type, its unit, and what it says, in ASCII."""
+
+    name: str
+    type: type[np.generic]
+    unit: str
+    meaning: str
+
+
+ABOUT: dict[str, str] = {}
+"""What a row of each table is."""
+COLUMNS: dict[str, tuple[Column, ...]] = {}
+
+
+def _table(name: str, about: str, *columns: tuple[str, type[np.generic], str, str]) -> np.dtype:
+    ABOUT[name], COLUMNS[name] = about, tuple(Column(*each) for each in columns)
+    return np.dtype([(each.name, each.type) for each in COLUMNS[name]])
+
+
+def _extended(table: str, dtype: np.dtype, column: tuple[str, type[np.generic], str, str]) -> np.dtype:
+    """A table's rows in runs that have one more column."""
+    COLUMNS[table] += (Column(*column),)
+    return np.dtype([*((name, dtype[name]) for name in dtype.names or ()), column[:2]])
+
+
+def _numbers(kinds: type[enum.IntEnum]) -> str:
+    return ", ".join(f"{each.value} = {each.name}" for each in kinds)
+
+
+def said(table: str, dtype: np.dtype) -> dict[str, np.ndarray]:
+    """The attributes of a data set of a table: `units` and `meanings` of the columns that it has."""
+    known = {each.name: each for each in COLUMNS[table]}
+    own = [known.get(name) or Column(name, np.float64, "", "metric of an own step") for name in dtype.names or ()]
+    return {"units": np.array([each.unit for each in own], "S"), "meanings": np.array([each.meaning for each in own], "S")}
+
+
+PUSHES = _table(
+    "pushes",
+    "One row per push that a shard received, in the order in which it took them.",
+    ("shard", np.int16, "", "index of the shard"),
+    ("clock", np.int64, "updates", "the shard's clock when the gradient was added to the sum or refused"),
+    ("timestamp", np.int64, "updates", "clock of the weights that the gradient was computed from"),
+    ("staleness", np.int64, "updates", "clock - timestamp"),
+    ("learner_id", np.int32, "", "index of the learner"),
+    ("seq", np.int64, "", "the learner's own running number of the mini-batch"),
+    ("samples", np.int32, "samples", "samples of the mini-batch, or of the sum"),
+    ("gradients", np.int32, "gradients", "that it is the sum of: 1, or as many as the learner's team has ranks"),
+    ("verdict", np.uint8, "", "of the protocol: " + _numbers(Verdict)),
+    ("reason", np.uint8, "", "of the verdict: " + _numbers(Reason)),
+    ("weight", np.float64, "1", "factor of the gradient in the sum, or, of `modulate = 'rate'`, for the rate: 1/tau or 1"),
+    ("learning_rate", np.float64, "1", "of the optimiser when the gradient was taken, before `weight`"),
+    ("arrival_s", np.float64, "s", "header received"),
+    ("answer_s", np.float64, "s", "the learner's next pull was answered, with weights that are all made; NaN where it was not"),
+    # Layerwise, compute_s and delay_s are those until this slice's gradient, push_s what was not hidden, the others sums.
+    ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s; of a team, until its sum is there"),
+    ("delay_s", np.float64, "s", "straggler injection, on the learner; of a team, those of its ranks are in compute_s"),
+    ("push_s", np.float64, "s", "the learner's previous push to all shards (0 for the first)"),
+    ("wait_s", np.float64, "s", "then, from its pull request until the first answer began"),
+    ("pull_s", np.float64, "s", "then, until the weights of all shards were there"),
+    ("rounded", np.float64, "1", "rounded off the gradient (by layers: off the slice), as a share of its norm; NaN: not finite"),
+    ("loss", np.float64, "", "of the mini-batch; of a team, the mean over its ranks"),
 )
 
-#: One row per weight update of a shard.
-UPDATES = np.dtype(
-    [
-        ("shard", np.int16),
-        ("clock", np.int64),  # after the update: 1, 2, 3 ...
-        ("gradients", np.int32),  # the counted divisor (0: all of them were dropped, the weights stayed)
-        ("samples", np.int64),  # applied up to and with this update
-        ("learning_rate", np.float64),  # of this update; of `modulate = "rate"`, times the mean of its gradients' weights
-        ("time_s", np.float64),  # update done
-        ("update_s", np.float64),  # seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient
-        ("mean_loss", np.float64),  # of the mini-batches in this update
-        ("gradient_sq", np.float64),  # of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured
-        ("sum_sq", np.float64),  # of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push
-    ]
+DEALT = _extended("pushes", PUSHES, ("portion", np.int64, "", "only where data are dealt: of which portion the gradient is"))
+PUSHES_OF_GROUPS = _extended(
+    "pushes",
+    PUSHES,
+    ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
 )
 
-#: One row per snapshot, data split and kind of weights that was evaluated; then a float64 column for each metric of an own step.
-EVALUATIONS = np.dtype(
-    [
-        ("snapshot", np.int32),  # 0 = initial weights, then 1, 2, ...
-        ("clock_min", np.int64),  # over the shards
-        ("clock_max", np.int64),
-        ("samples", np.int64),  # applied on shard 0 when the snapshot was taken
-        ("epochs", np.float64),
-        ("taken_s", np.float64),  # when shard 0 took it
-        ("averaged", np.uint8),  # 0 = theta, 1 = thetabar
-        ("train", np.uint8),  # 0 = test data, 1 = training data
-        ("loss", np.float64),
-        ("error", np.float64),  # share of wrong classes, 0 ... 1; or the metric `error` of an own step
-        ("evaluate_s", np.float64),
-    ]
+UPDATES = _table(
+    "updates",
+    "One row per weight update of a shard.",
+    ("shard", np.int16, "", "index of the shard"),
+    ("clock", np.int64, "updates", "after the update: 1, 2, 3 ..."),
+    ("gradients", np.int32, "gradients", "the counted divisor (0: all of them were dropped, the weights stayed)"),
+    ("samples", np.int64, "samples", "applied up to and with this update"),
+    ("learning_rate", np.float64, "1", "of this update; of `modulate = 'rate'`, times the mean of its gradients' weights"),
+    ("time_s", np.float64, "s", "update done"),
+    ("update_s", np.float64, "s", "seconds that the optimiser took; of chunks (`chunks.py`) with the sum's last gradient"),
+    ("mean_loss", np.float64, "", "of the mini-batches in this update"),
+    ("gradient_sq", np.float64, "", "of this slice: sum |w_i g_i|^2 / gradients over pushes g_i, weights w_i; NaN = not measured"),
+    ("sum_sq", np.float64, "", "of this slice: |sum w_i g_i|^2, before the divisor; NaN = not measured, or one push"),
 )
 
-#: Things that happened.
-EVENTS = np.dtype(
-    [
-        ("shard", np.int16),  # -1 = evaluator
-        ("clock", np.int64),
-        ("kind", np.uint8),  # Event
-        ("learner_id", np.int32),  # -1 = none
-        ("value", np.float64),
-        ("time_s", np.float64),
-    ]
+EVALUATIONS = _table(
+    "evaluations",
+    "One row per snapshot, data split and kind of weights that was evaluated; then a float64 column for each metric of a step.",
+    ("snapshot", np.int32, "", "0 = initial weights, then 1, 2, ..."),
+    ("clock_min", np.int64, "updates", "over the shards"),
+    ("clock_max", np.int64, "updates", "the largest"),
+    ("samples", np.int64, "samples", "applied on shard 0 when the snapshot was taken"),
+    ("epochs", np.float64, "epochs", "the same as a number of epochs"),
+    ("taken_s", np.float64, "s", "when shard 0 took it"),
+    ("averaged", np.uint8, "", "0 = theta, 1 = thetabar"),
+    ("train", np.uint8, "", "0 = test data, 1 = training data"),
+    ("loss", np.float64, "", "mean loss of the split"),
+    ("error", np.float64, "1", "share of wrong classes, 0 ... 1; or the metric `error` of an own step"),
+    ("evaluate_s", np.float64, "s", "seconds that the evaluation took"),
 )
 
-#: One row per portion that was dealt to a learner; those that count in the order in which they were summed.
-PORTIONS = np.dtype(
-    [
-        ("clock", np.int64),  # evaluations before this one
-        ("portion", np.int64),  # samples portion * mu ... of the batch's order
-        ("learner_id", np.int32),
-        ("seq", np.int64),  # of the push that it is in; -1 = none
-        ("samples", np.int32),
-        ("loss", np.float64),  # mean over its samples
-        ("dealt_s", np.float64),  # when the coordinator dealt it
-        ("done_s", np.float64),  # when it heard that it was computed; NaN: it did not
-        ("compute_s", np.float64),  # forward and backward, on the learner, without delay_s
-        ("delay_s", np.float64),  # straggler injection, on the learner
-        ("outcome", np.uint8),  # Outcome
-        ("copy", np.uint8),  # 1 = another learner had it already
-    ]
+EVENTS = _table(
+    "events",
+    "Things that happened.",
+    ("shard", np.int16, "", "-1 = evaluator"),
+    ("clock", np.int64, "updates", "the shard's clock"),
+    ("kind", np.uint8, "", "what happened: a number of `Event`, in docs/reference/log-format.md"),
+    ("learner_id", np.int32, "", "-1 = none"),
+    ("value", np.float64, "", "a number whose meaning depends on `kind`"),
+    ("time_s", np.float64, "s", "when"),
 )
 
-#: One row per iteration of L-BFGS.
-ITERATIONS = np.dtype(
-    [
-        ("iteration", np.int64),  # 1, 2, 3 ...
-        ("clock", np.int64),  # evaluations up to and with it
-        ("loss", np.float64),  # at its end: of the whole batch, with weight decay
-        ("gradient_max", np.float64),  # the greatest element of the gradient there, absolutely
-        ("step", np.float64),  # length of the step, in directions; 0 = none was made
-        ("evaluations", np.int32),  # that it made: its line search, and of the first one where it begins
-        ("history", np.int32),  # steps whose curvature its direction was made of
-        ("why", np.uint8),  # Why
-        ("time_s", np.float64),  # when it was over
-        ("evaluating_s", np.float64),  # seconds of its evaluations, in which the coordinator waited for learners
-        ("commanding_s", np.float64),  # the other seconds: it commanded shards, and waited for their answers
-    ]
+PORTIONS = _table(
+    "portions",
+    "One row per portion that was dealt to a learner; those that count in the order in which they were summed.",
+    ("clock", np.int64, "evaluations", "evaluations before this one"),
+    ("portion", np.int64, "", "samples portion * mu ... of the batch's order"),
+    ("learner_id", np.int32, "", "index of the learner"),
+    ("seq", np.int64, "", "of the push that it is in; -1 = none"),
+    ("samples", np.int32, "samples", "samples of the portion"),
+    ("loss", np.float64, "", "mean over its samples"),
+    ("dealt_s", np.float64, "s", "when the coordinator dealt it"),
+    ("done_s", np.float64, "s", "when it heard that it was computed; NaN: it did not"),
+    ("compute_s", np.float64, "s", "forward and backward, on the learner, without delay_s"),
+    ("delay_s", np.float64, "s", "straggler injection, on the learner"),
+    ("outcome", np.uint8, "", "what became of it: " + _numbers(Outcome)),
+    ("copy", np.uint8, "", "1 = another learner had it already"),
+)
+
+ITERATIONS = _table(
+    "iterations",
+    "One row per iteration of L-BFGS.",
+    ("iteration", np.int64, "", "1, 2, 3 ..."),
+    ("clock", np.int64, "evaluations", "evaluations up to and with it"),
+    ("loss", np.float64, "", "at its end: of the whole batch, with weight decay"),
+    ("gradient_max", np.float64, "", "the greatest element of the gradient there, absolutely"),
+    ("step", np.float64, "1", "length of the step, in directions; 0 = none was made"),
+    ("evaluations", np.int32, "evaluations", "that it made: its line search, and of the first one where it begins"),
+    ("history", np.int32, "steps", "steps whose curvature its direction was made of"),
+    ("why", np.uint8, "", "whether it was the last one: " + _numbers(Why)),
+    ("time_s", np.float64, "s", "when it was over"),
+    ("evaluating_s", np.float64, "s", "seconds of its evaluations, in which the coordinator waited for learners"),
+    ("commanding_s", np.float64, "s", "the other seconds: it commanded shards, and waited for their answers"),
 )
 
 COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS}
@@ -228,6 +275,8 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
+    if table == "pushes":
+        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -242,30 +291,63 @@ def place(table: str) -> int:
 
 
 def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of several files, one after the other; a metric that one of them has not is NaN there."""
+    """Rows of several files, one after the other; a metric, or `neighbour_s`, that one of them has not is NaN there."""
+    if table == "pushes":
+        parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
+        if len({part.dtype for part in parts}) > 1:
+            return rows_as(PUSHES_OF_GROUPS, parts)
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
-        return np.concatenate([np.empty(0, TABLES[table]), *parts])
-    rows = np.empty(sum(map(len, parts)), with_metrics(names))
-    for name in rows.dtype.names or ():
+        return np.concatenate(parts) if parts else np.empty(0, TABLES[table])
+    return rows_as(with_metrics(names), parts)
+
+
+def rows_as(dtype: np.dtype, parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of several files as rows of this dtype; NaN in columns that one of them has not."""
+    rows = np.empty(sum(map(len, parts)), dtype)
+    for name in dtype.names or ():
         columns = [part[name] if name in (part.dtype.names or ()) else np.full(len(part), np.nan) for part in parts]
         rows[name] = np.concatenate(columns)
     return rows
 
 
+def tables_for(sampling: str, *, in_groups: bool) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, or are groups of ranks."""
+    return {**TABLES, "pushes": DEALT if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else PUSHES}
+
+
 THINNED = ("pushes", "updates")
 """Tables of which a bounded log keeps some rows."""
 
-#: The last row that a rank writes; see the module's text.
-SUMMARY = np.dtype(
-    [
-        ("shard", np.int16),
-        ("final_clock", np.int64),
-        ("samples", np.int64),
-        ("received", np.int64),  # pushes that the shard received
-        ("pushed", np.int64),  # pushes that the learners say, in their goodbyes, they sent to this shard
-        ("diverged", np.uint8),
-    ]
+SUMMARY = _table(
+    "summary",
+    "The last row that a shard writes, when it leaves in order.",
+    ("shard", np.int16, "", "index of the shard"),
+    ("final_clock", np.int64, "updates", "the shard's last clock"),
+    ("samples", np.int64, "samples", "applied"),
+    ("received", np.int64, "pushes", "pushes that the shard received"),
+    ("pushed", np.int64, "pushes", "pushes that the learners say, in their goodbyes, they sent to this shard"),
+    ("diverged", np.uint8, "", "1 = the run has diverged"),
+)
+
+#: Of `log.h5` where the log is bounded: what all rows come to.
+LEARNERS = _table(
+    "learners",
+    "One row per shard and learner, where the log is bounded: what became of all its pushes.",
+    ("shard", np.int64, "", "index of the shard"),
+    ("learner_id", np.int64, "", "index of the learner"),
+    ("pushed", np.int64, "pushes", "that the shard received"),
+    ("applied", np.int64, "pushes", "are part of an update that was made"),
+    ("dropped", np.int64, "pushes", "were dropped"),
+    ("rejected", np.int64, "pushes", "were rejected"),
+    ("in_flight", np.int64, "pushes", "are part of no update at the end"),
+)
+STALENESS = _table(
+    "staleness",
+    "One row per shard and staleness, where the log is bounded: a histogram of all applied gradients.",
+    ("shard", np.int64, "", "index of the shard"),
+    ("staleness", np.int64, "updates", "clock - timestamp"),
+    ("gradients", np.int64, "gradients", "how many were applied of this staleness"),
 )
 
 STEP = 1 << 16

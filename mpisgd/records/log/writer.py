@@ -69,6 +69,12 @@ class Rows:
         return h5py.h5s.create_simple(shape), there
 
 
+def explain(data: h5py.Dataset, table: str) -> None:
+    """Give a data set of a table the attributes that say what its columns are."""
+    for name, texts in schema.said(table, data.dtype).items():
+        data.attrs[name] = texts
+
+
 class TableFile:
     """The HDF5 file of one rank: the tables of the schema, appended to.
 
@@ -126,7 +132,8 @@ class TableFile:
         for name, value in attributes.items():
             file.attrs[name] = value
         for name, dtype in self.tables.items():
-            file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+            data = file.create_dataset(name, shape=(0,), maxshape=(None,), dtype=dtype, chunks=(CHUNK_ROWS,))
+            explain(data, name)
         self._create_more(file)
         file.create_dataset("committed", data=np.zeros(len(self.tables), np.int64))
         file.create_dataset("sums", data=np.zeros((len(self.tables), 2), np.int64))
@@ -134,7 +141,7 @@ class TableFile:
         self._data = {name: Rows(file[name]) for name in (*self.tables, "committed", "sums")}
         summary = np.zeros(1, schema.SUMMARY)
         summary["shard"], summary["final_clock"] = shard, -1
-        file.create_dataset("summary", data=summary if shard >= 0 else summary[:0])
+        explain(file.create_dataset("summary", data=summary if shard >= 0 else summary[:0]), "summary")
         file.swmr_mode = True
 
     def _create_more(self, file: h5py.File) -> None:
@@ -272,7 +279,9 @@ class ShardLog:
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
+        self._dealt = file.kept and file.tables["pushes"] == schema.DEALT
         self._unanswered: dict[int, int] = {}
+        self._of_groups = file.tables["pushes"] == schema.PUSHES_OF_GROUPS
         self._answered: dict[int, list[float]] | None = {} if duplex else None
         """Per learner, when pulls were answered whose push before is to come."""
         self._begun = set[int]()
@@ -307,6 +316,8 @@ class ShardLog:
                 push.pull_ns * 1e-9,
                 push.rounded,
                 push.loss,
+                *((push.portion,) if self._dealt else ()),
+                *((push.neighbour_ns * 1e-9,) if self._of_groups else ()),
             ),
         )
         if math.isnan(answer_s):
@@ -323,6 +334,10 @@ class ShardLog:
             if learner_id in self._begun:
                 self._answered.setdefault(learner_id, []).append(now_s)
             self._begun.add(learner_id)
+
+    def succeeded(self, learner_id: int) -> None:
+        """Another rank is this learner from now on: its pulls are no answers to what the one before has pushed."""
+        self._unanswered.pop(learner_id, None)
 
     def update(self, clock: int, step: Step, samples: int, *, now_s: float, update_s: float, mean_loss: float) -> None:
         self._file.append(

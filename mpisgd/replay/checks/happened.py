@@ -18,11 +18,11 @@ from mpisgd.replay.checks.record import Record, ShardRecord
 
 _OF_A_LEARNER = (
     Event.DEPARTED, Event.NONFINITE, Event.GAVE_UP, Event.LOST, Event.MISSED, Event.RETURNED, Event.STUCK, Event.PASSED,
-    Event.GOODBYE,
+    Event.GOODBYE, Event.SUCCEEDED,
 )  # fmt: skip
 _WITH_A_VALUE = (
     Event.NONFINITE, Event.GAVE_UP, Event.CHECKPOINT, Event.INTERRUPTED, Event.UNSAVED, Event.LOST, Event.MISSED, Event.REFUSED,
-    Event.GOODBYE, Event.ENOUGH,
+    Event.GOODBYE, Event.ENOUGH, Event.SUCCEEDED,
 )  # fmt: skip
 _WITH_NONE = frozenset(Event) - {*_WITH_A_VALUE, Event.DEPARTED, Event.RETURNED}
 _GONE = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.GAVE_UP)
@@ -59,7 +59,7 @@ def _can_be(record: Record, shard: ShardRecord, kind: int, clock: int, learner_i
             return 0 <= value <= (shard.pushes["seq"][rows[-1]] + 1 if len(rows) else record.next_seq[learner_id])
         case Event.LOST:
             return -1 <= value <= clock
-        case Event.MISSED:
+        case Event.MISSED | Event.SUCCEEDED:
             return value >= 0
     return kind != Event.ENOUGH or (_over_at(record) >= 0 and (math.isnan(value) or value == _over_at(record)))
 
@@ -93,7 +93,7 @@ def _check_order(shard: ShardRecord) -> None:
 def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:
     """Clock and samples of the snapshots that a shard took for evaluation in this attempt."""
     train_samples, every = record.environment("train_samples"), record.config.evaluation.every_epochs
-    budget = budget_samples(record.config, record.protocol(), train_samples)
+    budget = budget_samples(record.config, record.protocol(), train_samples, shard.shard)
     start = shard.start
     taken = [] if record.attempt else [(start.clock, start.samples)]
     if not record.computed:
@@ -110,7 +110,7 @@ def _check_computed(record: Record, shard: ShardRecord) -> None:
     """The beginning, the snapshots and the end are where updates put them."""
     begin = Event.RESUMED if record.attempt else Event.STARTED
     expected = [(begin, shard.start.clock), *((Event.SNAPSHOT, clock) for clock, _ in due_snapshots(record, shard))]
-    budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"))
+    budget = budget_samples(record.config, record.protocol(), record.environment("train_samples"), shard.shard)
     if len(shard.updates) and shard.updates["samples"][-1] >= budget:
         expected.append((Event.STOPPED, shard.final_clock))
     rows = np.flatnonzero(np.isin(shard.events["kind"], _COMPUTED))
@@ -141,11 +141,13 @@ def _check_goodbyes(record: Record, shard: ShardRecord) -> None:
         logged = len(shard.rows_of[learner_id]) - sum(shard.pushes["learner_id"][row] == learner_id for row in shard.inserted)
         refused = int(np.count_nonzero(mine["kind"] == Event.REFUSED))
         place = {"clock": shard.final_clock, "learner_id": learner_id}
-        if shard.finished and len(said) != 1 and not (len(said) == 0 and Event.LOST in mine["kind"]):
+        ranks = 1 + int(np.count_nonzero(mine["kind"] == Event.SUCCEEDED))  # that were this learner, one after the other
+        if shard.finished and not (1 <= len(said) <= ranks or (len(said) == 0 and Event.LOST in mine["kind"])):
             refuse(f"it said goodbye {len(said)} times", shard.shard, "events", **place)
         most = math.inf if not shard.finished else logged + refused
-        if len(said) and not logged <= said[0] <= most:
-            refuse(f"it says that it pushed {said[0]:g} gradients, but pushes has {logged}", shard.shard, "events", **place)
+        alive = ranks == 1 or mine["kind"][np.isin(mine["kind"], (Event.GOODBYE, Event.SUCCEEDED))][-1:] == Event.GOODBYE
+        if len(said) and alive and not logged <= said[-1] <= most:
+            refuse(f"it says that it pushed {said[-1]:g} gradients, but pushes has {logged}", shard.shard, "events", **place)
 
 
 def check_last_answers(record: Record) -> None:

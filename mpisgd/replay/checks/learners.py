@@ -1,7 +1,7 @@
 """Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
 
 Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
-share that was rounded off. In a group of ranks, each stage has all seconds of its own.
+share that was rounded off. In a group of ranks, each stage has all seconds of its own (`neighbour_s`, too).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def compare_shards(record: Record) -> None:
 def _check_told(record: Record, learner_id: int) -> None:
     first, config = record.shards[0], record.config
     own: tuple[str, ...] = OF_STAGES if config.in_groups else OWN if config.exchange == "layerwise" else ()
-    told = [name for name in TOLD if name not in own]
+    dealt = ("portion",) if config.sampling == "dealt" else ()
+    told = [name for name in (*TOLD, *dealt) if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))
         both = min(len(ours), len(theirs))
@@ -68,6 +69,9 @@ def _check_asked(record: Record, learner_id: int, protocol: Protocol) -> None:
             _refuse(record.shards[shard], learner_id, number, f"timestamps {clocks} on the shards: expected the same on all")
     least = np.array([protocol.next_clock(clock) for clock in timestamp.min(axis=0)[:-1].tolist()], np.int64)
     pulled = ~np.isnan(answer_s).any(axis=0)[:-1]
+    for number in range(1, numbers):
+        if (learner_id, number) in record.succeeded:  # by a spare, which asks for what there is
+            pulled[number - 1] = False
     for shard, number in _places((timestamp[:, 1:] < least) & pulled):
         why = f"timestamp {timestamp[shard, number + 1]}: after the mini-batch before it asked for clock {least[number]} or later"
         _refuse(record.shards[shard], learner_id, number + 1, why)

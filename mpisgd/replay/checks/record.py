@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,15 @@ from mpisgd.job import parts
 from mpisgd.protocols import Protocol
 from mpisgd.records.log import schema
 from mpisgd.records.log.layouts import begins
-from mpisgd.records.log.rank_file import continued, read_continues, read_summary, read_table
+from mpisgd.records.log.rank_file import read_continues, read_summary, read_table
 from mpisgd.records.log.reader import Run
-from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.records.log.schema import Event
+from mpisgd.replay.checks.begun import Start, begun
+from mpisgd.replay.checks.lives import Lost, completed, firsts_of_spares
+from mpisgd.rules.portions import NO_PORTION
 
 _CHUNK_ROWS = 4096
+_CAME_OR_WENT = (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.SUCCEEDED, Event.PASSED)
 
 
 class Row(NamedTuple):
@@ -42,12 +47,19 @@ class Row(NamedTuple):
     arrival_s: float
     answer_s: float
     loss: float
+    portion: int = NO_PORTION
+
+    @classmethod
+    def columns(cls, dtype: np.dtype) -> list[str]:
+        """Those that a log has: `portion` only where data are dealt."""
+        return [name for name in cls._fields if name in (dtype.names or ())]
 
 
 class Departure(NamedTuple):
     """A learner left while others went on; `clock` is that of the shard before, `time_s` is after all that arrived before.
 
-    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), or one passes (PASSED).
+    It said so, or was lost, or missed. Or, as `kind` has it, one that was missed is back (RETURNED), a spare takes its place
+    (SUCCEEDED), or one passes (PASSED).
     """
 
     clock: int
@@ -56,40 +68,11 @@ class Departure(NamedTuple):
     kind: int = Event.DEPARTED
 
 
-class Lost(NamedTuple):
-    """A learner was lost; it had been given weights of clock `given` last."""
-
-    clock: int
-    time_s: float
-    given: int
-
-
 class TimeOut(NamedTuple):
     """The time for update `clock` + 1 was over."""
 
     clock: int
     time_s: float
-
-
-@dataclass(frozen=True)
-class Start:
-    """Begin of a shard's log: at clock 0, or, where an attempt continues another, after the rows that come before.
-
-    Attributes:
-        time_s: when it began.
-        received: pushes before.
-        applied_seq: per learner, the last mini-batch that was applied before; -1 = none.
-        next_seq: per learner, the one after the last that this shard has not rejected.
-        since_s: when the last update before was done, or, of slices that were cut anew, the checkpoint was taken.
-    """
-
-    clock: int
-    samples: int
-    time_s: float
-    received: int
-    applied_seq: list[int]
-    next_seq: list[int]
-    since_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,12 +132,12 @@ class ShardRecord:
 
     def rows(self) -> Iterator[Row]:
         """All rows as plain Python numbers, a chunk in memory at a time."""
-        chosen = self.pushes[list(Row._fields)]
+        chosen = self.pushes[Row.columns(self.pushes.dtype)]
         for start in range(0, len(chosen), _CHUNK_ROWS):
-            yield from map(Row._make, chosen[start : start + _CHUNK_ROWS].tolist())
+            yield from itertools.starmap(Row, chosen[start : start + _CHUNK_ROWS].tolist())
 
     def row(self, number: int) -> Row:
-        return Row._make(self.pushes[number][list(Row._fields)].item())
+        return Row(*self.pushes[number][Row.columns(self.pushes.dtype)].item())
 
     @cached_property
     def rows_of(self) -> list[np.ndarray]:
@@ -217,6 +200,11 @@ class Record:
             expected = f"the ranks of {self.lambda_} learners, each once"
             raise DataError(f"{self.path / schema.CONFIG}: [environment] teams = {teams!r}, expected {expected}")
         return [[ranks.index(rank) for rank in team] for team in teams]
+
+    @cached_property
+    def succeeded(self) -> set[tuple[int, int]]:
+        """(learner_id, number) of the first gradients of spares that have taken a learner's place."""
+        return firsts_of_spares(self.shards[0])
 
     @property
     def next_seq(self) -> list[int]:
@@ -303,7 +291,7 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):
             summaries[int(summary["shard"])] = summary
-    shards = _completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
+    shards = completed([_shard(run, shard, attempt, summaries.get(shard), learners) for shard in range(shards_of)])
     path = run.path / schema.shard_file(0, attempt)
     recut = bool(begins(path).before) and not read_continues(path)
     return Record(run, config, shards, done, attempt, learners=learners, recut=recut)
@@ -315,12 +303,12 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
     if summary is None:
         raise DataError(f"{path} is not the file of shard {shard}: its summary names another")
     pushes, updates, events = (read_table(path, table) for table in ("pushes", "updates", "events"))
-    start = _start(path, lambda_, events)
+    start = begun(path, lambda_, events)
     if summary["final_clock"] < 0:
         # The rows after the last update that was flushed; and what was logged while the updates beside it were not.
         pushes, events = (rows[rows["clock"] <= start.clock + len(updates)] for rows in (pushes, events))
     columns = ["clock", "time_s", "learner_id"]
-    came_or_went = events[np.isin(events["kind"], (Event.DEPARTED, Event.LOST, Event.MISSED, Event.RETURNED, Event.PASSED))]
+    came_or_went = events[np.isin(events["kind"], _CAME_OR_WENT)]
     departures = [Departure._make(row) for row in came_or_went[[*columns, "kind"]].tolist()]
     lost = {
         learner_id: Lost(clock, time_s, int(given))
@@ -334,60 +322,3 @@ def _shard(run: Run, shard: int, attempt: int, summary: np.void | None, lambda_:
 def _of(events: np.ndarray, kind: Event, *columns: str) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = events[events["kind"] == kind][list(columns)].tolist()
     return rows
-
-
-def _completed(shards: list[ShardRecord]) -> list[ShardRecord]:
-    """The last gradient of a learner that was lost may have come to some shards and not to others: these are given a row of it.
-
-    So all shards have the same pushes of each learner, and know from which weights each was computed.
-    """
-    return [_with_rows(shard, [_missing(shard, shards, learner_id) for learner_id in shard.lost]) for shard in shards]
-
-
-def _missing(shard: ShardRecord, shards: list[ShardRecord], learner_id: int) -> tuple[int, np.ndarray] | None:
-    """Find where a row is to be inserted, and the row; None where no shard has more than this one."""
-    number = len(shard.rows_of[learner_id])
-    other = next((each for each in shards if len(each.rows_of[learner_id]) == number + 1), None)
-    if other is None:
-        return None
-    lost, pushes = shard.lost[learner_id], shard.pushes
-    row = other.pushes[other.rows_of[learner_id][number] :][:1].copy()
-    row["shard"], row["clock"], row["timestamp"], row["staleness"] = shard.shard, lost.clock, lost.given, lost.clock - lost.given
-    row["verdict"], row["reason"], row["weight"] = Verdict.DROP, schema.Reason.TORN, 0.0
-    row["arrival_s"], row["answer_s"] = lost.time_s, np.nan
-    after = (pushes["clock"] > lost.clock) | ((pushes["clock"] == lost.clock) & (pushes["arrival_s"] > lost.time_s))
-    return (int(np.argmax(after)) if after.any() else len(pushes)), row
-
-
-def _with_rows(shard: ShardRecord, missing: list[tuple[int, np.ndarray] | None]) -> ShardRecord:
-    found = sorted((each for each in missing if each is not None), key=lambda each: each[0])
-    if not found:
-        return shard
-    places = [at for at, _ in found]
-    pushes = np.insert(shard.pushes, places, np.concatenate([row for _, row in found]))
-    inserted = frozenset(at + before for before, at in enumerate(places))
-    return dataclasses.replace(shard, pushes=pushes, inserted=inserted)
-
-
-def _start(path: Path, lambda_: int, events: np.ndarray) -> Start:
-    """From the rows before, not from the checkpoint: so that the log alone says how the run went on."""
-    before = continued(path)[:-1]
-    pushes = np.concatenate([np.empty(0, schema.PUSHES), *(each.rows("pushes") for each in before)])
-    updates = np.concatenate([np.empty(0, schema.UPDATES), *(each.rows("updates") for each in before)])
-    here = begins(path)
-    first = here.next_seq or [0] * lambda_
-    resumed_s = events["time_s"][events["kind"] == Event.RESUMED]
-    return Start(
-        clock=here.clock + len(updates),
-        samples=int(updates["samples"][-1]) if len(updates) else here.samples,
-        time_s=float(resumed_s[0]) if len(resumed_s) else 0.0,
-        received=len(pushes),
-        applied_seq=_last_seq(pushes[pushes["verdict"] == Verdict.APPLY], first),
-        next_seq=[1 + seq for seq in _last_seq(pushes[pushes["verdict"] != Verdict.REJECT], first)],
-        since_s=float(updates["time_s"][-1]) if len(updates) else here.time_s,
-    )
-
-
-def _last_seq(pushes: np.ndarray, first: list[int]) -> list[int]:
-    """Per learner the largest seq, or that before its first."""
-    return [int(pushes["seq"][pushes["learner_id"] == learner_id].max(initial=at - 1)) for learner_id, at in enumerate(first)]

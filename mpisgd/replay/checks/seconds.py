@@ -19,6 +19,7 @@ from mpisgd.replay.checks.record import Record, ShardRecord
 _DRIFT = 1e-3
 _SLACK_S = 1e-6
 _SPENT = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+_NEIGHBOURS = "neighbour_s"
 
 
 def check_seconds(record: Record, shard: ShardRecord) -> None:
@@ -53,20 +54,25 @@ def _check_floats(record: Record, shard: ShardRecord) -> None:
     """Gradients that travel as they are are not rounded; seconds are not negative."""
     if record.config.push_format == "float32" and (wrong := np.flatnonzero(shard.pushes["rounded"] != 0)).size:
         _refuse(shard, int(wrong[0]), f"rounded {shard.pushes['rounded'][wrong[0]]}: gradients were pushed as float32")
-    for name in _SPENT:
+    for name in _spent(shard.pushes):
         if (wrong := np.flatnonzero(~(shard.pushes[name] >= 0))).size:
             _refuse(shard, int(wrong[0]), f"{name} {shard.pushes[name][wrong[0]]}")
+
+
+def _spent(pushes: np.ndarray) -> tuple[str, ...]:
+    """What a learner says it spent, by column: in a group also waiting for its neighbours."""
+    return (*_SPENT, _NEIGHBOURS) if _NEIGHBOURS in (pushes.dtype.names or ()) else _SPENT
 
 
 def _check_spent(shard: ShardRecord, rows: np.ndarray) -> None:
     """Between an answer and the next arrival there is the computing; between the start and an arrival all that was spent."""
     pushes = shard.pushes[rows]
-    computed = pushes["compute_s"] + pushes["delay_s"]
+    computed = pushes["compute_s"] + pushes["delay_s"] + (pushes[_NEIGHBOURS] if _NEIGHBOURS in _spent(pushes) else 0.0)
     since_answer = pushes["arrival_s"][1:] - pushes["answer_s"][:-1]
     for at in np.flatnonzero(computed[1:] > _most(since_answer))[:1] + 1:
         why = f"{computed[at]} s of computing and delay, but it came {since_answer[at - 1]} s after its weights were given"
         _refuse(shard, int(rows[at]), why)
-    spent = np.cumsum(sum(pushes[name] for name in _SPENT)) - pushes["wait_s"][0] - pushes["pull_s"][0]
+    spent = np.cumsum(sum(pushes[name] for name in _spent(pushes))) - pushes["wait_s"][0] - pushes["pull_s"][0]
     elapsed = pushes["arrival_s"] - shard.start.since_s
     for at in np.flatnonzero(~(spent <= _most(elapsed)))[:1]:
         _refuse(shard, int(rows[at]), f"its learner has spent {spent[at]} s so far, but it arrived {elapsed[at]} s after the start")

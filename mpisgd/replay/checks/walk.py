@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config
-from mpisgd.job.parts import budget_samples
+from mpisgd.job.parts import budget_samples, portions_of
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
@@ -23,6 +23,7 @@ from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
 from mpisgd.update.weighting import Weighting
 
+_BACK = (Event.RETURNED, Event.SUCCEEDED)
 _OF_THE_MISSED = (Reason.MISSED, Reason.TORN)
 _GONE = {Event.DEPARTED: Gone.LEFT, Event.LOST: Gone.LOST, Event.MISSED: Gone.MISSED}
 
@@ -59,15 +60,21 @@ class _Walk:
         self.lambda_ = record.lambda_
         self.shard = shard
         protocol, start = record.protocol(), shard.start
-        self.rules = Rules(protocol, self.lambda_, budget_samples(self.config, protocol, train_samples))
+        self.portions = portions_of(self.config, train_samples, self.lambda_, shard.shard)
+        budget = budget_samples(self.config, protocol, train_samples, shard.shard)
+        self.rules = Rules(protocol, self.lambda_, budget, self.portions)
         self.rules.clock, self.rules.applied_seq = start.clock, list(start.applied_seq)
+        if self.portions is not None:
+            self.portions.apply_all(start.portions)
         self.rejects = any((each.pushes["verdict"] == Kind.REJECT).any() for each in record.shards)
         self.members = [len(team) for team in record.members]
         self.rate_at = learning_rates(self.config, record.gradients_per_update, train_samples)
         self.departures = list(shard.departures)
         gone = {each.kind for any_shard in record.shards for each in any_shard.departures}
-        self.may_be_stuck = not gone.isdisjoint((Event.LOST, Event.MISSED))
-        """Whether all may have waited here, as a shard has gone on without a learner; who waits the log does not say."""
+        timed = math.isfinite(self.config.protocol.deadline_s)
+        self.may_be_stuck = timed or not gone.isdisjoint((Event.LOST, Event.MISSED))
+        """Whether all may have waited here, as a shard has gone on without a learner, or has a watch of its own; who waits the log
+        does not say."""
         self.departed_s, self.departed_kind = 0.0, int(Event.STARTED)
         said = shard.events[shard.events["kind"] == Event.GOODBYE]
         self.goodbyes = dict(zip(said["learner_id"].tolist(), said["time_s"].tolist(), strict=True))
@@ -79,6 +86,8 @@ class _Walk:
         self.least = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="left")).tolist()
         self.most = (start.clock + np.searchsorted(shard.updates["time_s"], answers, side="right")).tolist()
         self.last: dict[int, tuple[int, Row]] = {}
+        self.succeeded = set[int]()
+        """Learners whose place a spare has taken that has not pushed yet."""
         self.place = {"row": -1}
         self.arrival_s = 0.0
         self.samples = start.samples
@@ -129,6 +138,8 @@ class _Walk:
             self._refuse(f"staleness {row.staleness} is not clock - timestamp = {row.clock} - {row.timestamp}")
         if not 0 <= row.timestamp <= row.clock:
             self._refuse(f"timestamp {row.timestamp}: weights of clocks 0 to {row.clock} were there")
+        if self.portions is not None and not 0 <= row.portion < self.portions.total:
+            self._refuse(f"portion {row.portion}: there are portions 0 to {self.portions.total - 1}")
 
     def _check_clock(self, row: Row) -> None:
         clock = self.rules.clock
@@ -153,8 +164,9 @@ class _Walk:
         if row.learner_id not in self.rules.present and row.reason not in _OF_THE_MISSED and not late:
             self._refuse("this learner had left")
         number, last = self.last.get(row.learner_id, (-1, None))
-        if last is None:
-            first = self.first_seq[row.learner_id]
+        if last is None or row.learner_id in self.succeeded:
+            first = self._first_seq(row.learner_id)
+            self.succeeded.discard(row.learner_id)
             if row.seq != first:
                 self._refuse(f"it is the first push of this learner: expected mini-batch {first}")
             return
@@ -173,6 +185,12 @@ class _Walk:
             self._refuse(f"timestamp {row.timestamp}: it was given the weights of {given} at {last.answer_s} s, row {number} says")
         if row.arrival_s < last.answer_s:
             self._refuse(f"it arrived at {row.arrival_s} s, before the weights it came from were given, {last.answer_s} s")
+
+    def _first_seq(self, learner_id: int) -> int:
+        """The first mini-batch of a learner, or of a spare that goes on in its place: after all that any shard has had."""
+        rows, first = self.shard.rows_of[learner_id], self.first_seq[learner_id]
+        before = self.shard.pushes["seq"][rows[rows < self.place["row"]]]
+        return 1 + int(before.max(initial=first - 1))
 
     def _check_seconds(self, row: Row) -> None:
         """Rows are in the order of arrival, but where the protocol waits for one learner: who comes before its turn is kept."""
@@ -200,12 +218,12 @@ class _Walk:
         rules, learner_id = self.rules, row.learner_id
         hangs = learner_id in self.shard.stuck or learner_id in rules.absent  # of one that was missed before none is told
         if row.reason == Reason.TORN and (learner_id in self.shard.lost or hangs or self._is_cut_off(learner_id)):
-            return rules.on_torn(learner_id, row.timestamp, row.seq)
+            return rules.on_torn(learner_id, row.timestamp, row.seq, row.portion)
         usable = math.isfinite(row.loss) or self.config.nonfinite == "continue"
-        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq):
+        if not usable and self.config.nonfinite == "stop" and rules.is_wanted(learner_id, row.seq, row.portion):
             self._refuse(f"loss {row.loss}: the run would have ended here, for nonfinite = 'stop'")
         try:
-            return rules.judge(learner_id, row.timestamp, row.seq, usable)
+            return rules.judge(learner_id, row.timestamp, row.seq, usable, row.portion)
         except ProtocolError as error:
             self._refuse(str(error))
 
@@ -285,7 +303,7 @@ class _Walk:
 
     def _must_come_first(self, left: Departure, row: Row) -> bool:
         """Though it is later by its seconds: the row was kept until its turn, or it is that with which its learner is back."""
-        if left.kind == Event.RETURNED and left.learner_id == row.learner_id and row.reason != Reason.MISSED:
+        if left.kind in _BACK and left.learner_id == row.learner_id and row.reason != Reason.MISSED:
             return True
         turn = self.rules.turn()
         if turn in (None, row.learner_id) or row.reason in _OF_THE_MISSED:
@@ -293,7 +311,7 @@ class _Walk:
         for each in self.departures:  # whose turn it was had left before, after others perhaps; or its own learner did, then
             if each.clock > self.rules.clock:
                 break
-            if each.kind != Event.RETURNED and each.learner_id in (turn, row.learner_id):
+            if each.kind not in _BACK and each.learner_id in (turn, row.learner_id):
                 return each.learner_id == turn
         return False
 
@@ -310,6 +328,9 @@ class _Walk:
         if left.kind == Event.PASSED:
             if not self.rules.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
+        elif left.kind == Event.SUCCEEDED:
+            self.rules.on_succession(left.learner_id)
+            self.succeeded.add(left.learner_id)
         elif left.kind != Event.RETURNED:
             self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])
         elif left.learner_id not in self.rules.present:

@@ -79,7 +79,7 @@ def measure(repetitions: int, cases: Sequence[str], python: str) -> list[dict[st
             for name in OURS:
                 with tempfile.TemporaryDirectory() as directory:
                     way = WAYS[name]
-                    log = launched.train(config_of(Path(directory), case, **way.special), way.shards + LEARNERS)
+                    log = launched.train(config_of(Path(directory), case, **way.special), len(way.ranks))
                     rates[name].append(rate_of(log, case))
             for name, own_python in peers.items():
                 rates[name].append(run(name, key, case, own_python))

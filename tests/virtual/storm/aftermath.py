@@ -103,7 +103,7 @@ def _is_grave(fault: Fault, job: Job) -> bool:
 
 def _look_at_the_end(seen: Seen, job: Job, end: End, attempt: int, faults: tuple[Fault, ...]) -> None:
     """Whether it may have ended so, and says why."""
-    drawn, learners = job.drawn, set(job.roles.learner_ranks)
+    drawn, learners = job.drawn, {*job.roles.learner_ranks, *job.roles.spare_ranks}
     grave = [fault for fault in faults if _is_grave(fault, job)]
     if end.done and end.named:
         seen.expect(grave, f"attempt {attempt} is DONE, and failed: {end.named}\n{end.said}")
@@ -136,7 +136,8 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
         begin = run.begins.clock
         seen.expect(updates["clock"].tolist() == list(range(begin + 1, clocks[shard] + 1)), f"shard {shard}: its clock jumps")
         applied = rows[rows["verdict"] == Verdict.APPLY]
-        twice = Counter(zip(applied["learner_id"].tolist(), applied["seq"].tolist(), strict=True)).most_common(1)
+        named = ("portion",) if job.config.sampling == "dealt" else ("learner_id", "seq")
+        twice = Counter(applied[list(named)].tolist()).most_common(1)
         seen.expect(not twice or twice[0][1] == 1, f"shard {shard}: {twice} applied twice")
         for clock, gradients in updates[["clock", "gradients"]].tolist():
             summed = int(applied["gradients"][applied["clock"] == clock - 1].sum())
@@ -154,7 +155,16 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
         mixed = [key for key, timestamps in of_mini_batch.items() if len(timestamps) > 1]
         seen.expect(not mixed, f"computed on slices of different clocks: (learner, seq, seconds) {mixed[:3]}")
     kinds = Counter(run.events["kind"].tolist())
-    for kind in (Event.LOST, Event.MISSED, Event.RETURNED, Event.STUCK, Event.PASSED, Event.UNSAVED, Event.REFUSED):
+    for kind in (
+        Event.LOST,
+        Event.SUCCEEDED,
+        Event.MISSED,
+        Event.RETURNED,
+        Event.STUCK,
+        Event.PASSED,
+        Event.UNSAVED,
+        Event.REFUSED,
+    ):
         seen.totals[kind.name.lower()] += kinds[kind]
     seen.totals["torn"] += int((run.pushes["reason"] == Reason.TORN).sum())
     seen.totals["gradients"] += int((run.pushes["shard"] == 0).sum())
@@ -186,10 +196,14 @@ def _who_is_named(seen: Seen, job: Job, run: Run) -> None:
     """Of each learner that was killed, or given up, every shard says so, or that it had said goodbye before."""
     events = run.events
     for rank in seen.ends[-1].killed:
-        if rank not in job.roles.learner_ranks:
+        took = events[(events["kind"] == Event.SUCCEEDED) & (events["value"] == rank)]
+        if rank in job.roles.learner_ranks:
+            learner_id, since_s = job.roles.learner_ranks.index(rank), [0.0] * run.shards
+        elif len(took) == run.shards:
+            learner_id, since_s = int(took["learner_id"][0]), took["time_s"][np.argsort(took["shard"])].tolist()
+        else:
             continue
-        learner_id = job.roles.learner_ranks.index(rank)
         mine = events[events["learner_id"] == learner_id]
         for shard in range(run.shards):
-            told = set(mine["kind"][mine["shard"] == shard].tolist())
+            told = set(mine["kind"][(mine["shard"] == shard) & (mine["time_s"] >= since_s[shard])].tolist())
             seen.expect(told & {Event.LOST, Event.GOODBYE}, f"shard {shard} does not say that learner {learner_id} is lost")

@@ -43,6 +43,10 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "async-accumulated": {"accumulation": 2, "push_format": "bfloat16"},
 }
+#: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
+DEALT: Mapping[str, Mapping[str, Any]] = {
+    f"{way}, dealt": options for way, options in WAYS.items() if way not in ("ssp-own", "downpour", "hardsync-local")
+}
 PATIENCE_S = 0.3
 """Of a shard with its learners; the pulse has `pulse.LEAST_S`."""
 COMPUTE_S = 0.01
@@ -95,6 +99,7 @@ class Draw:
     attempts: tuple[tuple[Fault, ...], ...]
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
+    spares: int = 0
 
     @property
     def is_batch(self) -> bool:
@@ -102,12 +107,13 @@ class Draw:
 
     @property
     def ranks(self) -> int:
-        return self.shards + self.is_batch + self.learners + self.evaluator
+        return self.shards + self.is_batch + self.learners + self.spares + self.evaluator
 
     def __str__(self) -> str:
         faults = "; then ".join(", ".join(map(str, attempt)) or "nothing" for attempt in self.attempts)
         kind = "tolerant" if self.tolerant else "fail-fast"
-        return f"{self.way}, S = {self.shards}, {self.learners} learners{', evaluator' * self.evaluator}, {kind}: {faults}"
+        also = f"{f', {self.spares} spares' * bool(self.spares)}{', evaluator' * self.evaluator}"
+        return f"{self.way}, S = {self.shards}, {self.learners} learners{also}, {kind}: {faults}"
 
 
 def draw(dice: random.Random, number: int) -> Draw:
@@ -115,7 +121,8 @@ def draw(dice: random.Random, number: int) -> Draw:
     way = list(WAYS)[number % len(WAYS)]
     shards, evaluator, tolerant = 1 + number // len(WAYS) % 4, dice.random() < 0.4, dice.random() < 0.75
     learners = dice.randint(2, 5)
-    drawn = functools.partial(_faults, dice, shards, learners, evaluator, tolerant)
+    spares = random.Random(f"spares of {number}").choice((0, 0, 1, 2)) if tolerant else 0
+    drawn = functools.partial(_faults, dice, shards, learners + spares, evaluator, tolerant)
     return Draw(
         way=way,
         shards=shards,
@@ -130,6 +137,7 @@ def draw(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(2, 5)) if dice.random() < 0.2 else (0, 0),
+        spares=spares,
     )
 
 
@@ -202,11 +210,12 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
     return from_mapping(
         {
             "out": str(path),
-            "protocol": dict({**WAYS, **BATCH_WAYS}[drawn.way]),
+            "protocol": dict({**WAYS, **BATCH_WAYS, **DEALT}[drawn.way]),
             "data": DATA,
             "model": MODEL,
             "shards": shards,
             "evaluator": drawn.evaluator,
+            "spares": drawn.spares,
             "mu": 4,
             "threads": 1,
             "seed": 1,
@@ -215,6 +224,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             "checkpoint": {"every_updates": drawn.every_updates},
             "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
-            **MORE.get(drawn.way, {}),
+            **MORE.get(drawn.way.removesuffix(", dealt"), {}),
+            **({"sampling": "dealt"} if drawn.way in DEALT else {}),
         }
     )

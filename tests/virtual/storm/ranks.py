@@ -18,6 +18,7 @@ import torch
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
+from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import interruption, parts, placement, resume
 from mpisgd.job.finish import finish, outcome_of, refusals
@@ -55,7 +56,7 @@ class Ranks(World):
         self.drawn, self.path, self.dice, self.faults = drawn, path, dice, faults
         shards, learners = drawn.again if resumed and drawn.again[0] else (drawn.shards, drawn.learners)
         self.config = config = config_of(drawn, path, shards)
-        size = shards + drawn.is_batch + learners + drawn.evaluator
+        size = shards + drawn.is_batch + learners + drawn.spares + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
         data, model, loss, self.initial = computing()
@@ -72,6 +73,8 @@ class Ranks(World):
                 reorders=drawn.reorders,
             )
         )
+        self.places: dict[int, Roles] = {}
+        """What spares that have taken a learner's place know of roles."""
         self.wires: dict[int, Any] = {}
         self.built: dict[int, Built] = {}
         self.why: dict[int, str] = {}
@@ -99,12 +102,16 @@ class Ranks(World):
         return self.wires[rank]
 
     def gradient(self, rank: int, shared: SharedMemory | None = None) -> Computing:
-        learner_id = self.roles.index(rank)
+        learner_id = self.places.get(rank, self.roles).index(rank)
         again = f":{self.setup.attempt}" if self.setup.attempt else ""
+        again += f":{rank}" if rank in self.places else ""
         seconds = random.Random(f"{self.drawn.seed}:{learner_id}{again}")  # no mini-batch takes as long as in another attempt
         pace = seconds.choice((0.5, 1.0, 1.0, 3.0)) * COMPUTE_S
         memory = Memory.zeros(self.tensors.model.size)
         return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
+
+    def take_place(self, rank: int, roles: Roles) -> None:
+        self.places[rank] = roles
 
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:
         raise NotImplementedError("no schedule is by layers")

@@ -1,0 +1,71 @@
+"""A model whose factory returns factories, one for each piece: so that a rank has the pieces that it needs, and no others.
+
+Each piece is made from draws of its own, named by (seed, its place): so it has the same bits on any rank. Of pieces that a rank
+does not need, it knows names and shapes: torch makes these on its device "meta", without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.errors import ConfigError
+from mpisgd.base.imports import call_factory
+from mpisgd.base.streams import Domain
+
+Needed = Callable[[nn.Sequential], Container[int]]
+"""Which pieces a rank needs, of the model of which all are on meta."""
+
+
+class InPieces(nn.Sequential):
+    """The pieces, one after the other: each with its values, or on meta.
+
+    Attributes:
+        make: makes a piece anew, with its initial values.
+    """
+
+    make: Callable[[int], nn.Module]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all pieces have values."""
+        return not any(parameter.is_meta for parameter in self.parameters())
+
+    def skeleton(self) -> nn.Sequential:
+        """All pieces on meta."""
+        return _on_meta(self.make, len(self))
+
+
+def are_factories(made: Any) -> bool:
+    """Whether what a factory has returned is a list of factories."""
+    callables = isinstance(made, list | tuple) and all(callable(each) for each in made)
+    return callables and len(made) > 0 and not any(isinstance(each, nn.Module) for each in made)
+
+
+def build(factories: Sequence[Any], offered: dict[str, Any], seed: int, field: str, needed: Needed | None) -> InPieces:
+    """Make the pieces, or those that are `needed`. `offered` and `field` are as in `call_factory`. Raises ConfigError."""
+
+    def make(place: int) -> nn.Module:
+        name = f"{field}: factory {place} of its list"
+        with seeded(seeds_of(Domain.MODEL, seed, 0, 0, 1 + place)):
+            piece = call_factory(factories[place], {}, offered, name)
+        if not isinstance(piece, nn.Module):
+            raise ConfigError(f"{name} returned {type(piece).__name__}, expected a torch.nn.Module")
+        return piece
+
+    model, count = InPieces(), len(factories)
+    model.make = make
+    skeleton = None if needed is None else _on_meta(make, count)
+    chosen: Container[int] = range(count) if needed is None or skeleton is None else needed(skeleton)
+    for place in range(count):
+        model.append(make(place) if skeleton is None or place in chosen else skeleton[place])
+    return model
+
+
+def _on_meta(make: Callable[[int], nn.Module], count: int) -> nn.Sequential:
+    with torch.device("meta"):
+        return nn.Sequential(*(make(place).to("meta") for place in range(count)))
