@@ -8,8 +8,9 @@ each: 2 k (S - 1) / S vectors, as a ring would [Zhang16 2.3].
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, footprint, replace
@@ -27,10 +28,22 @@ def nbytes_each_way(config: Config, parameters: float) -> tuple[float, float]:
     return parameters * push, parameters * pull
 
 
-def busiest(
+@dataclass(frozen=True)
+class Carried:
+    """What a node has, and the bytes on its link in a round: sent, received, and those that one learner there pushes and pulls."""
+
+    learners: int
+    shards: int
+    sent: float
+    received: float
+    pushed_by_each: float
+    pulled_by_each: float
+
+
+def carried(
     learner_hosts: Sequence[str], shard_hosts: Sequence[str], sizes: Sequence[float], push: float, pull: float
-) -> tuple[str, float]:
-    """The node with the busiest link, and bytes of its busier direction in one round; ("", 0.0) where nothing comes to a link.
+) -> dict[str, Carried]:
+    """What the link of each node carries in one round.
 
     Args:
         learner_hosts: the host of each learner.
@@ -38,14 +51,29 @@ def busiest(
         sizes: the share of the parameters that each shard owns, in sum 1.
         push, pull: bytes of a whole push, and of a whole pull.
     """
-    learners, held, sent, received = Counter(learner_hosts), Counter[str](), Counter[str](), Counter[str]()
+    learners, shards, held = Counter(learner_hosts), Counter(shard_hosts), defaultdict[str, float](float)
     for host, size in zip(shard_hosts, sizes, strict=True):
-        held[host] += size  # type: ignore[assignment]
+        held[host] += size
+    found = {}
     for host in dict.fromkeys((*shard_hosts, *learner_hosts)):
-        elsewhere, given = len(learner_hosts) - learners[host], 1 - held[host]
-        sent[host] = pull * held[host] * elsewhere + push * given * learners[host]  # type: ignore[assignment]
-        received[host] = push * held[host] * elsewhere + pull * given * learners[host]  # type: ignore[assignment]
-    host, nbytes = max(((host, max(sent[host], received[host])) for host in sent), key=lambda each: each[1])
+        elsewhere, given = len(learner_hosts) - learners[host], max(0.0, 1 - held[host])
+        found[host] = Carried(
+            learners[host],
+            shards[host],
+            sent=pull * held[host] * elsewhere + push * given * learners[host],
+            received=push * held[host] * elsewhere + pull * given * learners[host],
+            pushed_by_each=push * given,
+            pulled_by_each=pull * given,
+        )
+    return found
+
+
+def busiest(
+    learner_hosts: Sequence[str], shard_hosts: Sequence[str], sizes: Sequence[float], push: float, pull: float
+) -> tuple[str, float]:
+    """The node with the busiest link, and bytes of its busier direction in one round; ("", 0.0) where nothing comes to a link."""
+    found = carried(learner_hosts, shard_hosts, sizes, push, pull)
+    host, nbytes = max(((host, max(each.sent, each.received)) for host, each in found.items()), key=lambda each: each[1])
     return (host, nbytes) if nbytes > 0 else ("", 0.0)
 
 

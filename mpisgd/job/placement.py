@@ -30,6 +30,8 @@ def on_virtual_ranks(config: Config) -> tuple[list[int], Roles, Protocol]:
     nodes = [rank // options.ranks_per_node for rank in range(world_size(config, options.learners))]
     roles, protocol = on_ranks(config, virtual_hosts(nodes), virtual=True)
     _check_named(config, [nodes[rank] for rank in roles.computing_ranks], roles.streams)
+    for node, factor in config.network.slow_links.items():
+        require(node in nodes, f"network.slow_links[{node}]", factor, f"a node, from 0 to {nodes[-1]}")
     return nodes, roles, protocol
 
 

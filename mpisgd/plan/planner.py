@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from mpisgd.plan import backup, collect, local_steps, shards, softsync
 from mpisgd.plan.backup import Choices
 from mpisgd.plan.collect import Collecting
 from mpisgd.plan.costs.fit import Fit, check_pushes, fitted
-from mpisgd.plan.costs.predict import PUSHES
+from mpisgd.plan.costs.predict import PUSHES, predict
 from mpisgd.plan.shards import Point
 from mpisgd.plan.softsync import Asynchrony
 from mpisgd.plan.target import convergence, make_target
@@ -47,7 +48,7 @@ class Wishes:
     noise_samples: float | None = None
     learners: int | None = None
     ranks_per_node: int | None = None
-    network: dict[str, float] = dataclasses.field(default_factory=dict)
+    network: dict[str, Any] = dataclasses.field(default_factory=dict)
     pushes: int = PUSHES
     from_log: bool = False
     trust: bool = False
@@ -110,7 +111,12 @@ def plan(
         exchanges = local_steps.choices(config, wishes.pushes)
     assumptions = (*fit.assumptions, *_assumptions(config, choices, wishes))
     misfit = _misfit(fit)
-    advice = (*((misfit,) if misfit else ()), *_advice(first, choices, asynchrony, points), *local_steps.advice(exchanges))
+    advice = (
+        *((misfit,) if misfit else ()),
+        *_advice(first, choices, asynchrony, points),
+        *local_steps.advice(exchanges),
+        *_of_slow_links(first, config, wishes.pushes),
+    )
     tables = (
         _costs_table(fit),
         collect.table(first, collecting),
@@ -154,7 +160,9 @@ def _elsewhere(config: Config, wishes: Wishes) -> Config:
     for name in wishes.network:
         if name not in known:
             raise ConfigError(f"network.{name}: expected one of {', '.join(sorted(known))}")
-    network = dataclasses.replace(config.network, **wishes.network)
+    elsewhere = bool(wishes.network) or wishes.ranks_per_node is not None
+    slow_links = {} if elsewhere else config.network.slow_links
+    network = dataclasses.replace(config.network, **{"slow_links": slow_links, **wishes.network})
     virtual = config.virtual
     if wishes.ranks_per_node is not None:
         virtual = dataclasses.replace(virtual, ranks_per_node=wishes.ranks_per_node)
@@ -164,6 +172,8 @@ def _elsewhere(config: Config, wishes: Wishes) -> Config:
 def _assumptions(config: Config, choices: Choices, wishes: Wishes) -> list[str]:
     said = [f"Updates to the target: {choices.convergence.source}."]
     said += [f"Another network: {name} = {value:g}." for name, value in wishes.network.items()]
+    if config.network.slow_links:
+        said.append("Learners that are like those behind a slow link are behind one, too; of a node's learners, the first says it.")
     ranks = config.virtual.ranks_per_node
     said += [
         f"{ranks} rank{'s' * (ranks > 1)} on each node; learner l of more learners is like learner l modulo"
@@ -195,6 +205,18 @@ def _advice(run: Run, choices: Choices, found: Asynchrony, points: list[Point]) 
             f" (limit: {point.bottleneck})."
         )
     return tuple(lines)
+
+
+def _of_slow_links(run: Run, config: Config, pushes: int) -> list[str]:
+    """What a slow link costs the run's own protocol: it is predicted without."""
+    slow_links = config.network.slow_links
+    if not slow_links:
+        return []
+    without = replace(config, network=dataclasses.replace(config.network, slow_links={}))
+    more = predict(without, pushes).gradients_per_s / predict(config, pushes).gradients_per_s
+    hosts = list(dict.fromkeys(run.environment["hosts"]))
+    named = ", ".join(f"{hosts[node]} ({factor:.3g} times the seconds)" for node, factor in slow_links.items())
+    return [f"Slow link of {named}: were it as fast as the others, {more:.2f} times the gradients per second."]
 
 
 def _costs_table(fit: Fit) -> Table:

@@ -15,7 +15,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config, replace
 from mpisgd.plan.costs.bounds import Bounds, bounds
 from mpisgd.plan.costs.predict import LEAST_ROUNDS, LEAST_UPDATES, predict, pushes_per_update
-from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners
+from mpisgd.plan.costs.scale import PLACEMENTS, Placement, with_learners, with_slow_links
 
 #: Numbers of learners that are tried, from the run's to the most.
 _SIZES = 4
@@ -64,7 +64,8 @@ def points(config: Config, most_learners: int, pushes: int) -> list[Point]:
         shards, freed = 1, 0
         while freed < 2 and shards <= min(_MOST_SHARDS, config.virtual.parameters):
             for placement in _placements(scaled, shards):
-                found.append(_point(replace(scaled, shards=shards, placement=placement), pushes, found))
+                moved = with_slow_links(replace(scaled, shards=shards, placement=placement), scaled)
+                found.append(_point(moved, pushes, found))
             freed += ENOUGH * found[-1].bounds.shard > found[-1].bounds.learners
             shards *= step
     return found

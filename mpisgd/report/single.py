@@ -14,6 +14,7 @@ from mpisgd.analysis import about, arrivals, books, faults, noise_scale, stalene
 from mpisgd.analysis.tables import Table
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.records.log.reader import Run
+from mpisgd.report import links
 from mpisgd.report.writing import Drawing, say, tell, terminal, write
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
-    whole = not run.left_out
+    whole, nodes = not run.left_out, links.links(run)
     if run.is_batch:
         return _tables_of_batch(run, state)
     return (
@@ -75,6 +76,7 @@ def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
         training.evaluation_table(run),
         throughput.rate_table(run),
         *([throughput.time_table(run)] if whole else []),
+        *([links.table(run, nodes)] if nodes else []),
         *([throughput.bubble_table(run)] if whole and throughput.tells_neighbours(run) else []),
         staleness.shard_table(run),
         *([staleness.layer_table(run)] if run.environment.get("layers") else []),

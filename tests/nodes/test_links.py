@@ -1,4 +1,4 @@
-"""The bytes on the links of several nodes are those that a run's first line says."""
+"""The bytes on the links of several nodes are those that a run's first line says, and the report names a slow one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpisgd.records.log.reader import Run
+from mpisgd.report import links
 from tests.nodes.cluster import Cluster
 from tests.nodes.job import Job
 
@@ -51,3 +52,22 @@ def test_links_carry_what_the_first_line_says(open_mpi: None, tmp_path: Path, pl
     assert said_mb == pytest.approx(vectors * parameters * 4e-6, rel=1e-3)
     assert rounds * said_mb <= busiest_mb < OVERHEAD * rounds * said_mb + START_MB
     assert ("warning: the link of" in job.text) == (placement == "packed")
+
+
+def test_the_report_names_the_link_that_is_slow(open_mpi: None, tmp_path: Path) -> None:
+    """A tenth of the rate, at one of three nodes. The first has the shard, and a learner that uses no link."""
+    out, changes = tmp_path / "run", {"shards": "1", "protocol": "softsync"}
+    words = [word for name, value in (SETTINGS | changes).items() for word in (f"--{name}", value)]
+    with Cluster(3) as cluster:
+        for node, rate in enumerate(("1gbit", "1gbit", "100mbit")):
+            cluster.shape(node, rate)
+        job = Job(cluster, (2, 1, 1), [*words, "--out", str(out)])
+        assert job.end(120) == 0, job.text
+    found = links.links(Run(out))
+    table = links.table(Run(out), found)
+    assert table.cells("node") == ["node0", "node1", "node2"]
+    assert table.cells("rate")[0] is None
+    assert list(links.slow(found)) == ["node2"], table.markdown()
+    rate = table.cells("rate")[2]
+    assert isinstance(rate, float) and 0.5 * 12.5 < rate < 1.1 * 12.5, table.markdown()
+    assert table.note.startswith("The link of node2 is slow: ")

@@ -26,7 +26,7 @@ from mpisgd.plan import Wishes, backup, collect, fit, plan, planner, shards, sof
 from mpisgd.plan.costs.bounds import bounds, order_statistic
 from mpisgd.plan.costs.observe import observe
 from mpisgd.plan.costs.predict import predict
-from mpisgd.plan.costs.scale import with_learners
+from mpisgd.plan.costs.scale import with_learners, with_slow_links
 from mpisgd.plan.target import convergence
 from mpisgd.protocols import BackupOptions, HardsyncOptions, SoftsyncOptions
 from mpisgd.records.log.reader import Run
@@ -361,3 +361,25 @@ def test_what_takes_no_second_does_not_hinder_a_prediction(changes: dict[str, An
     other = replace(config, protocol=HardsyncOptions(), shards=2)
     assert compatibility.refused(replace(other, **changes), virtual=True)
     assert predict(replace(other, **changes), 200).gradients_per_s == predict(other, 200).gradients_per_s
+
+
+def test_a_slow_link_stays_with_its_learners() -> None:
+    """Learner 1 of 3, on nodes of one rank and of two."""
+    network, virtual = NetworkOptions(slow_links={2: 10.0}), VirtualOptions(learners=3, gradients=False)
+    config = Config(network=network, virtual=virtual, evaluator=False)
+    assert with_learners(config, 3) == config
+    assert with_learners(config, 6).network.slow_links == {2: 10.0, 5: 10.0}
+    assert with_slow_links(replace(config, shards=3), config).network.slow_links == {4: 10.0}
+    pairs = replace(config, virtual=dataclasses.replace(virtual, ranks_per_node=2), network=NetworkOptions(slow_links={1: 10.0}))
+    assert with_slow_links(replace(pairs, shards=2), pairs).network.slow_links == {1: 10.0, 2: 10.0}, "they part"
+
+
+@pytest.mark.slow
+def test_the_plan_says_what_a_slow_link_costs(tmp_path: Path) -> None:
+    slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={3: 10.0})
+    run = virtual_run(tmp_path / "run", HardsyncOptions(), learners=3, pushes=300, parameters=1_000_000, network=slow)
+    found = plan([run.path], None, Wishes(pushes=100, learners=3, from_log=True), Console(quiet=True))
+    assert found.advice[-1].startswith("Slow link of node-3 (10 times the seconds): were it as fast as the others, ")
+    assert float(found.advice[-1].split()[-6]) > 1.3
+    elsewhere = plan([run.path], None, Wishes(pushes=100, learners=3, network={"latency_s": 0.0}), Console(quiet=True))
+    assert not any("Slow link" in line for line in elsewhere.advice), "another cluster has other links"

@@ -10,7 +10,7 @@ import pytest
 
 from mpisgd.base.errors import DataError
 from mpisgd.config import Config, LogOptions, StragglerOptions, replace
-from mpisgd.config.config_virtual import LognormalComputeOptions, VirtualOptions
+from mpisgd.config.config_virtual import LognormalComputeOptions, NetworkOptions, VirtualOptions
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.gradient.straggler import Delays
 from mpisgd.plan.costs.fit import fit, fitted, with_rest
@@ -99,6 +99,21 @@ def test_a_log_predicts_other_protocols(sources: dict[str, Config], tmp_path: Pa
     assert truth is not None
     assert found.seconds_per_update == pytest.approx(truth.seconds_per_update, rel=0.05)
     assert found.mean_staleness == pytest.approx(truth.mean_staleness, rel=0.05)
+
+
+@pytest.mark.parametrize("source", [HardsyncOptions(), SoftsyncOptions(n=8)], ids=str)
+def test_a_slow_link_is_found_in_a_log_and_counted(tmp_path: Path, source: Any) -> None:
+    """That of learner 7: 1.2 MB take 0.01 s elsewhere, and 0.1 s there."""
+    slow = NetworkOptions(bandwidth=125e6, node_bandwidth=125e6, slow_links={8: 10.0})
+    scene: dict[str, Any] = {"parameters": 300_000, "pushes": 1000, "network": slow, "compute": LognormalComputeOptions(mean_s=0.2)}
+    fit_of = fit(virtual_run(tmp_path / "run", source, **scene), from_log=True)
+    assert fit_of.network.slow_links == {8: pytest.approx(10, rel=0.01)}
+    for protocol in (HardsyncOptions(), BackupOptions(b=1), SoftsyncOptions(n=8)):
+        truth = observe(virtual_run(tmp_path / type(protocol).__name__, protocol, seed=7, **scene))
+        assert truth is not None
+        assert predict(replace(fit_of, protocol=protocol), 1000).seconds_per_update == pytest.approx(
+            truth.seconds_per_update, rel=0.05
+        )
 
 
 def test_a_virtual_run_is_believed_what_it_says_of_itself(tmp_path: Path) -> None:

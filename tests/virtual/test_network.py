@@ -102,6 +102,16 @@ transfers = st.lists(
     max_size=12,
 ).map(lambda some: sorted(some, key=lambda each: each[3]))
 bandwidths = st.sampled_from([0.25e9, 1e9, 4e9])
+
+
+@pytest.mark.parametrize("nodes", [APART, [0, 1, 1, 2]])
+def test_a_slow_link_slows_both_directions_and_nobody_else(nodes: Sequence[int]) -> None:
+    slow = NetworkOptions(bandwidth=1e9, node_bandwidth=1e9, local_bandwidth=1e9, slow_links={1: 10.0})
+    assert ends(slow, nodes, (0, 1, 1000, 0)) == ends(slow, nodes, (1, 0, 1000, 0)) == [10000]
+    assert ends(slow, nodes, (0, 3, 1000, 0), (3, 0, 1000, 0)) == [1000, 1000]
+    assert ends(slow, nodes, (0, 1, 1000, 0), (0, 3, 1000, 0)) == [10000, 2000], "the sender is not held up"
+
+
 networks = st.builds(NetworkOptions, bandwidth=bandwidths, node_bandwidth=bandwidths, local_bandwidth=bandwidths)
 
 

@@ -301,6 +301,8 @@ REFUSED = [
     ("--virtual.slow-nodes 9 2.0", ["virtual.slow_nodes[9]", "2.0", "a node of learners, from 1 to 4"]),
     ("--virtual.slow-nodes 0 2.0", ["virtual.slow_nodes[0]", "2.0", "a node of learners, from 1 to 4"]),
     ("--virtual.slow-nodes 1 -2.0", ["virtual.slow_nodes[1]", "-2.0", ">= 0"]),
+    ("--network.slow-links 5 2.0", ["network.slow_links[5]", "2.0", "a node, from 0 to 4"]),
+    ("--network.slow-links 1 -2.0", ["network.slow_links[1]", "-2.0", ">= 0"]),
     ("--virtual.pause-mean-s -1", ["virtual.pause_mean_s", "-1", ">= 0"]),
     ("--virtual.ranks-per-node 0", ["virtual.ranks_per_node", "0", ">= 1"]),
     ("--virtual.batched", ["virtual.batched", "True", "virtual.gradients = true beside it"]),

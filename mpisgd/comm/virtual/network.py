@@ -31,10 +31,11 @@ class Network:
         self.overhead_ns: int = round(options.overhead_s * _NS)
         self._nodes = list(nodes)
         self._rank_ns: float = _NS / options.bandwidth
-        self._node_ns: float = _NS / options.node_bandwidth
+        node_ns = _NS / options.node_bandwidth
+        self._node_ns = [node_ns * options.slow_links.get(node, 1.0) for node in range(max(nodes) + 1)]
         self._local_ns: float = max(_NS / options.local_bandwidth, self._rank_ns)
-        self._apart = len(set(nodes)) == len(nodes)
-        self._apart_ns = max(self._rank_ns, self._node_ns)
+        self._apart = len(set(nodes)) == len(nodes) and not options.slow_links
+        self._apart_ns = max(self._rank_ns, node_ns)
         self._last_nbytes = self._last_ns = 0
         self._out = [0] * len(nodes)
         self._in = [0] * len(nodes)
@@ -47,7 +48,7 @@ class Network:
         To be called in the order of `begin_ns`.
         """
         rank_out, rank_in = self._out, self._in
-        if self._apart:  # the links of a node are those of its only rank
+        if self._apart:  # the links of a node are those of its only rank, and all are alike
             if nbytes != self._last_nbytes:
                 self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._apart_ns)
             busy_ns = self._last_ns
@@ -67,8 +68,8 @@ class Network:
             end_ns = ready_ns
         if local:
             return end_ns
-        busy_ns = round(nbytes * self._node_ns)
         for links, node in ((self._node_out, here), (self._node_in, there)):
+            busy_ns = round(nbytes * self._node_ns[node])
             ready_ns = links[node]
             ready_ns = links[node] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
             if ready_ns > end_ns:

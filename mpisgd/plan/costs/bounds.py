@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpisgd.config import Config, StragglerOptions, footprint, replace
-from mpisgd.exchange.roles import assign
 from mpisgd.gradient.straggler import Delays
+from mpisgd.plan.costs.scale import layout
 from mpisgd.simulate import compute
 
 #: Mini-batches whose seconds are drawn, over all learners.
@@ -102,10 +102,7 @@ def _rate(seconds: float) -> float:
 
 def _layout(config: Config) -> tuple[int, float, list[int]]:
     """Shards on the node that has the most, the share of learners on other nodes than that, and each learner's node."""
-    size = config.shards + config.virtual.learners + int(config.evaluator)
-    nodes = [rank // config.virtual.ranks_per_node for rank in range(size)]
-    hosts = [str(node) for node in nodes]
-    roles = assign(size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)
+    nodes, roles = layout(config)
     (fullest, shards), *_ = Counter(nodes[rank] for rank in roles.shard_ranks).most_common(1)
     of_learners = [nodes[rank] for rank in roles.learner_ranks]
     return shards, sum(node != fullest for node in of_learners) / len(of_learners), of_learners

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from mpisgd.config import Config, replace
+from mpisgd.exchange.roles import Roles, assign
 
 Placement = Literal["packed", "spread"]
 PLACEMENTS: tuple[Placement, ...] = ("packed", "spread")
@@ -23,9 +24,36 @@ def with_learners(config: Config, learners: int) -> Config:
             learner_id: slowdown[learner_id % lambda_] for learner_id in range(learners) if learner_id % lambda_ in slowdown
         }
     pausing = config.straggler.pause_learner
-    return replace(
+    more = replace(
         config,
         protocol=config.protocol.among(lambda_, learners),
         virtual=dataclasses.replace(config.virtual, learners=learners),
         straggler=dataclasses.replace(config.straggler, slowdown=slowdown, pause_learner=pausing if pausing < learners else -1),
     )
+    return with_slow_links(more, config)
+
+
+def with_slow_links(config: Config, before: Config) -> Config:
+    """Put slow links where learners now are that were behind some `before`; of a node's learners, the first one counts."""
+    now, then = nodes_of_learners(config), nodes_of_learners(before)
+    factors = before.network.slow_links
+    if not factors or now == then:
+        return config
+    slow_links = {}
+    for learner_id, node in reversed(list(enumerate(now))):
+        slow_links[node] = factors.get(then[learner_id % len(then)], 1.0)
+    slow_links = {node: factor for node, factor in slow_links.items() if factor != 1.0}
+    return replace(config, network=dataclasses.replace(config.network, slow_links=slow_links))
+
+
+def nodes_of_learners(config: Config) -> list[int]:
+    nodes, roles = layout(config)
+    return [nodes[rank] for rank in roles.learner_ranks]
+
+
+def layout(config: Config) -> tuple[list[int], Roles]:
+    """The node of each rank of a virtual cluster, and the roles."""
+    size = config.shards + config.virtual.learners + int(config.evaluator)
+    nodes = [rank // config.virtual.ranks_per_node for rank in range(size)]
+    hosts = [str(node) for node in nodes]
+    return nodes, assign(size, shards=config.shards, evaluator=config.evaluator, placement=config.placement, hosts=hosts)

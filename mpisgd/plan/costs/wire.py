@@ -25,6 +25,7 @@ from mpisgd.config import footprint
 from mpisgd.config.config_virtual import NetworkOptions, ServiceOptions
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Verdict
+from mpisgd.report import links
 
 #: Of a column, where it is free of waits; not the minimum, which one odd row would decide.
 LOW = 0.05
@@ -79,19 +80,37 @@ def _bandwidths(run: Run, rows: np.ndarray, nbytes: float) -> tuple[NetworkOptio
     if slice_nbytes < TELLING_NBYTES:
         source = f"assumed: messages of {slice_nbytes:.0f} bytes do not tell it"
         return default, [Cost("bandwidth", default.bandwidth, "bytes/s", source)]
-    local, low = _on_shards_node(run)[rows["learner_id"]], _low_share(run)
+    local, low, of_learners = _on_shards_node(run)[rows["learner_id"]], _low_share(run), _hosts_of_learners(run)
     here, there = (_rate(nbytes, rows["pull_s"][which], low) for which in (local, ~local))
     source = f"{100 * low:.2g} % quantile of pull_s"
     seen = [
         Cost(f"bandwidth, {name}", rate, "bytes/s", source) for name, rate in (("one node", here), ("two nodes", there)) if rate
     ]
+    slow_links = {}
+    for host, node in _slow_nodes(run).items():
+        there_s = rows["pull_s"][(of_learners == host)[rows["learner_id"]]]
+        if there and (rate := _rate(nbytes, there_s, low)) and rate < there:
+            slow_links[node] = there / rate
+            seen.append(Cost(f"bandwidth, link of {host}", rate, "bytes/s", source))
     if here and there:
-        return NetworkOptions(bandwidth=max(here, there), local_bandwidth=here, node_bandwidth=there), seen
+        return NetworkOptions(bandwidth=max(here, there), local_bandwidth=here, node_bandwidth=there, slow_links=slow_links), seen
     if here:
         return NetworkOptions(bandwidth=here, local_bandwidth=here), seen
     if there:
-        return NetworkOptions(bandwidth=there, local_bandwidth=max(there, default.local_bandwidth), node_bandwidth=there), seen
+        return NetworkOptions(
+            bandwidth=there, local_bandwidth=max(there, default.local_bandwidth), node_bandwidth=there, slow_links=slow_links
+        ), seen
     return default, [Cost("bandwidth", default.bandwidth, "bytes/s", "assumed: no pull in the log tells it")]
+
+
+def _slow_nodes(run: Run) -> dict[str, int]:
+    """Hosts with slow links, and their places in the order of hosts, where all hosts have as many ranks, one behind the other."""
+    hosts = [str(host) for host in run.environment.get("hosts", [])]
+    order = list(dict.fromkeys(hosts))
+    each = -(-len(hosts) // max(1, len(order)))
+    if hosts != [order[rank // each] for rank in range(len(hosts))]:
+        return {}
+    return {host: order.index(host) for host in links.slow(links.links(run))}
 
 
 def _transfer_s(run: Run, network: NetworkOptions, nbytes: float) -> float:
@@ -105,6 +124,11 @@ def _on_shards_node(run: Run) -> np.ndarray:
     ranks = ranks_of(run)
     of_shards = {ranks.host(rank) for rank in ranks.shards}
     return np.array([of_shards == {ranks.host(rank)} for rank in ranks.learners])
+
+
+def _hosts_of_learners(run: Run) -> np.ndarray:
+    ranks = ranks_of(run)
+    return np.array([ranks.host(rank) for rank in ranks.learners])
 
 
 def _low_share(run: Run) -> float:
@@ -122,7 +146,9 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
     """Fit the service of gradients and updates, divided into what goes by the bytes of the slice and what does not."""
     default = ServiceOptions()
     updates = run.updates[run.updates["gradients"] > 0]
-    transfer_s = _transfer_s(run, network, slice_nbytes * footprint.of_exchange(run.config)[0] / 4)
+    transfer_s = np.full(run.lambda_, _transfer_s(run, network, slice_nbytes * footprint.of_exchange(run.config)[0] / 4))
+    for host, node in _slow_nodes(run).items():
+        transfer_s[_hosts_of_learners(run) == host] *= network.slow_links.get(node, 1.0)
     after_s = np.concatenate([_last_gradients(run, shard, transfer_s) for shard in range(run.shards)])
     if not len(updates) or not len(after_s):
         return default, [Cost("service", 0.0, "s", "assumed: the defaults of [service]; no update in the log tells it")]
@@ -139,9 +165,9 @@ def _service(run: Run, slice_nbytes: float, network: NetworkOptions) -> tuple[Se
     return service, [Cost("service of a gradient", gradient_s, "s", why), Cost("update", update_s, "s", "median of update_s")]
 
 
-def _last_gradients(run: Run, shard: int, transfer_s: float) -> np.ndarray:
+def _last_gradients(run: Run, shard: int, transfer_s: np.ndarray) -> np.ndarray:
     """Seconds from the arrival of each update's last gradient to the start of the update, less the transfer of its slice, per
-    gradient summed in them.
+    gradient summed in them; `transfer_s`: of each learner, (learners,).
 
     In hardsync a gradient that completes the sum may release others, which came before their turn: they stand after it.
     """
@@ -157,5 +183,5 @@ def _last_gradients(run: Run, shard: int, transfer_s: float) -> np.ndarray:
     update_of = np.repeat(np.arange(len(updates)), np.diff(np.append(starts, ends[-1])))
     place = np.flatnonzero(arrival_s == last_s[update_of])
     _, first = np.unique(update_of[place], return_index=True)
-    seconds = updates["time_s"] - updates["update_s"] - last_s - transfer_s
+    seconds = updates["time_s"] - updates["update_s"] - last_s - transfer_s[rows["learner_id"][place[first]]]
     return np.asarray(np.maximum(seconds, 0.0) / (ends - place[first]))
