@@ -67,7 +67,8 @@ def report(run_path: str | Path, out: Path | None = None, console: Console | Non
 
 
 def _tables(run: Run, state: about.Status) -> tuple[Table, ...]:
-    whole, nodes = not run.left_out, links.links(run)
+    whole = not run.left_out
+    nodes = links.links(run) if whole else []
     if run.is_batch:
         return _tables_of_batch(run, state)
     return (
