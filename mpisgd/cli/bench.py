@@ -119,7 +119,7 @@ BENCHES = {
         4, "push+pull cycle with the update, over raw Send+Recv and the least memory traffic of the update", _wire, least=2
     ),
     "train": Bench(
-        3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate", _train, least=3
+        3, "images/s of every protocol, over PyTorch DDP with gloo and over loops that do not communicate", _train, least=4
     ),
     "checkpoint": Bench(3, "images/s of hardsync with checkpoints, over without; seconds that one takes of the loop", _checkpoint),
     "scale": Bench(1, "images/s over the number of learners, and what the virtual cluster predicts; starts its own ranks", _scale),
