@@ -114,10 +114,11 @@ def main() -> None:
             rate = RATE[name][learners] if name in RATE else None
             reached = times[ranks] if math.isfinite(times[ranks]) else None
             rows.append((name, learners, ranks, rate, reached, 100 * float(error.min()), float(seconds[-1])))
+            shown = (seconds[1:], 100 * error[1:])  # a logarithmic axis has no second 0
             if learners == SHOWN:
-                over_s.plot(seconds, 100 * error, label=f"{name}, {learners} learners", **look)
+                over_s.plot(*shown, label=f"{name}, {learners} learners", **look)
             elif learners == 1 and name == "Downpour":
-                over_s.plot(seconds, 100 * error, label="SGD, one replica", **{**look, "color": style.GREY})
+                over_s.plot(*shown, label="SGD, one replica", **{**look, "color": style.GREY})
         over_ranks.plot(list(times), list(times.values()), label=name, **look)
     over_s.set(xlabel="virtual seconds", xscale="log", yscale="log")
     over_ranks.set(xlabel="ranks", xscale="log", yscale="log")
