@@ -118,7 +118,7 @@ def test_learners_join_a_run_that_is_under_way(tmp_path: Path, env: dict[str, st
         assert "too few ranks: found 1" in refused.stderr
         assert first.poll() is None, "it was not interrupted for what cannot be"
         made = Run(path)
-        epochs = made.updates["samples"].sum() / made.environment["train_samples"] + 3
+        epochs = made.updates["samples"].max() / made.environment["train_samples"] + 3
         done = run(env, 5, "--resize", "run", "--epochs", f"{epochs:.3f}")
         said = first.communicate(timeout=30)[1]
     finally:
