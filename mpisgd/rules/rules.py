@@ -186,8 +186,8 @@ class Rules:
             return DROP_MISSED
         if self._has(learner_id, seq, portion):  # computed again: another shard rejected it, or had not had it before the
             # checkpoint that the run was continued from
-            if self.portions is not None and self.protocol.consistent:  # all shards count the same pushes of each clock
-                self.protocol.on_push(learner_id, timestamp, self.clock)
+            if self.protocol.consistent and (self._aborts or self.portions is not None):
+                self.protocol.on_push(learner_id, timestamp, self.clock)  # all shards count the same pushes of each clock
             else:
                 self.protocol.on_discard(learner_id, timestamp, self.clock)
             return DROP_REPEATED if self.portions is None else DROP_DUPLICATE

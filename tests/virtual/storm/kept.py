@@ -421,4 +421,25 @@ KEPT: dict[str, Draw] = {
         ),
         again=(3, 3),
     ),
+    "resumed, one shard had applied a gradient that others had not; who was aborted by these was waited for by that one": Draw(
+        way="backup-abort",
+        shards=3,
+        learners=3,
+        evaluator=False,
+        tolerant=False,
+        seed=1154327218,
+        every_updates=2,
+        latency_ns=50000,
+        eager_nbytes=0,
+        reorders=True,
+        flush_rows=4,
+        attempts=(
+            (
+                Fault(what="cut", rank=1, at_s=0.29099540598219265, at_call=0, lasts_s=0.10551297919900429, other=3, both=True),
+                Fault(what="full", rank=1, at_s=0.09525929976394083, at_call=0, lasts_s=0.0, other=0, both=True),
+                Fault(what="kill", rank=2, at_s=0.10233975414928832, at_call=0, lasts_s=0.0, other=0, both=True),
+            ),
+        ),
+        again=(0, 0),
+    ),
 }
