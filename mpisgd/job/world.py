@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator, Node
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Role, Roles
@@ -133,7 +134,7 @@ class World(ABC):
 
     def take_place(self, rank: int, roles: Roles) -> None:
         """A spare rank is about to ask for what it computes: it is a learner now, in these roles."""
-        raise NotImplementedError("there are no spares here")
+        raise ProtocolError(f"rank {rank} is to take a learner's place: there are no spares here")
 
     def weights(self, bounds: tuple[int, int]) -> Tensor:
         """A copy of the weights of a slice, (slice,) float32, by a rank that has no other use for the model."""
@@ -142,7 +143,7 @@ class World(ABC):
 
     def saved(self, rank: int) -> dict[str, Tensor]:
         """A shard's tensors from the checkpoint that the run goes on from; once."""
-        raise NotImplementedError
+        raise ProtocolError(f"rank {rank}: nothing is saved here")
 
     def service(self, rank: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Called before a shard sums a gradient, and before it ends an evaluation: let the time pass that this is to cost."""

@@ -179,3 +179,25 @@ else:
     print("received what was sent")
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_WAIT=wait)
+
+
+def test_what_was_begun_moves_while_a_rank_computes() -> None:
+    """Over TCP, which moves nothing outside of MPI's calls: 40 MB each way are there before either rank asks for them."""
+    script = """
+import time
+wire, body, room = Wire(comm, polite=False), np.full(10_000_000, 1 + comm.rank, np.float32), np.zeros(10_000_000, np.float32)
+posted = wire.post(1 - comm.rank, Tag.ANSWER, room)
+wire.meet()
+sending = wire.start(1 - comm.rank, Tag.ANSWER, (0, 3, 0, 0, 0, -1, body.nbytes), body)
+wire.let_move()
+until_s = time.monotonic() + 40
+while not room[-1] and time.monotonic() < until_s:
+    time.sleep(0.01)
+print(f"{comm.rank} has {room[-1]:.0f}", flush=True)
+wire.hold()
+wire.header(posted)
+wire.finish(posted)
+wire.finish(sending)
+"""
+    said = said_by_two_ranks(script, OMPI_MCA_btl="tcp,self")
+    assert "0 has 2" in said and "1 has 1" in said, said
