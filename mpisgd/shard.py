@@ -73,6 +73,8 @@ class Shard:
         self.log, self.progress = records.log, records.progress
         self.faults: Faults | None = None
         self.refusals = Refusals(lambda_)
+        if rules.portions is not None:
+            self.refusals.portions = rules.portions.total
         self.finiteness = Finiteness(rules, update, nonfinite)
         self.desk = SnapshotDesk(channel, rules, update, records.snapshots)
         self.answering = Answering(channel, rules, update, self.log, self.finiteness, deltas)

@@ -23,12 +23,14 @@ class Refusals:
         by_rank: how many messages of each rank.
         pushes: per learner, how many of them began a push.
         last_seq: per learner, the mini-batch of its last push that was taken.
+        portions: how many there are, where data are dealt in portions; 0 = they are not.
     """
 
     def __init__(self, lambda_: int) -> None:
         self.by_rank: dict[int, int] = {}
         self.pushes = [0] * lambda_
         self.last_seq = [-1] * lambda_
+        self.portions = 0
         self._waits = [""] * lambda_
         """Reason why the last push of each learner was refused, if it was."""
 
@@ -56,6 +58,8 @@ class Refusals:
             return f"learner {learner_id} pushed mini-batch {seq}: expected 0 ... {last + 1}, the next one"
         if not 1 <= push.samples <= _MOST_SAMPLES:
             return f"learner {learner_id} pushed a gradient of {push.samples} samples: expected 1 ... {_MOST_SAMPLES}"
+        if self.portions and not 0 <= push.portion < self.portions:
+            return f"learner {learner_id} pushed portion {push.portion}: expected 0 ... {self.portions - 1}"
         if seq > last:
             self.last_seq[learner_id] = seq
         self._waits[learner_id] = ""

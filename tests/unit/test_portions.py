@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpisgd.data.sampling import DealtSampling, EpochSampling
 from mpisgd.rules.portions import LEASE, Portions
+from mpisgd.serving.refusals import Refusals
 from tests.effort import examples
 
 
@@ -115,3 +119,13 @@ def test_a_portion_is_a_function_of_its_number() -> None:
         assert np.concatenate(parts).tolist() == alone.indices(0, portion).tolist()
     every = np.concatenate([alone.indices(0, portion) for portion in range(25)])
     assert np.bincount(every).tolist() == [4] * 50
+
+
+@pytest.mark.parametrize("portion", [-1, 4])
+def test_a_portion_that_is_none_is_refused(portion: int) -> None:
+    refusals = Refusals(1)
+    refusals.portions = 4
+    pushed: Any = SimpleNamespace(learner_id=0, timestamp=0, seq=0, samples=1, portion=portion)
+    assert refusals.why_not(pushed, 0, False) == f"learner 0 pushed portion {portion}: expected 0 ... 3"
+    pushed.portion = 3
+    assert refusals.why_not(pushed, 0, False) == ""
