@@ -34,6 +34,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Ranks": (
         "shards",
         "group_size",
+        "group_form",
         "micro_batches",
         "pipeline",
         "evaluator",
@@ -66,6 +67,7 @@ BESIDE: Mapping[str, str] = {
     "team_size": "aggregation",
     "micro_batches": "group_size",
     "pipeline": "group_size",
+    "group_form": "group_size",
     "clip_average_of": "clip_average",
     "modulate": "protocol.modulation",
     "evaluation.higher": "evaluation.best",

@@ -29,6 +29,9 @@ from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.models.in_pieces import Needed
+from mpisgd.models.partitioned import Partitioned
+from mpisgd.models.together import Dealt
+from mpisgd.pipeline.partitioned import PartitionedGradient
 from mpisgd.pipeline.pieces import Pieces
 from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
@@ -39,7 +42,7 @@ from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
-from mpisgd.vectors.cut import Stages, cut_into_stages
+from mpisgd.vectors.cut import Stages, cut_between_pieces, cut_into_stages
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
 
 
@@ -126,12 +129,9 @@ def build_model(
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
     `needed`: as in `models.make`.
     """
-    if brought.model is not None:
-        module = models.from_factory(
-            brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed
-        )
-    else:
-        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed)
+    made: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
+    made["places"] = config.group_size if config.partitioned else 1
+    module = models.make(config.model, **made) if brought.model is None else models.from_factory(brought.model, **made)
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:
@@ -146,6 +146,8 @@ def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
     """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
+    if isinstance(model.module, Partitioned):
+        return cut_between_pieces(model.module, config.shards)
     return cut_into_stages(model.module, config.group_size, config.shards) if config.in_groups else None
 
 
@@ -279,6 +281,21 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
         gradient.prepare(0)
         gradient.output(0)
     return gradient.crossed
+
+
+def dealt_between(model: FlatModel, gradient: Gradient) -> list[list[Dealt]]:
+    """What each piece of a model gives to the others in the calls of a micro-batch, forward and backward; none where it has none.
+
+    Raises ConfigError where pieces do not make the same calls, or do not come to the same loss.
+    """
+    if not isinstance(gradient, PartitionedGradient):
+        return []
+    with _buffers_kept(model.module):
+        try:
+            gradient.compute(0)
+        except WRONG as error:
+            raise failing_model("the first mini-batch, forward and backward", error) from error
+    return gradient.dealt
 
 
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:

@@ -98,6 +98,15 @@ def cut_into_stages(model: nn.Module, count: int, shards: int) -> Stages:
     return Stages(children, bounds, _deal(shards, [end - start for start, end in bounds]))
 
 
+def cut_between_pieces(model: nn.Sequential, shards: int) -> Stages:
+    """Of a model whose children are pieces that are at work at the same time: each rank of a group has one."""
+    sizes = [sum(parameter.numel() for parameter in piece.parameters() if parameter.requires_grad) for piece in model]
+    edges = itertools.accumulate(sizes, initial=0)
+    return Stages(
+        tuple(range(place, place + 1) for place in range(len(sizes))), list(itertools.pairwise(edges)), _deal(shards, sizes)
+    )
+
+
 def _deal(shards: int, sizes: list[int]) -> tuple[range, ...]:
     """One shard for each stage, and the others one by one where slices are largest."""
     counts = [1 for _ in sizes]
