@@ -17,17 +17,17 @@ from mpisgd.models.small import require
 class Local(nn.Module):
     """A layer of images that are as large as its inputs, outside of which there are zeros; each piece has some of the columns.
 
-    weight: (rows, own columns, outputs, inputs * field^2), bias: (outputs, rows, own columns).
+    weight: (rows, own columns, outputs, inputs, field^2), bias: (outputs, rows, own columns).
     """
 
     def __init__(self, partition: Partition, size: tuple[int, int], inputs: int, outputs: int, field: int) -> None:
         super().__init__()
-        (rows, columns), taps = size, inputs * field**2
+        rows, columns = size
         own = len(partition.share(columns))
         self.partition = partition
         self.field = field
-        bound = 1 / math.sqrt(taps)  # as torch's convolutions begin
-        self.weight = nn.Parameter(torch.empty(rows, own, outputs, taps).uniform_(-bound, bound))
+        bound = 1 / math.sqrt(inputs * field**2)  # as torch's convolutions begin
+        self.weight = nn.Parameter(torch.empty(rows, own, outputs, inputs, field**2).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(outputs, rows, own).uniform_(-bound, bound))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Local(nn.Module):
         halo = self.field // 2
         wide = self.partition.exchange(images, halo)
         taps = functional.unfold(wide, self.field, padding=(halo, 0)).view(len(images), -1, rows, own)
-        return torch.einsum("nkrc,rcok->norc", taps, self.weight) + self.bias
+        return torch.einsum("nkrc,rcok->norc", taps, self.weight.flatten(3)) + self.bias
 
 
 class LocalImages(nn.Module):

@@ -27,6 +27,9 @@ class Carrier(Protocol):
         """Memory for a part that the other end described so, and its bytes, or None."""
 
 
+_ALIKE = "all pieces of a model make the same calls in the same order"
+
+
 class WireLinks:
     """A rank's `Links`, of mini-batch `seq` and its micro-batch `micro`.
 
@@ -44,15 +47,15 @@ class WireLinks:
 
     def deal(self, call: int, parts: Sequence[Any], *, back: bool) -> list[Any]:
         """As `Links.deal`. Raises PeerError where another rank is at another call."""
-        wire, tag, start_ns = self._wire, Tag.DELTA if back else Tag.ACTIVATION, self._wire.now_ns()
+        wire, start_ns = self._wire, self._wire.now_ns()
         under_way = []
         for place in (*range(self._place + 1, len(parts)), *range(self._place)):  # not all begin with the same one
             if parts[place] is not None:
                 described, body = self._carrier.describe(parts[place])
-                fields = (self.seq, self.micro, call, 0, *described, 0.0)
-                under_way.append(wire.start(self._ranks[place], tag, fields, *(() if body is None else (body,))))
+                fields = (self.seq, self.micro, call, int(back), *described, 0.0)
+                under_way.append(wire.start(self._ranks[place], Tag.ACTIVATION, fields, *(() if body is None else (body,))))
         taken = [
-            part if part is None or place == self._place else self._take(self._ranks[place], tag, call)
+            part if part is None or place == self._place else self._take(self._ranks[place], call, back)
             for place, part in enumerate(parts)
         ]
         for sending in under_way:
@@ -60,17 +63,19 @@ class WireLinks:
         self._waited.ns += wire.now_ns() - start_ns
         return taken
 
-    def _take(self, source: int, tag: Tag, call: int) -> Any:
-        taken = self._wire.take(((source, int(tag)),))
+    def _take(self, source: int, call: int, back: bool) -> Any:
+        taken = self._wire.take(((source, Tag.ACTIVATION),))
         assert taken is not None
-        seq, micro, of_call, _, *described, _ = taken[2]
-        if (seq, micro, of_call) != (self.seq, self.micro, call):
+        found, described = tuple(taken[2][:4]), taken[2][4:-1]
+        if found != (self.seq, self.micro, call, int(back)):
             raise PeerError(
-                f"{tag.name} from rank {source}: call {of_call} of its partition in micro-batch {micro} of mini-batch {seq},"
-                f" expected call {call} of {self.micro} of {self.seq}: all pieces of a model make the same calls in the same order",
-                source,
+                f"rank {source} is at {_said(*found)}, expected {_said(self.seq, self.micro, call, back)}: {_ALIKE}", source
             )
         part, body = self._carrier.room(tuple(described))
         if body is not None:
             self._wire.take_body(body)
         return part
+
+
+def _said(seq: int, micro: int, call: int, back: int) -> str:
+    return f"call {call} of its partition, {'backward' if back else 'forward'}, in micro-batch {micro} of mini-batch {seq}"
