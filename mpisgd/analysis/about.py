@@ -218,7 +218,7 @@ def groups_of(run: Run) -> list[list[int]]:
 
 def partitioned(run: Run) -> bool:
     """Whether the ranks of a learner are all at work on the same layer."""
-    return run.config.get("group_form", "stages") == "partition"
+    return bool(run.config.get("group_form", "stages") == "partition")
 
 
 def _groups(run: Run) -> list[tuple[str, str]]:

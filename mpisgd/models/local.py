@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,13 @@ class Local(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, inputs, rows, own columns) -> (n, outputs, rows, own columns)."""
+        return self.of(self.partition.exchange(images, self.field // 2))
+
+    def of(self, wide: Tensor) -> Tensor:
+        """The same, of own columns between their neighbours'."""
         rows, own = self.weight.shape[:2]
         halo = self.field // 2
-        wide = self.partition.exchange(images, halo)
-        taps = functional.unfold(wide, self.field, padding=(halo, 0)).view(len(images), -1, rows, own)
+        taps = functional.unfold(wide, self.field, padding=(halo, 0)).view(len(wide), -1, rows, own)
         return torch.einsum("nkrc,rcok->norc", taps, self.weight.flatten(3)) + self.bias
 
 
@@ -45,7 +49,7 @@ class LocalImages(nn.Module):
     def __init__(self, options: LocalOptions, input_shape: tuple[int, ...], classes: int, partition: Partition) -> None:
         super().__init__()
         channels, rows, columns = input_shape
-        self.own = partition.share(columns)
+        self.own, self.halo = partition.share(columns), options.field // 2
         self.partition = partition
         widths = [channels, *options.channels]
         self.layers = nn.ModuleList(
@@ -54,8 +58,10 @@ class LocalImages(nn.Module):
         self.last = nn.Linear(widths[-1] * rows * len(self.own), classes, bias=partition.place == 0)
 
     def forward(self, images: Tensor) -> Tensor:
-        passed = images[..., self.own.start : self.own.stop]
-        for layer in self.layers:
+        halo, layers = self.halo, list[Any](self.layers)
+        wide = functional.pad(images, (halo, halo))[..., self.own.start : self.own.stop + 2 * halo]  # which all pieces have
+        passed = torch.relu(layers[0].of(wide))
+        for layer in layers[1:]:
             passed = torch.relu(layer(passed))
         return self.partition.sum(self.last(passed.flatten(1)))
 
