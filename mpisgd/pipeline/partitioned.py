@@ -135,11 +135,11 @@ def _alike(losses: list[Tensor], partition: Partition) -> None:
             )
 
 
-def kind_of_gradient(config: Config, module: nn.Module, stages: Stages | None) -> Callable[..., Gradient]:
+def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
     """What makes the gradient of a rank that has this whole model: in one piece, or as it is cut."""
-    if isinstance(module, Partitioned):
-        return functools.partial(PartitionedGradient, module=module, micro_batches=config.micro_batches)
-    return pieces.kind_of_gradient(config, module, stages)
+    if isinstance(model.module, Partitioned):
+        return functools.partial(PartitionedGradient, module=model.module, micro_batches=config.micro_batches)
+    return pieces.kind_of_gradient(config, model, stages)
 
 
 def make_gradient(
