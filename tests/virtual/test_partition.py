@@ -176,7 +176,7 @@ def test_pieces_take_their_share_and_the_slowest_link(tmp_path: Path) -> None:
         ({**LOCAL, "group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2"),
         (
             {"group_size": 5, "group_form": "partition", "model": {"name": "local", "field": 5}},
-            r"exchange: halo = 2: piece 1 of 5 has a tensor of shape \(4, 2, 3, 1\)",
+            r"exchange: halo = 2: piece 1 of 5 has a tensor of shape \(4, 8, 3, 1\)",
         ),
     ],
 )
