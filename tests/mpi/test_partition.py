@@ -38,7 +38,7 @@ SPEECH = {"model": {"name": "speech", "hidden": [20, 16, 18]}, "group_form": "pa
 OWN = {"model": {"name": f"{__name__}:Own"}, "group_form": "partition"}
 #: name -> (ranks, what differs from COMMON)
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "local-hardsync": (8, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 4, "epochs": 0.2}),
+    "local-hardsync": (7, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 4, "epochs": 0.2}),
     "own-softsync": (
         8,
         {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 3, "micro_batches": 2, "evaluator": True},
