@@ -20,6 +20,7 @@ from torch import Tensor
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
+from mpisgd.job.divergence import FIRST, has_diverged
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
@@ -30,7 +31,6 @@ from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
-from mpisgd.update.divergence import FIRST, has_diverged
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
