@@ -46,7 +46,7 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 class ShardChannel:
     """A shard's end: receives whatever comes, answers the pulls that the protocol allows.
 
-    `duplex`: answers may leave while the next gradient comes in, until the weights change (`duplex.py`).
+    `duplex`: answers may leave while the next gradient comes in, until the weights change (`both_ways/`).
     """
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:

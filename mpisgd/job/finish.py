@@ -20,7 +20,6 @@ from torch import Tensor
 from mpisgd.base.errors import ProtocolError
 from mpisgd.config import Config, footprint, kind_of
 from mpisgd.job import parts
-from mpisgd.job.divergence import FIRST, has_diverged
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records import directory
 from mpisgd.records.log import schema, sums
@@ -29,6 +28,7 @@ from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
+from mpisgd.serving.divergence import FIRST, has_diverged
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
 

@@ -13,13 +13,13 @@ from mpisgd.base.errors import DataError, MpisgdError
 from mpisgd.config import ConstantOptions
 from mpisgd.exchange.roles import of_job
 from mpisgd.gradient import stages
-from mpisgd.job.divergence import has_diverged
 from mpisgd.job.finish import account, applied_losses, outcome_of
 from mpisgd.records.log import schema, sums
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.difference import reading
 from mpisgd.replay.serial import Serial
+from mpisgd.serving.divergence import has_diverged
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (

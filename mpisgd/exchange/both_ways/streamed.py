@@ -24,7 +24,7 @@ from typing import Any
 
 from mpisgd.comm.communicator import Buffer, Communicator
 from mpisgd.comm.messages import Message, Push, PushFields, Tag
-from mpisgd.exchange.duplex import DuplexChannel
+from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
 from mpisgd.rules.portions import NO_PORTION
