@@ -100,6 +100,9 @@ class Draw:
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
     spares: int = 0
+    samples: int = 96
+    iterations: int = 0
+    """Of a batch optimisation; 0 = as its way has them."""
 
     @property
     def is_batch(self) -> bool:
@@ -141,8 +144,8 @@ def draw(dice: random.Random, number: int) -> Draw:
     )
 
 
-def draw_batch(dice: random.Random, number: int) -> Draw:
-    """The same of batch optimisation, with more learners."""
+def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
+    """The same of batch optimisation, with more learners. `small`: of few portions and iterations, for there are to be many."""
     way = list(BATCH_WAYS)[number % len(BATCH_WAYS)]
     shards, evaluator, tolerant = 1 + number // len(BATCH_WAYS) % 4, dice.random() < 0.3, dice.random() < 0.75
     learners = dice.randint(1, 12)
@@ -161,6 +164,7 @@ def draw_batch(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
+        **({"samples": dice.randint(3, 40), "iterations": dice.randint(1, 3)} if small else {}),
     )
 
 
@@ -207,11 +211,12 @@ _OF_SGD = {"epochs": 1, "alpha0": 0.05, "optimizer": {"name": "sgd", "momentum":
 
 
 def config_of(drawn: Draw, path: Path, shards: int) -> Config:
+    iterations = {"iterations": drawn.iterations} if drawn.iterations else {}
     return from_mapping(
         {
             "out": str(path),
-            "protocol": dict({**WAYS, **BATCH_WAYS, **DEALT}[drawn.way]),
-            "data": DATA,
+            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT}[drawn.way], **iterations},
+            "data": {**DATA, "samples": drawn.samples},
             "model": MODEL,
             "shards": shards,
             "evaluator": drawn.evaluator,

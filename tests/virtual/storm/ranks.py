@@ -59,7 +59,7 @@ class Ranks(World):
         size = shards + drawn.is_batch + learners + drawn.spares + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
-        data, model, loss, self.initial = computing()
+        data, model, loss, self.initial = computing(drawn.samples)
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)

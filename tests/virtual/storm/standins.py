@@ -121,9 +121,9 @@ class Pulse(VIRTUAL.pulse.Pulse):  # type: ignore[misc, name-defined]
 
 
 @functools.cache
-def computing() -> tuple[Any, FlatModel, Any, torch.Tensor]:
+def computing(samples: int) -> tuple[Any, FlatModel, Any, torch.Tensor]:
     """Data, model, loss and initial weights: the same for all jobs."""
-    config = from_mapping({"out": "nowhere", "data": DATA, "model": MODEL, "seed": 1})
+    config = from_mapping({"out": "nowhere", "data": {**DATA, "samples": samples}, "model": MODEL, "seed": 1})
     data = parts.load_data(config, NOTHING_BROUGHT)
     model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT)
     return data, model, parts.load_loss(config, NOTHING_BROUGHT), model.weights.clone()
