@@ -24,10 +24,10 @@ def execute(generator: random.Random, directory: Path, number: int) -> Found:
     return weather_of(draw(generator, number), directory)
 
 
-def weather_of(drawn: Draw, directory: Path, *, proven: bool = True) -> Found:
+def weather_of(drawn: Draw, directory: Path) -> Found:
     torch.set_num_threads(1)
     with durable.thrown_away():
-        seen = aftermath.weather(drawn, directory, proven=proven)
+        seen = aftermath.weather(drawn, directory)
     failures = [f"{failure}\n{drawn!r}" for failure in seen.failures]
     return Found(seen.kinds, seen.totals, failures=failures)
 

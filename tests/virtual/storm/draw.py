@@ -103,6 +103,7 @@ class Draw:
     samples: int = 96
     iterations: int = 0
     """Of a batch optimisation; 0 = as its way has them."""
+    logged: bool = True
 
     @property
     def is_batch(self) -> bool:
@@ -145,7 +146,8 @@ def draw(dice: random.Random, number: int) -> Draw:
 
 
 def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
-    """The same of batch optimisation, with more learners. `small`: of few portions and iterations, for there are to be many."""
+    """The same of batch optimisation, with more learners. `small`: of few portions and iterations, and most without a log
+    on the disk, for there are to be many."""
     way = list(BATCH_WAYS)[number % len(BATCH_WAYS)]
     shards, evaluator, tolerant = 1 + number // len(BATCH_WAYS) % 4, dice.random() < 0.3, dice.random() < 0.75
     learners = dice.randint(1, 12)
@@ -164,7 +166,7 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
-        **({"samples": dice.randint(3, 40), "iterations": dice.randint(1, 3)} if small else {}),
+        **({"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1} if small else {}),
     )
 
 
@@ -227,7 +229,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             **({} if drawn.is_batch else _OF_SGD),
             "evaluation": {"every_epochs": 0.4, "train": False},
             "checkpoint": {"every_updates": drawn.every_updates},
-            "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
+            "log": {"progress": "off", "enabled": drawn.logged, "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
             **MORE.get(drawn.way.removesuffix(", dealt"), {}),
             **({"sampling": "dealt"} if drawn.way in DEALT else {}),
