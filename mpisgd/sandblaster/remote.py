@@ -15,7 +15,7 @@ slot goes when nobody refers to it any more. By how a slot was made (`origin`) a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -114,9 +114,7 @@ class RemoteVector(Tensor):
         return self
 
     @classmethod
-    def __torch_function__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = OPERATIONS.get(func)
         absolute = any(isinstance(each, RemoteVector) and each._absolute for each in args)
         if operation is None or (absolute and func not in _OF_ABSOLUTES):
@@ -125,7 +123,7 @@ class RemoteVector(Tensor):
         return operation(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any) -> NoReturn:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> NoReturn:
         known = ", ".join(dict.fromkeys(each.__name__ for each in OPERATIONS))
         raise ProtocolError(f"{func}: not known of vectors that lie on shards, which have {known}")
 
@@ -165,27 +163,33 @@ def _mul(vector: RemoteVector, factor: float | Tensor) -> RemoteVector:
 
 
 def _dot(one: RemoteVector, other: RemoteVector) -> Tensor:
-    return _number(sum(one.slot.store.ask(Op.DOT, one.slot.number, other.slot.number)))
+    return _number(Op.DOT, one.slot.store.ask(Op.DOT, one.slot.number, other.slot.number))
 
 
 def _max(vector: RemoteVector) -> Tensor:
-    values = _of_absolutes(vector, Op.ABSMAX)
-    return _number(math.nan if any(map(math.isnan, values)) else max(values))
+    return _of_absolutes(vector, Op.ABSMAX)
 
 
 def _sum(vector: RemoteVector, **_: Any) -> Tensor:
-    return _number(sum(_of_absolutes(vector, Op.ABSSUM)))
+    return _of_absolutes(vector, Op.ABSSUM)
 
 
-def _of_absolutes(vector: RemoteVector, op: Op) -> list[float]:
+def _of_absolutes(vector: RemoteVector, op: Op) -> Tensor:
     if not vector._absolute:
         raise ProtocolError("of a vector that lies on shards only absolute values are summed and compared")
-    return vector.slot.store.ask(op, vector.slot.number)
+    return _number(op, vector.slot.store.ask(op, vector.slot.number))
 
 
-def _number(value: float) -> Tensor:
-    """What shards answer are sums of their slices, in float64: as torch has them, where there is one shard."""
-    return torch.tensor(value, dtype=torch.float32)
+def combined(op: Op, values: Sequence[float]) -> float:
+    """The answer of all shards, in float64, from those of each, of its slice."""
+    if op is Op.ABSMAX:
+        return math.nan if any(map(math.isnan, values)) else max(values)
+    return sum(values)
+
+
+def _number(op: Op, values: Sequence[float]) -> Tensor:
+    """As torch has it, where there is one shard."""
+    return torch.tensor(combined(op, values), dtype=torch.float32)
 
 
 OPERATIONS: dict[Any, Callable[..., Any]] = {

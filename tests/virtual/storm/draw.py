@@ -34,7 +34,14 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 #: Batch optimisation, whose schedules are drawn apart (`draw_batch`).
 BATCH_WAYS: Mapping[str, Mapping[str, Any]] = {
     "sandblaster": {"name": "sandblaster", "iterations": 5, "history": 3, "push_every": 2},
-    "sandblaster-order": {"name": "sandblaster", "iterations": 5, "history": 2, "order": "portions", "weight_decay": 0.01},
+    "sandblaster-order": {
+        "name": "sandblaster",
+        "iterations": 5,
+        "history": 2,
+        "order": "portions",
+        "weight_decay": 0.01,
+        "log_commands": True,
+    },
     "sandblaster-once": {"name": "sandblaster", "iterations": 4, "duplicates": False},
     "sandblaster-sums": {"name": "sandblaster", "iterations": 4, "push_every": 4, "share": 0.5, "line_search": "none"},
 }
