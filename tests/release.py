@@ -2,9 +2,8 @@
 
 It is installed into new environments, with the oldest versions that setup.cfg allows and with the newest, and trains there: on
 virtual ranks and on real ones; then tests of the sdist are run on it, among them those that train with each protocol, resume and
-replay. PyTorch's CPU builds are taken where an index has them; of the oldest
-version it may have the CUDA build alone, which is some gigabytes, and trains on CPUs as well: the last lines say which it was. Nothing
-is uploaded.
+replay. PyTorch's CPU builds are taken where an index has them; of the oldest version it may have the CUDA build alone, which is
+some gigabytes, and trains on CPUs as well: the last lines say which it was. Nothing is uploaded.
 """
 
 from __future__ import annotations

@@ -44,6 +44,10 @@ class Request:
     """Give a rank to evaluation, also where the configuration does not."""
     threads: int = 1
     """Cores of each rank (jsrun: see --cores-per-node)."""
+    binding: Literal["none", "cores", "roles"] | None = None
+    """Bind ranks to cores. none; cores: the launcher gives each rank --threads of its own; roles: it gives a node's to all of its
+    ranks, and they share them out, one to each shard, the rest to those that compute. Default: roles with --exclusive; else
+    what the launcher does, none for Open MPI's mpirun."""
     cores_per_node: int = 42
     """jsrun: cores of a node, dealt to its ranks."""
     memory: str = ""
