@@ -7,6 +7,7 @@ MPICH's by srun. Starting ranks is what takes long, so only what needs a real tr
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -69,6 +70,28 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
         run = f"results/mpisgd-{job}-{element}-{name}"
         words = f"train jobs/job.toml --out {run}{' --shards 1' * (name != 'allreduce')} --protocol {name}\n"
         assert (checkout.directory / run / "words").read_text() == words
+
+
+def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_their_nodes(checkout: Submitting) -> None:
+    """By Debian's plugin, which wants libpmix-dev besides; as the launcher of a job that `submit` has queued."""
+    if checkout.mpi != "openmpi":
+        pytest.skip("this MPICH is built for PMI-1 and PMI-2")
+    asked = ["srun", "--mpi=pmix", "true"]
+    tried = subprocess.run(asked, env=checkout.environment, capture_output=True, text=True, check=False, timeout=60)
+    if tried.returncode != 0:
+        pytest.skip(f"srun has no PMIx here (Debian: libpmix-dev): {tried.stderr.splitlines()[0]}")
+    checkout.configure("epochs = 0.2")
+    words = ["--nodes", "2", "--tasks-per-node", "2", "--venv", ".venv", "--launcher", "srun-pmix", "--binding", "roles"]
+    job = checkout.mpisgd("submit", "jobs/job.toml", *words).stdout.split()[1].rstrip(":")
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
+    said = checkout.output(job)
+    assert state == "COMPLETED", said
+    assert (checkout.run(job) / "DONE").exists()
+    told = tomllib.loads((checkout.run(job) / "config.toml").read_text())["environment"]
+    assert told["hosts"] == ["n1", "n1", "n2", "n2"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert told["cores"][0] != told["cores"][1]
+        assert told["cores"][2] != told["cores"][3]
 
 
 #: A run that trains, one whose ranks fail, and one that stays until it is cancelled: until the second time.

@@ -54,9 +54,9 @@ class Request:
     """Memory of each node, 64G say (LSF: as the site counts it, by node or by slot); default: the site's."""
     exclusive: bool = False
     """Whole nodes, shared with no other job."""
-    time: str = "01:00"
-    """Time limit: hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or
-    with a unit, as in 90m or 1.5h. Two numbers are hours and minutes on every system."""
+    time: str = "1h"
+    """Time limit: 90m, 1.5h, 2d, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, or minutes.
+    LSF's own hours:minutes is for LSF alone: to SLURM and PBS two numbers are minutes:seconds."""
     queue: Annotated[str, tyro.conf.arg(aliases=["--partition"])] = ""
     """The queue, or partition (SLURM); default: the site's."""
     account: Annotated[str, tyro.conf.arg(aliases=["--project", "--bank"])] = ""

@@ -75,6 +75,14 @@ class Script:
         object.__setattr__(self, "seconds", durations.seconds(asked.time))
         unit = "a unit with pbs, which reads such a number as seconds, and others as minutes: 90m, or 01:30:00"
         require(asked.system != "pbs" or not durations.is_bare(asked.time), "time", asked.time, unit)
+        two = "" if self.of.title == "LSF" else durations.of_two(asked.time)
+        read = "no such form" if asked.system == "flux" else "them as minutes and seconds"
+        require(
+            not two,
+            "time",
+            asked.time,
+            f"three numbers or a unit, {two}: {self.of.title} itself reads {read}, LSF hours and minutes",
+        )
         least = WARNING_S + 60
         require(self.seconds > least, "time", asked.time, f"more than {least} s: the job is warned so long before the end")
         self._check_launcher()
