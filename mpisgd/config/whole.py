@@ -38,7 +38,7 @@ from mpisgd.config.optimizers import (
     ScheduleOptions,
     SgdOptions,
 )
-from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
+from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StagesOptions, StragglerOptions
 from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 
@@ -60,6 +60,8 @@ class Config:
     """Groups of parameters, by their names."""
     schedule: ScheduleOptions = field(default_factory=ConstantOptions)
     """Learning-rate schedule, driven by samples applied."""
+    stages: StagesOptions = field(default_factory=StagesOptions)
+    """Cuts of a model into stages, where group_size > 1."""
     straggler: StragglerOptions = field(default_factory=StragglerOptions)
     """Stragglers put in on purpose."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
@@ -84,11 +86,12 @@ class Config:
     shards: int = 1
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
-    exchange: Literal["whole", "layerwise", "duplex", "prefetch"] = "whole"
+    exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
     """Exchange whole vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
-    whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. streamed:
+    whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links; hardsync, same bits.
+    duplex: whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
     prefetch: both while the next gradient is computed, from weights two rounds older; a learner keeps two more vectors."""
     push_format: Literal["float32", "bfloat16", "topk"] = "float32"
     """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
@@ -114,8 +117,8 @@ class Config:
     """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
     group_size: int = 1
     """Ranks of a learner, K: each holds one stage of the model [Dean12 3]. Stages are runs of the children of a
-    torch.nn.Sequential, or of the list of modules that a factory returns, balanced by their parameters; each has shards of its own,
-    in proportion to them. lambda, N, b and N_min count groups."""
+    torch.nn.Sequential, or of the list of modules that a factory returns; or pieces of any model, between modules that
+    `stages.at` names. Each has shards of its own, in proportion to its parameters. lambda, N, b and N_min count groups."""
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""

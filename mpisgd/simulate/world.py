@@ -19,16 +19,16 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.roles import Built
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, crossing_nbytes
 from mpisgd.job.world import World
 from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes
-from mpisgd.simulate.sized import SizedGradient, SizedUpdate
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
-from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
+from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.weighting import Weighting
@@ -165,7 +165,7 @@ class TensorWorld(VirtualWorld):
         self.facts = tensors.facts
         tensors.check()
         self.stages = tensors.stages
-        self.crossing = parts.crossing_nbytes(tensors.model, tensors.gradient(0))
+        self.crossing = crossing_nbytes(tensors.model, tensors.gradient(0))
         self._of_groups: dict[int, Memory] = {}
         """By learner_id: what all ranks of its group compute in."""
         self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
@@ -186,7 +186,8 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        kind = functools.partial(TimedUpdate, self.wires[rank], self._service_ns(shard))
+        timed = TimedStreamedUpdate if self.config.exchange == "streamed" else TimedUpdate
+        kind = functools.partial(timed, self.wires[rank], self._service_ns(shard))
         return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
 
 
@@ -225,7 +226,8 @@ class SizedWorld(VirtualWorld):
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
         config, shard = self.config, self.roles.index(rank)
         start, end = self.bounds[shard]
-        return SizedUpdate(
+        kind = StreamedSizedUpdate if config.exchange == "streamed" else SizedUpdate
+        return kind(
             end - start,
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),
@@ -240,13 +242,13 @@ class SizedWorld(VirtualWorld):
 def _crossing(config: Config, brought: Brought, roles: Roles) -> list[int]:
     """Bytes that go from each stage of the model to the next, found by one micro-batch. Raises ConfigError, DataError."""
     tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
-    return parts.crossing_nbytes(tensors.model, tensors.gradient(0))
+    return crossing_nbytes(tensors.model, tensors.gradient(0))
 
 
 def _model(config: Config, brought: Brought) -> FlatModel:
     """The model whose parameters are counted, which must be built for that, for its own data."""
     try:
         config = replace(config, init_from="")
-        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought), config), brought)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error
