@@ -41,6 +41,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "evaluator",
         "spares",
         "placement",
+        "binding",
         "device",
         "shard_device",
         "threads",
