@@ -177,9 +177,18 @@ CASES = (
     Case("simulate --virtual.learners 2 --protocol backup --protocol.N 3", ("protocol.N = 3", "lambda = 2")),
     Case("simulate --protocol allreduce --aggregation node", ("one node", "found learners on", "leave it out")),
     Case("simulate --protocol softsync --aggregation node", ("aggregation = 'node'", "softsync", "allreduce")),
-    Case("simulate --protocol allreduce --push-format bfloat16", ("push_format = 'bfloat16'", "beside protocol allreduce")),
-    Case("simulate --protocol allreduce --pull-format bfloat16", ("pull_format = 'bfloat16'", "beside protocol allreduce")),
-    Case("simulate --protocol allreduce --push-format topk", ("push_format = 'topk'", "beside protocol allreduce")),
+    Case(
+        "simulate --protocol allreduce --aggregation node --push-format bfloat16",
+        ("push_format = 'bfloat16'", "beside protocol allreduce with aggregation = 'node'"),
+    ),
+    Case(
+        "simulate --protocol allreduce --aggregation node --pull-format bfloat16",
+        ("pull_format = 'bfloat16'", "beside protocol allreduce with aggregation = 'node'"),
+    ),
+    Case(
+        "simulate --protocol allreduce --aggregation node --push-format topk",
+        ("push_format = 'topk'", "beside protocol allreduce with aggregation = 'node'"),
+    ),
     Case("simulate --push-format topk --topk-share 0", ("topk_share = 0", "above 0, at most 1")),
     Case("simulate --topk-share 0.1", ("topk_share = 0.1", "not 'topk'")),
     Case("simulate --pull-format int8", ("pull-format", "bfloat16")),
