@@ -142,7 +142,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         job.gradients[2][:] = range(SIZE)
         waited.append((channel._wait_ns, channel._pull_ns))
         channel.push_ns = 7
-        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25, neighbour_ns=6))
+        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25, neighbour_ns=6, scale=8.0))
         assert channel.push_ns > 7
         assert channel.pushed == [1, 1]
         channel.goodbye(ending=Ending.FINISHED)
@@ -159,7 +159,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
     assert job.weights[2].tolist() == [7, 7, 7, 19, 19, 19]
     for number, timestamp in enumerate((7, 9)):
         _, push, goodbye = (message for whose, message in job.received if whose == number)
-        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 0.125)
+        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 8.0, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, Ending.FINISHED)
@@ -502,7 +502,7 @@ def header(tag: int, *fields: float) -> bytes:
 
 
 def a_push(learner_id: int = 0, nbytes: int = SLICE, gradients: int = 1) -> bytes:
-    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 0.5)
+    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 1.0, 0.5)
 
 
 class Door:
@@ -525,13 +525,13 @@ class Door:
 def test_valid_messages_pass_whole(polite: bool) -> None:
     """So that the refusals below are for what they say; and pulls go first."""
     door = Door(polite)
-    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125))
+    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
     door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
-    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125)
+    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
     assert [door.receive(), door.receive()] == [Goodbye(0, 3, Ending.FINISHED), SnapshotPull(3)]
     with pytest.raises(Stuck):
@@ -588,10 +588,10 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
 @pytest.mark.parametrize(
     ("source", "tag", "payload", "message"),
     [
-        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 128"),
-        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 136 bytes, expected 128"),
+        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 136"),
+        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 144 bytes, expected 136"),
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
-        (1, Tag.PUSH, b"\0" * 128, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
+        (1, Tag.PUSH, b"\0" * 136, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
         (
             1,
@@ -775,7 +775,7 @@ def test_an_announced_header_is_synchronous_however_a_rank_waits(polite: bool, m
     for synchronous, plain in ((False, "Isend"), (True, "Issend")):
         monkeypatch.setenv("MPISGD_SSEND", str(int(synchronous)))
         wire = real.Wire(comm := Comm(), polite=polite)
-        push = (0,) * 11 + (SLICE, -1, 0.0, 0.5)
+        push = (0,) * 11 + (SLICE, -1, 0.0, 1.0, 0.5)
         wire.finish(wire.start(1, Tag.PUSH, push, slice_))
         wire.finish(wire.start(1, Tag.PULL, (0, 0)))
         wire.finish(wire.start(1, Tag.GOODBYE, (0, 0, 1)))
