@@ -161,14 +161,18 @@ def test_a_learner_that_dies_as_it_evaluates_is_followed_by_a_spare(tmp_path: Pa
     assert (tmp_path / "run-0" / "weights.pt").is_file()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("wakes", [False, True], ids=["for ever", "wakes"])
-@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+HANGS = [(way, wakes, shards) for way in WAYS for wakes in (False, True) for shards in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("way", "wakes", "shards"),
+    [pytest.param(*each, marks=() if each in (("hardsync", False, 1), ("async", True, 2)) else pytest.mark.slow) for each in HANGS],
+)
 def test_a_spare_takes_the_place_of_a_learner_that_hangs(way: str, wakes: bool, shards: int, tmp_path: Path) -> None:
     """For longer than anybody is patient; one that wakes later is heard no more, and others end as if it had died."""
     learner, spare = shards + 1, shards + 3
-    hangs = Fault("stop", learner, at_s=0.03, lasts_s=2.5 * PATIENCE_S if wakes else LONG_S)
-    with mock.patch.dict(draw._OF_SGD, epochs=30):  # some go on without it, and would be done before anybody has lost patience
+    hangs = Fault("stop", learner, at_s=0.03, lasts_s=2 * PATIENCE_S if wakes else LONG_S)
+    with mock.patch.dict(draw._OF_SGD, epochs=16):  # some go on without it, and would be done before anybody has lost patience
         run = weathered(drawn(way, shards, hangs), tmp_path)
     for shard in range(shards):
         assert told(run, Event.SUCCEEDED, shard) == [(1, spare)]
@@ -181,8 +185,9 @@ def test_a_spare_takes_the_place_of_the_only_learner(tmp_path: Path) -> None:
     assert told(run, Event.SUCCEEDED, 0) == told(run, Event.SUCCEEDED, 1) == [(0, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heard", [0, 1, 2])
-@pytest.mark.parametrize("way", ["hardsync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["hardsync", "async"])
 def test_a_spare_that_hangs_while_it_takes_a_place_is_followed_by_the_next(way: str, heard: int, tmp_path: Path) -> None:
     """`heard`: how many shards it has told; shard 0 is the last. When it wakes, it displaces nobody."""
     succeed = SpareChannel.succeed
@@ -198,6 +203,6 @@ def test_a_spare_that_hangs_while_it_takes_a_place_is_followed_by_the_next(way: 
             channel._ranks = ranks
         return succeed(channel, learner_id, first_seq)
 
-    with mock.patch.object(SpareChannel, "succeed", hangs), mock.patch.dict(draw._OF_SGD, epochs=40):
+    with mock.patch.object(SpareChannel, "succeed", hangs), mock.patch.dict(draw._OF_SGD, epochs=30):
         run = weathered(drawn(way, 2, Fault("kill", 3, at_s=0.02), spares=2), tmp_path)
     assert all(told(run, Event.SUCCEEDED, shard)[-1] == (1, 6.0) for shard in range(2))
