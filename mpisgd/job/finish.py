@@ -144,7 +144,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     """
     if logged:
         log = Run(outcome.path)
-        directory.join(outcome.path, log.shards, log.attempt)
+        directory.join(log)
         check_books(log, outcome)
         outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
     contents: dict[str, Any] = {

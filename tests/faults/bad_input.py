@@ -123,6 +123,7 @@ CASES = (
     Case("train --optimizer adamw --optimizer.weight-decay -1", ("optimizer.weight_decay = -1.0", ">= 0")),
     Case("train --optimizer lars --optimizer.trust 0", ("optimizer.trust = 0.0", "above 0")),
     Case("train --optimizer lamb --optimizer.beta1 1", ("optimizer.beta1 = 1.0", "below 1")),
+    Case("simulate --local-steps 2 --inner-optimizer.beta1 2", ("inner_optimizer.beta1 = 2", "below 1")),
     Case("train --optimizer lamb --local-steps 4", ("optimizer = Lamb", "another", "local_steps > 0", "inner_optimizer")),
     Case("train --clip-average -1", ("clip_average = -1.0", ">= 0")),
     Case("train --clip-average 1 --shards 2", ("clip_average_of = 'model'", "'slice'", "shards > 1")),
