@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -75,7 +76,8 @@ def test_what_a_script_asks_of_this_mpis_launcher_is_what_ranks_get(binding: Bin
     here = {key: value for key, value in environment().items() if key != "PRTE_MCA_rmaps_default_mapping_policy"}
     told = "import os; print(sorted(os.sched_getaffinity(0)))"
     done = subprocess.run([*words, sys.executable, "-c", told], env=here, capture_output=True, text=True, check=True, timeout=60)
-    found = sorted(done.stdout.splitlines())
+    found = re.findall(r"\[.*?\]", done.stdout)  # two ranks may write on one line
+    assert len(found) == 2
     if binding == "none":
         assert found == [str(CORES)] * 2
     else:
