@@ -205,7 +205,10 @@ class Shard:
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
-        if self._cannot_be(push, self.update.why_not()):
+        if self._cannot_be(push):
+            return
+        if why := self.update.why_not():
+            self.refuse(Refused(self.channel.rank_of(learner_id), f"learner {learner_id} pushed {why}", push=True))
             return
         self.received[learner_id] += 1
         self.update.take_in()
@@ -229,12 +232,10 @@ class Shard:
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self.settle()
 
-    def _cannot_be(self, push: Push, why_not: str = "") -> bool:
-        """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
+    def _cannot_be(self, push: Push) -> bool:
+        """Whether a push is refused, whatever the protocol says of it."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
-        if not why and why_not:
-            why = f"learner {push.learner_id} pushed {why_not}"
         if not why:
             return False
         self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
@@ -249,7 +250,7 @@ class Shard:
     def _sum(self, push: Push) -> None:
         rules, update, finiteness = self.rules, self.update, self.finiteness
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
-        usable = not rules.is_wanted(learner_id, seq, push.portion) or finiteness.of(push) or finiteness.uses(push, self._tell)
+        usable = finiteness.of(push) or not rules.is_wanted(learner_id, seq, push.portion) or finiteness.uses(push, self._tell)
         verdict = rules.judge(learner_id, timestamp, seq, usable, push.portion)
         self.log.push(push, rules.clock, verdict, update.learning_rate)
         if verdict.kind is _APPLY:

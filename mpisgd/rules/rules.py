@@ -161,7 +161,8 @@ class Rules:
 
     def judge(self, learner_id: int, timestamp: int, seq: int, usable: bool = True, portion: int = NO_PORTION) -> Verdict:
         """The verdict on a gradient that is summed now: staleness is measured here. `usable`: finite, or used all the same."""
-        if self.finished or self._has(learner_id, seq, portion) or learner_id in self.absent:
+        has = seq <= self.applied_seq[learner_id] if self.portions is None else self.portions.has(portion)
+        if has or self.finished or learner_id in self.absent:
             verdict = self._unwanted(learner_id, timestamp, seq, portion)
         elif usable:
             verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
