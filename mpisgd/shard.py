@@ -24,7 +24,8 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import OTHERS_GO_ON, PARK, SUM, WAIT, Gone, Rules
+from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
+from mpisgd.rules.rules import PARK, SUM, WAIT, Rules
 from mpisgd.rules.verdict import Kind
 from mpisgd.serving.answering import Answering
 from mpisgd.serving.faults import Faults
@@ -345,7 +346,7 @@ class Shard:
         """A learner has left, is lost or missed. Where others go on, what it has pushed, whole, counts."""
         if learner_id in self._parked and gone in OTHERS_GO_ON:
             self._sum_parked(learner_id)
-        self.rules.on_departure(learner_id, gone)
+        self.rules.attendance.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         self.answering.gone(learner_id)
@@ -357,7 +358,7 @@ class Shard:
 
     def _let_go(self) -> None:
         """Go on without those who have left for another shard's sake, where all others wait for them."""
-        if gone := self.rules.let_go():
+        if gone := self.rules.attendance.let_go():
             for learner_id in gone:
                 self._tell(Event.DEPARTED, learner_id)
             self.settle()
@@ -365,7 +366,7 @@ class Shard:
 
     def end_if_deserted(self) -> None:
         """Where nobody is present any more, the run is finished, or a signal has cut it short."""
-        if self.rules.end_if_deserted():
+        if self.rules.attendance.end_if_deserted():
             self._over_s = math.inf
             if self.rules.enough:
                 self._drop_what_is_left()

@@ -100,7 +100,7 @@ class BuiltShard(Built):
         portions = parts.portions_of(config, samples, lambda_, shard)
         rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
         if portions is not None and portions.deals:
-            channel.portion_of = rules.portion_of
+            channel.portion_of = portions.of
         server = Shard(
             channel,
             rules,
