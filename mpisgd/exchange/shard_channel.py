@@ -32,7 +32,7 @@ from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.portions import NO_PORTION
 
-_EMPTY: np.ndarray = np.zeros(0, np.float32)
+EMPTY: np.ndarray = np.zeros(0, np.float32)
 _PULLS = ((None, Tag.PULL),)
 _ANYBODY = ((None, Tag.PULL), (None, None))
 # What every gradient needs, without a look into the enumeration:
@@ -46,7 +46,7 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 class ShardChannel:
     """A shard's end: receives whatever comes, answers the pulls that the protocol allows.
 
-    `duplex`: answers may leave while the next gradient comes in, until the weights change (`duplex.py`).
+    `duplex`: answers may leave while the next gradient comes in, until the weights change (`both_ways/`).
     """
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
@@ -65,6 +65,8 @@ class ShardChannel:
         self._opened: list[Any] = []
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
+        self._anybody: tuple[Pattern, ...] = _ANYBODY
+        self._take_body: Callable[[Buffer], bool] = wire.take_body
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.portion_of: Callable[[int], int] | None = None
@@ -86,7 +88,7 @@ class ShardChannel:
         gradient: Buffer,
         learner_id: int | None = None,
         until_s: float = math.inf,
-        patterns: tuple[Pattern, ...] = _ANYBODY,
+        patterns: tuple[Pattern, ...] | None = None,
     ) -> Message | None:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
@@ -99,14 +101,14 @@ class ShardChannel:
             gradient: (slice,), C-contiguous, of the type that gradients travel in.
             learner_id: whose push or goodbye it must be, or None.
             until_s: None is returned where nothing has come by this second.
-            patterns: what to take, where `learner_id` does not say it.
+            patterns: what to take, whatever `learner_id` says.
 
         A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
         Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
         wire, push = self._wire, None
-        if learner_id is not None:
-            patterns = self._only(learner_id)
+        if patterns is None:
+            patterns = self._anybody if learner_id is None else self._only(learner_id)
         try:
             taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9))
             if taken is None:
@@ -124,7 +126,7 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            return push if wire.take_body(gradient) else Torn(push)
+            return push if self._take_body(gradient) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
@@ -132,7 +134,7 @@ class ShardChannel:
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""
-        return ShardChannel.receive(self, _EMPTY, until_s=0.0, patterns=_PULLS)
+        return ShardChannel.receive(self, EMPTY, until_s=0.0, patterns=_PULLS)
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what need not begin with a learner_id: of the evaluator, a signal, or what the communicator says of a rank,
@@ -227,7 +229,7 @@ class ShardChannel:
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
         wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0)
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[_EMPTY] * self.chunks_count))
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[EMPTY] * self.chunks_count))
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
         """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""
