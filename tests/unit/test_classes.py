@@ -17,7 +17,7 @@ WIDER = {
     "comm.virtual.wire.VirtualWire": 23,  # the same, of a rank in virtual time
     "comm.mpi.wire.Wire": 31,  # the same over MPI, and what watchers ask and the end of a rank needs
     "vectors.computing.Updates": 19,  # an interface: the slice, its memory, and the sum
-    "records.log.reader.Run": 18,  # the tables of a log, one property each
+    "records.log.reader.Run": 19,  # the tables of a log, one property each
 }
 
 
