@@ -157,6 +157,7 @@ class LearnerChannel:
             self._gradients[shard].nbytes,
             self._portion,
             report.rounded,
+            report.scale,
             report.loss,
         )
 
