@@ -79,15 +79,15 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("[environment]", "hosts", _T),
     _claim(
         "[environment]",
-        "virtual threads cores_per_node rules versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"
+        "virtual threads cores cores_per_node rules versions brought git_commit git_dirty mpisgd_git_commit mpisgd_git_dirty"
         " command_line directory started",
         _T,
         simulated=False,
     ),
 )
 
-SOME = {name: _claim("pushes", name, _C) for name in ("portion", "neighbour_s")}
-"""Of columns that only some runs have: where data are dealt, and where learners are groups of ranks."""
+SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _C), ("scale", _P))}
+"""Of columns that only some runs have: where data are dealt, learners are groups of ranks, or losses are scaled."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),
