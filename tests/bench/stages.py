@@ -1,4 +1,4 @@
-"""`python -m tests.bench stages`: a model on two cores in two stages, over the same on one core; and messages of neighbours, over MPI's.
+"""`python -m tests.bench stages`: a model in two stages on two cores, over one core; and messages of neighbours, over MPI's.
 
 Both jobs have the same model, mini-batch, data and protocol, and are launched in turn. The two stages compute alike and have few
 parameters: what is measured is the pipeline. One rank passes the whole mini-batch at once, which is what suits it best; beside that
