@@ -7,6 +7,7 @@ run.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,8 @@ def data_set(file: h5py.File, name: str) -> h5py.Dataset:
 
 def rows(data: h5py.Dataset, count: int) -> int:
     """Return `count`. Raises ValueError where the file is too small for so many rows: they were never written, or are packed."""
-    nbytes = count * data.dtype.itemsize * int(np.prod(data.shape[1:], dtype=object))
-    if nbytes > data.file.id.get_filesize():
+    nbytes = count * data.id.get_type().get_size() * math.prod(data.shape[1:])
+    if nbytes > h5py.h5i.get_file_id(data.id).get_filesize():
         raise ValueError(f"{count:,} rows are {nbytes:,} bytes, and the file has fewer: it is damaged")
     return count
 

@@ -28,9 +28,9 @@ from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
+from mpisgd.serving.divergence import FIRST, has_diverged
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
-from mpisgd.update.divergence import FIRST, has_diverged
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
@@ -144,7 +144,7 @@ def finish(outcome: Outcome, *, logged: bool) -> Outcome:
     """
     if logged:
         log = Run(outcome.path)
-        directory.join(outcome.path, log.shards, log.attempt)
+        directory.join(log)
         check_books(log, outcome)
         outcome = dataclasses.replace(outcome, diverged=outcome.diverged or has_diverged(applied_losses(log)))
     contents: dict[str, Any] = {

@@ -16,7 +16,7 @@ from mpisgd.base.storage import cause, create_hdf5, give_up, writing
 from mpisgd.records.lock import Lock
 from mpisgd.records.log import schema, sums
 from mpisgd.records.log.layouts import Layout
-from mpisgd.records.log.rank_file import Rows, continued
+from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.writer import explain
 
@@ -80,7 +80,7 @@ def write_config(path: Path, text: str) -> None:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {cause(error)}") from error
 
 
-def join(path: Path, shards: int, attempt: int = 0) -> None:
+def join(run: Run) -> None:
     """Make `log.h5`: each table the rows of all ranks, and of attempts that are continued, one after the other.
 
     They are copied, in chunks that have HDF5's own checksums (Fletcher32), and compared with those of whoever wrote them. So
@@ -89,13 +89,12 @@ def join(path: Path, shards: int, attempt: int = 0) -> None:
 
     Raises DataError where a file is missing or damaged.
     """
-    names = [*(schema.shard_file(shard, attempt) for shard in range(shards)), schema.evaluator_file(attempt)]
+    path = run.path
+    names = [*(schema.shard_file(shard, run.attempt) for shard in range(run.shards)), schema.evaluator_file(run.attempt)]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}")
-    whole = [each for name in names for each in continued(path / name)]
-    run = Run(path)
-    earlier = run.earlier
+    whole, earlier = run.parts, run.earlier
     with writing(path / schema.LOG), durable.made_aside(path / schema.LOG) as aside:
         log = create_hdf5(aside)
         try:

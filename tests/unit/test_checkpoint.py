@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import multiprocessing
 import os
 import random
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpisgd.base.errors import CheckpointError, ConfigError
+from mpisgd.base.errors import CheckpointError
 from mpisgd.config import (
     AdagradOptions,
     AdamOptions,
@@ -33,9 +32,7 @@ from mpisgd.config import (
 from mpisgd.job import resume
 from mpisgd.records.checkpoint import checkpoint as disk
 from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share, remove
-from mpisgd.records.checkpoint.snapshots import Snapshots
-from mpisgd.records.lock import Lock
-from mpisgd.records.log import schema, sums
+from mpisgd.records.log import schema
 from mpisgd.update.average import Average
 from mpisgd.update.compensation import Compensation
 from mpisgd.update.slice_update import SliceUpdate
@@ -346,91 +343,6 @@ def test_the_way_on(tmp_path: Path) -> None:
     assert "of clock 10:" in disk.way_on(tmp_path)
     (tmp_path / schema.DONE).write_text("{}")
     assert disk.way_on(tmp_path) == ""
-
-
-# ------------------------------------------------------------------------------------------------- snapshots, and the lock
-
-
-def test_snapshots_go_on_where_they_were(tmp_path: Path) -> None:
-    update = make_update(averaging=0.0)
-    first = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE)
-    for clock in range(3):
-        update.weights.fill_(clock)
-        first.take(update, clock, 0.5 * clock)
-    taken = first.taken
-    first.close(keep=True)
-    again = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE, resumed=taken[:2])
-    update.weights.fill_(7.0)
-    again.take(update, 5, 9.0)
-    assert [again.get(number).vectors[0][0] for number in range(3)] == [0.0, 1.0, 7.0]
-    assert [again.get(number).clock for number in range(3)] == [0, 1, 5]
-    again.close()
-    assert not list(tmp_path.iterdir())
-
-
-def held(path: Path) -> dict[str, Any]:
-    """What a lock says, without its checksum."""
-    return {name: value for name, value in json.loads(path.read_text()).items() if name != "crc32"}
-
-
-def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock = Lock(tmp_path)
-    path = tmp_path / schema.LOCK
-    with pytest.raises(ConfigError, match=rf"is being written by another job, process {os.getpid()} on .*remove .*LOCK"):
-        Lock(tmp_path)
-    holder = held(path)
-
-    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "job": "77"}))
-    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\), since 20"):
-        Lock(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\)"):
-        Lock(tmp_path)
-    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "boot": "another", "job": "77", "start": "f4dbdf21"}))
-    lock = Lock(tmp_path)  # the same job, requeued on another host
-
-    path.write_text(sums.sealed_json({**holder, "begun": "1"}))
-    lock = Lock(tmp_path)  # another process has the number by now
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Lock(tmp_path)
-    path.unlink()
-    lock = Lock(tmp_path)
-    lock.release()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-def test_a_lock_where_there_are_no_hard_links(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
-    lock = Lock(tmp_path)
-    with pytest.raises(ConfigError, match="is being written by another job"):
-        Lock(tmp_path)
-    path = tmp_path / schema.LOCK
-    path.write_text(sums.sealed_json({**held(path), "begun": "1"}))
-    lock = Lock(tmp_path)  # of a process that has ended
-    lock.release()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-def test_a_directory_that_cannot_be_locked(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
-    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be locked: LOCK cannot be made: {os.strerror(number)}: "):
-        Lock(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_who_holds_a_lock_does_not_rest_on_the_clock(tmp_path: Path) -> None:
-    """Of another host, whose clock may be hours off: whatever its age, it is a lock."""
-    Lock(tmp_path)
-    path = tmp_path / schema.LOCK
-    for since in ("1970-01-01T00:00:00+00:00", "2100-01-01T00:00:00+00:00"):
-        path.write_text(sums.sealed_json({**held(path), "host": "elsewhere", "since": since}))
-        os.utime(path, (0, 0))
-        with pytest.raises(ConfigError, match=f"on elsewhere, since {since[:4]}"):
-            Lock(tmp_path)
 
 
 def test_the_newest_is_that_of_the_largest_clock_not_of_the_latest_date(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from mpisgd.exchange import deltas
 from mpisgd.exchange.deltas import Common, Deltas, Each, Held
 from mpisgd.protocols import AsyncOptions, BackupOptions, HardsyncOptions, SoftsyncOptions, VersionedOptions
 from mpisgd.vectors.memory import SizedVector
-from tests.unit.test_channel import SIZE, SLICE, Job
+from tests.unit.channels import SIZE, SLICE, Job
 from tests.unit.test_rounding import gradients, to_bfloat16, widened
 
 HALF = Config(pull_format="bfloat16")

@@ -10,140 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mpisgd import models
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import (
-    AlexNetOptions,
-    Cifar10FullOptions,
-    Config,
-    MlpOptions,
-    MnistCnnOptions,
-    ModelOptions,
-    SmallCnnOptions,
-    SoftmaxOptions,
-    compatibility,
-)
 from mpisgd.gradient.layerwise_gradient import LayerwiseGradient
 from mpisgd.gradient.rounding import Rounded
-from mpisgd.job import parts
-from mpisgd.protocols import (
-    AllreduceOptions,
-    AsyncOptions,
-    BackupOptions,
-    DownpourOptions,
-    HardsyncOptions,
-    SoftsyncOptions,
-    SspOptions,
-    TimeoutOptions,
-    VersionedOptions,
-)
 from mpisgd.vectors.computing import Travels
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between
-
-# ---------------------------------------------------------------------------------------------------------- where slices end
-
-MODELS: list[tuple[ModelOptions, tuple[int, ...], list[str]]] = [
-    (SoftmaxOptions(), (1, 8, 8), ["1"]),
-    (MlpOptions((10, 20, 30)), (8,), ["1", "3", "5", "7"]),
-    (MlpOptions((8,), batch_norm=True), (8,), ["1", "2", "4"]),
-    (SmallCnnOptions(), (1, 8, 8), ["0", "2", "6"]),
-    (MnistCnnOptions(), (1, 28, 28), ["0", "3", "6", "9", "13"]),
-    (Cifar10FullOptions(), (3, 32, 32), ["0", "3", "6", "10"]),
-    (AlexNetOptions(), (3, 227, 227), ["0", "3", "6", "8", "10", "15", "18", "20"]),
-]
-
-
-@pytest.mark.parametrize(("options", "shape", "names"), MODELS, ids=lambda value: type(value).__name__)
-def test_every_slice_holds_whole_layers_of_the_papers_networks(
-    options: ModelOptions, shape: tuple[int, ...], names: list[str]
-) -> None:
-    model = FlatModel(models.make(options, input_shape=shape, classes=10, seed=1))
-    assert [layer.name for layer in model.layers] == names
-    ends = {0, *itertools.accumulate(parameter.numel() for parameter in model.module.parameters())}
-    for shards in range(1, len(names) + 1):
-        config = Config(exchange="layerwise", shards=shards)
-        bounds, slices = parts.bounds(config, model), parts.cut(config, model)
-        assert len(bounds) == len(slices) == shards
-        assert [layer.name for layers in slices for layer in layers] == names
-        assert [start for start, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
-        assert bounds[-1][1] == model.size
-        assert {end for _, end in bounds} <= ends
-    assert [end for _, end in bounds] == list(itertools.accumulate(layer.size for layer in model.layers))
-    with pytest.raises(ConfigError, match=rf"shards = {shards + 1}: expected at most the number of layers .*, {shards}, for"):
-        parts.bounds(Config(exchange="layerwise", shards=shards + 1), model)
-    assert len(parts.bounds(Config(shards=shards + 1), model)) == shards + 1, "cut evenly, there may be more"
-
-
-@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=8), shards=st.integers(1, 8))
-def test_no_other_cut_is_more_even(sizes: list[int], shards: int) -> None:
-    layers = [Layer(str(at), size) for at, size in enumerate(sizes)]
-    if shards > len(layers):
-        with pytest.raises(ConfigError):
-            cut_between(layers, shards)
-        return
-
-    def squares(edges: tuple[int, ...]) -> int:
-        return sum(sum(sizes[start:end]) ** 2 for start, end in itertools.pairwise((0, *edges, len(sizes))))
-
-    slices = cut_between(layers, shards)
-    assert [layer for own in slices for layer in own] == layers
-    assert all(slices)
-    assert len(slices) == shards
-    found = tuple(itertools.accumulate(len(own) for own in slices))[:-1]
-    assert squares(found) == min(map(squares, itertools.combinations(range(1, len(sizes)), shards - 1)))
-
-
-def test_equal_layers_are_dealt_out_evenly() -> None:
-    lengths = [len(own) for own in cut_between([Layer(str(at), 5) for at in range(10)], 4)]
-    assert sorted(lengths) == [2, 2, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"protocol": AllreduceOptions()}, "exchange = 'layerwise': expected 'whole' beside protocol allreduce"),
-        (
-            {"protocol": BackupOptions(abort=True)},
-            "exchange = 'layerwise': expected 'whole' beside protocol backup, whose learners give up",
-        ),
-        ({"protocol": DownpourOptions(n_push=2)}, "protocol.n_push = 2: expected 1 beside"),
-        ({"protocol": DownpourOptions(n_fetch=3)}, "protocol.n_fetch = 3: expected 1 beside"),
-        ({"protocol": SspOptions(get_model_frequency=2)}, "protocol.get_model_frequency = 2: expected 1 beside"),
-        ({"device": "cuda"}, "device = 'cuda': expected 'cpu' beside exchange"),
-    ],
-    ids=str,
-)
-def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    compatibility.check(Config(**changes))
-    with pytest.raises(ConfigError, match=message):
-        compatibility.check(Config(exchange="layerwise", **changes))
-
-
-@pytest.mark.parametrize(
-    "protocol",
-    [
-        AsyncOptions(),
-        SoftsyncOptions(),
-        DownpourOptions(),
-        DownpourOptions(n_fetch=1),
-        SspOptions(),
-        HardsyncOptions(),
-        BackupOptions(late="apply"),
-        TimeoutOptions(),
-        VersionedOptions(),
-    ],
-)
-@pytest.mark.parametrize("stages", [{"nonfinite": "continue"}, {"nonfinite": "drop", "clip_norm": 1.0, "push_format": "bfloat16"}])
-def test_what_makes_sense_is_not(protocol: Any, stages: dict[str, Any]) -> None:
-    compatibility.check(Config(exchange="layerwise", averaging=0.9, protocol=protocol, **stages))
-
-
-# ------------------------------------------------------------------------------------------------------- models of all kinds
+from mpisgd.vectors.flat import FlatModel, bounds_of, cut_between
 
 
 class Net(nn.Module):

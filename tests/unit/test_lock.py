@@ -1,4 +1,4 @@
-"""Who holds a run's directory, and when it can be known that he is no more (`records/lock.py`); more: `test_checkpoint.py`."""
+"""Who holds a run's directory, and when it can be known that he is no more (`records/lock.py`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.records import lock as module
 from mpisgd.records.lock import Lock
-from mpisgd.records.log import schema
+from mpisgd.records.log import schema, sums
 
 HOLD = """
 import sys
@@ -263,3 +264,68 @@ def test_a_damaged_one_keeps_others_out(tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match=r"is being written by another job"):
                 module.check(tmp_path)
     lock.release()
+
+
+def held(path: Path) -> dict[str, Any]:
+    """What a lock says, without its checksum."""
+    return {name: value for name, value in json.loads(path.read_text()).items() if name != "crc32"}
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    with pytest.raises(ConfigError, match=rf"is being written by another job, process {os.getpid()} on .*remove .*LOCK"):
+        Lock(tmp_path)
+    holder = held(path)
+
+    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "job": "77"}))
+    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\), since 20"):
+        Lock(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(ConfigError, match=r"on elsewhere \(batch job 77\)"):
+        Lock(tmp_path)
+    path.write_text(sums.sealed_json({**holder, "host": "elsewhere", "boot": "another", "job": "77", "start": "f4dbdf21"}))
+    lock = Lock(tmp_path)  # the same job, requeued on another host
+
+    path.write_text(sums.sealed_json({**holder, "begun": "1"}))
+    lock = Lock(tmp_path)  # another process has the number by now
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Lock(tmp_path)
+    path.unlink()
+    lock = Lock(tmp_path)
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_lock_where_there_are_no_hard_links(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
+    lock = Lock(tmp_path)
+    with pytest.raises(ConfigError, match="is being written by another job"):
+        Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    path.write_text(sums.sealed_json({**held(path), "begun": "1"}))
+    lock = Lock(tmp_path)  # of a process that has ended
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_a_directory_that_cannot_be_locked(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpisgd.records.lock.os.link", Mock(side_effect=OSError(number, os.strerror(number))))
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be locked: LOCK cannot be made: {os.strerror(number)}: "):
+        Lock(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_holds_a_lock_does_not_rest_on_the_clock(tmp_path: Path) -> None:
+    """Of another host, whose clock may be hours off: whatever its age, it is a lock."""
+    Lock(tmp_path)
+    path = tmp_path / schema.LOCK
+    for since in ("1970-01-01T00:00:00+00:00", "2100-01-01T00:00:00+00:00"):
+        path.write_text(sums.sealed_json({**held(path), "host": "elsewhere", "since": since}))
+        os.utime(path, (0, 0))
+        with pytest.raises(ConfigError, match=f"on elsewhere, since {since[:4]}"):
+            Lock(tmp_path)

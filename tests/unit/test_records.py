@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
 
-from mpisgd.base.errors import ConfigError, DataError, StorageError
-from mpisgd.config import config_file
+from mpisgd.base.errors import DataError, StorageError
 from mpisgd.job import resume
 from mpisgd.records import directory
-from mpisgd.records.lock import Lock
 from mpisgd.records.log import continuing, rank_file, schema
 from mpisgd.records.log.rank_file import read_summary, read_table
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.superblock import was_left_open
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
+from tests.unit.logs_by_rows import random_rows, run_of, table_file
 
 FORK = multiprocessing.get_context("fork")
 Elsewhere = Callable[[Path, str], np.ndarray]
+OPEN = h5py.File
 EVENT = (0, 1, schema.Event.STOPPED, -1, 0.5, 2.0)
-
-
-def random_rows(table: str, count: int, seed: int = 0) -> np.ndarray:
-    """Rows of which every byte matters; floats are finite, so that they compare equal."""
-    random = np.random.default_rng(seed)
-    rows = np.zeros(count, schema.TABLES[table])
-    for name in schema.TABLES[table].names or ():
-        whole = rows.dtype[name].kind != "f"
-        rows[name] = random.integers(0, 100, count) if whole else random.normal(size=count)
-    return rows
-
-
-def table_file(path: Path | None, *, flush_rows: int = 1000, flush_s: float = 1e9, shard: int = 0) -> TableFile:
-    return TableFile(path, shard=shard, flush_rows=flush_rows, flush_s=flush_s)
 
 
 def seqs(path: Path) -> list[int]:
@@ -254,28 +241,9 @@ def test_a_killed_writers_rows_are_there_up_to_the_last_flush(flushes: int, tmp_
 # -------------------------------------------------------------------------------------------------------------- a whole run
 
 
-def run_of(path: Path, shards: int = 3) -> dict[str, list[np.ndarray]]:
-    """A directory as a run leaves it, but for log.h5; returns its tables, file by file."""
-    directory.claim(path, overwrite=False)
-    directory.write_config(path, f"shards = {shards}\n[environment]\nlearners = 2\n")
-    tables: dict[str, list[np.ndarray]] = {table: [] for table in schema.TABLES}
-    for place, name in enumerate([*map(schema.shard_file, range(shards)), schema.evaluator_file()]):
-        last = place == shards
-        file = table_file(path / name, shard=-1 if last else place)
-        for table in schema.TABLES:
-            count = ((table == "evaluations") is last and (3 + place) * 10) or 0
-            rows = random_rows(table, count, seed=place)
-            rows[(rows.dtype.names or ("shard",))[0]] = place
-            for row in rows:
-                file.append(table, tuple(row.tolist()))
-            tables[table].append(rows)
-        file.close(None if last else (place, 30, 120, 30, 30, 0))
-    return tables
-
-
 def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) -> None:
     tables = run_of(tmp_path / "run")
-    directory.join(tmp_path / "run", 3)
+    directory.join(Run(tmp_path / "run"))
     (tmp_path / "run").rename(tmp_path / "moved")
     with h5py.File(tmp_path / "moved" / schema.LOG, "r") as log:
         assert log.attrs["schema_version"] == schema.SCHEMA_VERSION
@@ -290,10 +258,20 @@ def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) ->
     assert run.summaries["shard"].tolist() == [0, 1, 2]
 
 
+def test_to_join_a_log_opens_each_file_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy file system to open a file takes longer than to read a short table: once for each table, and for what it says."""
+    run_of(tmp_path / "run")
+    opened: Counter[str] = Counter()
+    monkeypatch.setattr(h5py, "File", Mock(side_effect=lambda *path, **how: opened.update([str(path[0])]) or OPEN(*path, **how)))
+    directory.join(Run(tmp_path / "run"))
+    logs = {name: count for name, count in opened.items() if ".attempt-" in name}
+    assert len(logs) == 4 and max(logs.values()) <= len(schema.TABLES) + 5
+
+
 def test_the_joined_log_needs_no_other_file(tmp_path: Path) -> None:
     """Virtual data sets would show zeros in the place of what is missing."""
     tables = run_of(tmp_path / "run")
-    directory.join(tmp_path / "run", 3)
+    directory.join(Run(tmp_path / "run"))
     (tmp_path / "run" / schema.shard_file(1)).unlink()
     with h5py.File(tmp_path / "run" / schema.LOG) as log:
         for table, parts in tables.items():
@@ -331,7 +309,7 @@ def test_a_damaged_log_is_not_joined(tmp_path: Path) -> None:
         row["time_s"] += 1
         file["updates"][3] = row
     with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5: table updates: the rows do not have the checksum"):
-        directory.join(tmp_path / "run", 3)
+        directory.join(Run(tmp_path / "run"))
     assert not list((tmp_path / "run").glob("*log.h5*"))
 
 
@@ -352,7 +330,7 @@ def test_a_missing_file_is_missed(tmp_path: Path) -> None:
     run_of(tmp_path / "run")
     (tmp_path / "run" / schema.shard_file(1)).unlink()
     with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5"):
-        directory.join(tmp_path / "run", 3)
+        directory.join(Run(tmp_path / "run"))
     with pytest.raises(DataError, match=r"lacks shard-001\.attempt-0\.h5: was the run started without a log"):
         _ = Run(tmp_path / "run").pushes
 
@@ -432,168 +410,3 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     for read in (read_summary, lambda path: read_table(path, "pushes")):
         with pytest.raises(DataError, match="cannot be read as HDF5"):
             read(tmp_path / "nowhere.h5")
-
-
-# ------------------------------------------------------------------------------------------------------------- the directory
-
-
-def test_done_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    run_of(tmp_path / "run")
-    run = Run(tmp_path / "run")
-    with (
-        monkeypatch.context() as patched,
-        pytest.raises(StorageError, match="DONE cannot be written: No space left on device: make room"),
-    ):
-        patched.setattr("mpisgd.base.durable.os.fsync", full)
-        directory.mark_done(run.path, {"clock": [30]})
-    assert run.done is None
-    directory.mark_done(run.path, {"clock": [30], "diverged": False})
-    assert run.done == {"clock": [30], "diverged": False}
-    assert json.loads((run.path / schema.DONE).read_text()).items() > run.done.items()
-    assert not list(run.path.glob(".DONE*"))
-    (run.path / schema.DONE).write_text('{"clock": [30')
-    with pytest.raises(DataError, match="DONE is damaged"):
-        _ = run.done
-
-
-def test_a_directory_is_claimed_once(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b"
-    directory.claim(path, overwrite=False)
-    assert path.is_dir()
-    with pytest.raises(ConfigError, match=r"out = '.*/a/b' exists: choose another, or say --overwrite"):
-        directory.claim(path, overwrite=False)
-
-
-def test_only_a_run_is_overwritten(tmp_path: Path) -> None:
-    run_of(tmp_path / "run")
-    (tmp_path / "run" / "report").mkdir()
-    with pytest.raises(ConfigError, match="is being written by another job"):
-        directory.claim(tmp_path / "run", overwrite=True)
-    assert (tmp_path / "run" / schema.CONFIG).exists(), "before anything of it is removed"
-    (tmp_path / "run" / schema.LOCK).unlink()
-    directory.claim(tmp_path / "run", overwrite=True)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [schema.LOCK]
-
-
-def test_a_run_that_was_killed_before_its_config_toml(tmp_path: Path) -> None:
-    """At any moment between mkdir and then; what resumes it is told to begin anew."""
-    run = tmp_path / "run"
-    for left in ([], [".LOCK.host.7"], [schema.LOCK, ".LOCK.host.7", ".config.toml.host.7"]):
-        run.mkdir()
-        for name in left:
-            (run / name).write_text("")
-        if schema.LOCK in left:  # of a process that is no more
-            pid = os.fork()
-            if pid == 0:
-                (run / schema.LOCK).unlink()
-                Lock(run)
-                os._exit(0)
-            os.waitpid(pid, 0)
-            with pytest.raises(ConfigError, match="it was killed before it had written that: begin anew with --overwrite"):
-                config_file.of_run(run)
-        with pytest.raises(ConfigError, match="say --overwrite to replace it"):
-            directory.claim(run, overwrite=False)
-        directory.claim(run, overwrite=True).release()
-        assert not list(run.iterdir())
-        run.rmdir()
-
-
-@pytest.mark.parametrize("config", [None, "", "mu = 4\nshards = 2\n", "not TOML"])
-def test_a_folder_that_is_no_run_is_never_removed(config: str | None, tmp_path: Path) -> None:
-    """Also not one in which the user keeps a job file that happens to be called config.toml."""
-    path = tmp_path / "experiments"
-    path.mkdir()
-    (path / "thesis.tex").write_text("years of work")
-    if config is not None:
-        (path / schema.CONFIG).write_text(config)
-    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
-        directory.claim(path, overwrite=True)
-    assert (path / "thesis.tex").read_text() == "years of work"
-
-
-def test_a_run_that_another_is_replacing_is_named_as_his(tmp_path: Path) -> None:
-    """Meanwhile it has no config.toml; where nobody holds the lock, it is not ours to replace, and is left as it was."""
-    (tmp_path / "mine.txt").write_text("")
-    other = Lock(tmp_path)
-    with pytest.raises(ConfigError, match="is being written by another job"):
-        directory.claim(tmp_path, overwrite=True)
-    other.release()
-    with pytest.raises(ConfigError, match="is no run directory of mpisgd: it is not replaced"):
-        directory.claim(tmp_path, overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-@pytest.mark.parametrize("place", ["file", "file/run"])
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_file_in_the_way(place: str, overwrite: bool, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match=f"out = '{tmp_path}/{place}'"):
-        directory.claim(tmp_path / place, overwrite=overwrite)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_configuration_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"out = '.*nowhere' cannot be written: .*No such file"):
-        directory.write_config(tmp_path / "nowhere", "mu = 4\n")
-
-
-def test_evaluations_may_have_columns_of_metrics_and_other_tables_may_not() -> None:
-    """And attempts with other metrics make one table: what one lacks is NaN there."""
-    one, other = (np.zeros(2, schema.with_metrics(names)) for names in (("accuracy",), ("accuracy", "bleu")))
-    one["accuracy"], other["bleu"] = 0.5, 3.0
-    assert schema.fits("evaluations", one.dtype)
-    assert schema.fits("evaluations", schema.EVALUATIONS)
-    assert not schema.fits("evaluations", np.dtype([*schema.EVALUATIONS.descr, ("n", np.int64)]))
-    assert not schema.fits("updates", np.dtype([*schema.UPDATES.descr, ("n", np.float64)]))
-    rows = schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS), one, other])
-    assert schema.metrics_of(rows.dtype) == ("accuracy", "bleu")
-    assert rows["accuracy"].tolist() == [0.5, 0.5, 0.0, 0.0]
-    assert np.isnan(rows["bleu"][:2]).all()
-    assert rows["bleu"][2:].tolist() == [3.0, 3.0]
-    assert schema.joined("evaluations", [np.empty(0, schema.EVALUATIONS)]).dtype == schema.EVALUATIONS
-
-
-def described(data: h5py.Dataset) -> dict[str, tuple[str, str]]:
-    """Unit and meaning of each column, as a user reads them."""
-    texts = ([text.decode() for text in data.attrs[name]] for name in ("units", "meanings"))
-    return dict(zip(data.dtype.names, zip(*texts, strict=True), strict=True))
-
-
-def test_each_column_says_its_unit_and_meaning_in_every_file(tmp_path: Path) -> None:
-    run_of(tmp_path / "run")
-    evaluator, coordinator = tmp_path / "evaluator.h5", tmp_path / "coordinator.h5"
-    TableFile(evaluator, shard=-1, flush_rows=1, flush_s=1e9, metrics=("bleu",)).close()
-    TableFile(coordinator, shard=-1, flush_rows=1, flush_s=1e9, tables=schema.COORDINATOR).close()
-    directory.join(tmp_path / "run", 3)
-    for path in (*(tmp_path / "run").glob("*.h5"), evaluator, coordinator):
-        with h5py.File(path) as file:
-            tables = [name for name in schema.ABOUT if name in file]
-            assert set(schema.COORDINATOR if path == coordinator else schema.TABLES) <= set(tables), path
-            for table in tables:
-                columns = described(file[table])
-                assert all(meaning for _, meaning in columns.values()), (path, table)
-                assert all((unit == "s") == name.endswith("_s") for name, (unit, _) in columns.items()), (path, table)
-            if path != coordinator:
-                assert described(file["pushes"])["staleness"] == ("updates", "clock - timestamp")
-    with h5py.File(evaluator) as file:
-        assert described(file["evaluations"])["bleu"] == ("", "metric of an own step")
-
-
-def test_meanings_are_ascii() -> None:
-    """HDF5's texts of a fixed length, which everything reads."""
-    assert list(schema.COLUMNS) == [*schema.TABLES, *schema.COORDINATOR, "summary", "learners", "staleness"] == list(schema.ABOUT)
-    for columns in schema.COLUMNS.values():
-        assert all((each.unit + each.meaning).isascii() and each.meaning for each in columns)
-
-
-def test_pushes_of_groups_and_others_are_joined() -> None:
-    """A run of groups that an earlier mpisgd has begun has rows without `neighbour_s`."""
-    one, other = np.zeros(2, schema.PUSHES), np.ones(1, schema.PUSHES_OF_GROUPS)
-    assert schema.fits("pushes", one.dtype) and schema.fits("pushes", other.dtype)
-    rows = schema.joined("pushes", [one, other])
-    assert rows.dtype == schema.PUSHES_OF_GROUPS
-    assert np.isnan(rows["neighbour_s"]).tolist() == [True, True, False] and rows["seq"].tolist() == [0, 0, 1]
-    assert schema.joined("pushes", [one, one]).dtype == schema.joined("pushes", []).dtype == schema.PUSHES

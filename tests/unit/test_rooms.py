@@ -26,6 +26,7 @@ ROOMS = [
         "records",
         "exchange",
         "exchange.collectives",
+        "exchange.both_ways",
         "pipeline",
         "serving",
         "learner",

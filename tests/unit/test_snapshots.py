@@ -93,3 +93,20 @@ def test_only_the_first_and_last_weights_are_kept_where_nothing_is_due(tmp_path:
     snapshots = Snapshots(tmp_path / "spool", every_epochs=0.0, vectors=1, size=1)
     assert not snapshots.due(0.0, 1000.0)
     snapshots.close()
+
+
+def test_snapshots_go_on_where_they_were(tmp_path: Path) -> None:
+    update = SliceUpdate(torch.zeros(SIZE), SgdOptions(), learning_rate=1.0, schedule=lambda _: 1.0, train_samples=8)
+    first = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE)
+    for clock in range(3):
+        update.weights.fill_(clock)
+        first.take(update, clock, 0.5 * clock)
+    taken = first.taken
+    first.close(keep=True)
+    again = Snapshots(tmp_path / "spool", every_epochs=1.0, vectors=1, size=SIZE, resumed=taken[:2])
+    update.weights.fill_(7.0)
+    again.take(update, 5, 9.0)
+    assert [again.get(number).vectors[0][0] for number in range(3)] == [0.0, 1.0, 7.0]
+    assert [again.get(number).clock for number in range(3)] == [0, 1, 5]
+    again.close()
+    assert not list(tmp_path.iterdir())

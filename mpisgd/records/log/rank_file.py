@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,6 +35,11 @@ class Rows:
     path: Path
     first: dict[str, int] | None = None
 
+    @cached_property
+    def _head(self) -> _Head:
+        """Of all tables at once: to open a file takes longer than to read a short table."""
+        return read_file(self.path, "its tables", partial(_read_head, self.path))
+
     def rows(self, table: str) -> np.ndarray:
         """Raises DataError where they cannot be read, or there are fewer."""
         rows = read_table(self.path, table)
@@ -41,26 +47,25 @@ class Rows:
 
     def chunks(self, table: str) -> Iterator[np.ndarray]:
         """Read rows some at a time; what is found wrong with a row may be told after it was given."""
-        left: int | None = None
-        with _open(self.path) as file:
-            for rows in _verified(self.path, file, table, was_left_open(self.path)):
-                left = self._count(table, _committed(file, table)) if left is None else left
+        open_ = was_left_open(self.path)
+        with _open(self.path, open_) as file:
+            found = _Table(self.path, file, table, open_)
+            left = self._count(table, found.committed)
+            for rows in found.chunks():
                 yield rows[:left]
                 left -= min(left, len(rows))
-        if left is None:
-            self._count(table, 0)
 
     def length(self, table: str) -> int:
-        return self._count(table, read_file(self.path, f"table {table}", lambda file, _: _committed(file, table)))
+        """How many rows there are, or, of a file that is being written, were when this was first asked for any of its tables."""
+        return self._count(table, self._head.committed[table])
 
     def dtype(self, table: str) -> np.dtype:
-        found: np.dtype = read_file(self.path, f"table {table}", lambda file, _: contained.data_set(file, table).dtype)
-        return found
+        return self._head.dtypes[table]
 
     def thinning(self, table: str) -> Thinning | None:
         """By which rule its rows were kept; None: all are."""
-        room = read_file(self.path, "which rows it keeps", lambda file, _: contained.attribute(file, "room"))
-        return None if room is None else Thinning(int(np.asarray(room)[schema.THINNED.index(table)]))
+        room = self._head.room
+        return None if room is None else Thinning(int(room[schema.THINNED.index(table)]))
 
     def left_out(self, table: str) -> str:
         """Which rows of a table the file does not have, and why; "" where it has all."""
@@ -77,6 +82,27 @@ class Rows:
         if committed < count:
             raise DataError(f"{self.path}: table {table} has {committed} rows: another attempt continues after {count}")
         return count
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a file says of its tables: layouts, committed rows, and, of a bounded log, for how many rows there is room."""
+
+    dtypes: dict[str, np.dtype]
+    committed: dict[str, int]
+    room: np.ndarray | None
+
+
+def _read_head(path: Path, file: h5py.File, _: bool) -> _Head:
+    dtypes, committed = {}, {}
+    for name in schema.tables_of(path):
+        try:
+            data = contained.data_set(file, name)
+            dtypes[name], committed[name] = data.dtype, _committed(file, name, data)
+        except _BROKEN as error:
+            raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+    room = contained.attribute(file, "room")
+    return _Head(dtypes, committed, None if room is None else np.asarray(room))
 
 
 def continued(path: Path) -> list[Rows]:
@@ -116,10 +142,10 @@ def attempt_of(path: Path) -> int:
     return int(match[3])
 
 
-def _open(path: Path) -> h5py.File:
+def _open(path: Path, open_: bool) -> h5py.File:
     """A file as it is, also one that is being written (`superblock`)."""
     try:
-        source = AsIfClosed(path) if was_left_open(path) else path
+        source = AsIfClosed(path) if open_ else path
         file = h5py.File(source, "r", libver="latest", **({} if source is not path else {"locking": False}))
     except _BROKEN as error:
         raise DataError(f"{path} cannot be read as HDF5: {error}") from error
@@ -151,7 +177,7 @@ def read_file(path: Path, what: str, read: Callable[[h5py.File, bool], T]) -> T:
         open_ = True
         try:
             open_ = was_left_open(path)
-            with _open(path) as file:
+            with _open(path, open_) as file:
                 return read(file, open_)
         except (DataError, *_BROKEN) as error:
             if not left or not open_:
@@ -166,9 +192,10 @@ def read_table(path: Path, name: str) -> np.ndarray:
     """The committed rows of one table in one rank's file. Raises DataError where they are not those that were written."""
 
     def read(file: h5py.File, open_: bool) -> np.ndarray:
-        table = np.empty(_committed(file, name), contained.data_set(file, name).dtype)
+        found = _Table(path, file, name, open_)
+        table = np.empty(found.committed, found.dtype)
         at = 0
-        for rows in _verified(path, file, name, open_):
+        for rows in found.chunks():
             table[at : at + len(rows)] = rows[: len(table) - at]
             at += len(rows)
         return table
@@ -180,27 +207,39 @@ def read_counts(path: Path, file: h5py.File, _: bool) -> Counts | None:
     return None if contained.attribute(file, "room") is None else counting.read(str(path), file)
 
 
-def _committed(file: h5py.File, name: str) -> int:
-    return contained.rows(contained.data_set(file, name), int(contained.whole(file, "committed")[schema.place(name)]))
+def _committed(file: h5py.File, name: str, data: h5py.Dataset) -> int:
+    return contained.rows(data, int(contained.whole(file, "committed")[schema.place(name)]))
 
 
-def _verified(path: Path, file: h5py.File, name: str, open_: bool) -> Iterator[np.ndarray]:
-    """The rows of one table, some at a time, and more than are committed where more have a checksum.
+class _Table:
+    """One table of a file that is open. Raises DataError where it cannot be what was written."""
 
-    Raises DataError, at the latest after the last of them, where they are not those that were written.
-    """
-    try:
-        data = contained.data_set(file, name)
-        if not schema.fits(name, data.dtype):
-            raise DataError(f"{path}: table {name} has another layout than this mpisgd writes")
-        summing = sums.Summing(f"{path}: table {name}", file, name, _committed(file, name), open_)
-        for start in range(0, contained.rows(data, summing.count), schema.STEP):
-            rows = np.asarray(data[start : min(start + schema.STEP, summing.count)])
-            summing.add(rows)
-            yield rows
-        summing.check()
-    except _BROKEN as error:
-        raise DataError(f"{path}: table {name} cannot be read: {error}") from error
+    def __init__(self, path: Path, file: h5py.File, name: str, open_: bool) -> None:
+        self._what = f"{path}: table {name}"
+        try:
+            self._data = contained.data_set(file, name)
+            self.dtype = self._data.dtype
+            if not schema.fits(name, self.dtype):
+                raise DataError(f"{self._what} has another layout than this mpisgd writes")
+            self.committed = _committed(file, name, self._data)
+            self._summing = sums.Summing(self._what, file, name, len(self._data), self.committed, open_)
+        except _BROKEN as error:
+            raise DataError(f"{self._what} cannot be read: {error}") from error
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """The rows, some at a time, and more than are committed where more have a checksum.
+
+        Raises DataError, at the latest after the last of them, where they are not those that were written.
+        """
+        summing = self._summing
+        try:
+            for start in range(0, contained.rows(self._data, summing.count), schema.STEP):
+                rows = np.asarray(self._data[start : min(start + schema.STEP, summing.count)])
+                summing.add(rows)
+                yield rows
+            summing.check()
+        except _BROKEN as error:
+            raise DataError(f"{self._what} cannot be read: {error}") from error
 
 
 def read_summary(path: Path) -> np.ndarray:

@@ -154,7 +154,7 @@ class Run(Directory):
     def table(self, name: str) -> np.ndarray:
         """The rows of one table over all shards (shard by shard, each in its own order), dtype `schema.TABLES[name]`."""
         if name not in self._tables:
-            parts = [each.rows(name) for path in self._files for each in continued(path)]
+            parts = [each.rows(name) for each in self.parts]
             self._check_files()
             _ = self.begins  # what is read of a table may be asked about when its file is there no more
             self._tables[name] = schema.joined(name, parts)
@@ -166,9 +166,8 @@ class Run(Directory):
             yield self._tables[name]
             return
         self._check_files()
-        for path in self._files:
-            for each in continued(path):
-                yield from each.chunks(name)
+        for each in self.parts:
+            yield from each.chunks(name)
 
     @property
     def pushes(self) -> np.ndarray:
@@ -191,12 +190,17 @@ class Run(Directory):
         Where they lack some, `table` and `chunks` give those that are kept, and `counts` what all of them come to.
         """
         self._check_files()
-        return _left_out([part for path in self._files for part in continued(path)])
+        return _left_out(self.parts)
 
     @cached_property
     def left_out_before(self) -> str:
         """Rows that are left out of earlier layouts, as `left_out`."""
         return _left_out([part for layout in self.earlier for part in layout.parts()])
+
+    @cached_property
+    def parts(self) -> list[Rows]:
+        """Of all files, attempt by attempt: what a file continues is written when it is made."""
+        return [part for path in self._files for part in continued(path)]
 
     def parts_of(self, shard: int) -> list[Rows]:
         """The files of a shard, attempt by attempt, in the last layout."""

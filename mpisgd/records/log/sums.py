@@ -43,7 +43,8 @@ class Summing:
     Args:
         what: the file and the table, for messages.
         file: open; one of an earlier mpisgd has no checksums.
-        committed: rows that the file says are there.
+        there: rows that the data set has.
+        committed: rows that the file says were written.
         left_open: it may be being written.
 
     Attributes:
@@ -52,16 +53,15 @@ class Summing:
     Raises DataError where that cannot be.
     """
 
-    def __init__(self, what: str, file: Any, table: str, committed: int, left_open: bool) -> None:
+    def __init__(self, what: str, file: Any, table: str, there: int, committed: int, left_open: bool) -> None:
         self._what, self._file, self._table = what, file, table
         self._crc32 = self._answers = 0
         self.count, self._told = committed, -1
-        data = contained.data_set(file, table)
         if _has_sums(file):
             self.count, self._told = (int(each) for each in contained.whole(file, "sums")[schema.place(table)])
-        if not 0 <= committed <= len(data):
-            raise DataError(f"{what} has {len(data)} rows, but {committed} were committed")
-        if not (committed <= self.count <= len(data) if left_open else committed == self.count):
+        if not 0 <= committed <= there:
+            raise DataError(f"{what} has {there} rows, but {committed} were committed")
+        if not (committed <= self.count <= there if left_open else committed == self.count):
             raise DataError(f"{what}: {committed} rows were committed, but the checksum is of {self.count}: the file is damaged")
 
     def add(self, rows: np.ndarray) -> None:

@@ -1,0 +1,242 @@
+"""DONE, [environment] and weights; what was accepted before; what cannot be done again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpisgd import replay
+from mpisgd.job.parts import Brought
+from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
+from mpisgd.replay.claims import CLAIMS, Standing
+from tests.unit.claims.conftest import EVALUATED, LEARNERS, SOFTSYNC
+from tests.unit.claims.hands import change, configuration, environment, named, refused
+from tests.unit.test_replay import Sometimes, believed, simulated
+
+# -------------------------------------------------------------------------------------------- DONE, [environment], weights
+
+
+def other(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case list():
+            return [*value, value[-1]] if value else [1]
+        case dict():
+            return {**value, "mpisgd": "9.9"}
+        case str():
+            return f"{value} "
+    return value + 1
+
+
+@pytest.mark.parametrize("real", [True, False])
+@pytest.mark.parametrize("name", [*schema.DONE_ENTRIES, "weights", "best"])
+def test_done(name: str, real: bool, run_of: Callable[..., Path]) -> None:
+    path = run_of("all", real=real)
+    done = dict(Run(path).done or {})
+    done[name] = other(done[name])
+    (path / "DONE").write_text(sums.sealed_json(done))
+    assert f"{name} " in refused(path) or name in ("books_balanced", "weights", "best")
+    assert "DONE is damaged" not in refused(path) != ""
+
+
+@pytest.mark.parametrize("name", [name for name in named("[environment]") if name not in ("attempts", "hosts")])
+def test_the_environment(name: str, run_of: Callable[..., Path]) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.where == "[environment]" and name in claim.names)
+    path = run_of({"teams": "teams", "layers": "layers", "groups": "groups", "stages": "groups"}.get(name, "all"), real=True)
+    environment(path, **{name: other(Run(path).environment[name])})
+    assert bool(refused(path)) == (claim.standing is not Standing.TRUST)
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_hosts(real: bool, run_of: Callable[..., Path]) -> None:
+    """Their names are on trust, in a real run; their number is not."""
+    path = run_of("all", real=real)
+    hosts = Run(path).environment["hosts"]
+    environment(path, hosts=[f"{host}-x" for host in hosts])
+    assert bool(refused(path)) == (not real)
+    environment(path, hosts=hosts[:-1])
+    assert refused(path)
+
+
+def test_attempts(run_of: Callable[..., Path]) -> None:
+    path = run_of("all", real=True)
+    told = {"attempt": 0, "learners": LEARNERS, "shards": 2}
+    environment(path, attempts=[told])
+    assert refused(path) == ""
+    for name in ("learners", "shards"):
+        environment(path, attempts=[{**told, name: told[name] + 1}])
+        assert refused(path)
+
+
+def test_buffers(run_of: Callable[..., Path]) -> None:
+    path = run_of("norms", real=True)
+    states = torch.load(path / "weights.pt", weights_only=True)
+    (name,) = (name for name in states["theta"] if name.endswith("running_mean"))
+    states["theta"][name][3] += 1e-3
+    torch.save(states, path / "weights.pt")
+    believed(path)
+    assert refused(path).endswith(f"theta: the buffer {name} is not that of these weights")
+
+
+# --------------------------------------------------------------------------------------------------- what was accepted before
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_an_error_of_one_per_cent(real: bool, run_of: Callable[..., Path]) -> None:
+    """Of the last evaluation, or of one in between; where these are left out, it is said."""
+    for row in (-1, 5):
+        path = run_of("all", real=real)
+
+        def edit(rows: np.ndarray, row: int = row) -> None:
+            assert rows["error"][row] > 0.05
+            rows["error"][row] = 0.01
+
+        change(path, "evaluations", edit)
+        assert "evaluated again 0." in refused(path)
+        assert bool(refused(path, evaluations="last")) == (row == -1)
+        proof = replay.replay(path, evaluations="none")
+        assert proof.holds
+        assert "loss" in dict((where, trust) for where, _, _, trust in proof.claims)["evaluations"]
+
+
+def test_evaluations_that_are_missing_or_too_many(run_of: Callable[..., Path]) -> None:
+    for edit in (lambda rows: rows[:-1], lambda rows: rows[4:], lambda rows: np.concatenate([rows, rows[-1:]])):
+        path = run_of("all", real=True)
+        change(path, "evaluations", edit)
+        assert "evaluations, row" in refused(path)
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_late_rows_deleted_with_their_counts(says_goodbye: bool, run_of: Callable[..., Path]) -> None:
+    """By what learners say that they pushed; and, in the log of an earlier mpisgd, by the weights that they were given."""
+    path = run_of("all", real=True)
+    deleted: dict[int, int] = {}
+
+    def delete(rows: np.ndarray) -> np.ndarray:
+        late = rows["verdict"] == Verdict.LATE
+        deleted[int(rows["shard"][0])] = int(late.sum())
+        return rows[~late]
+
+    def count(rows: np.ndarray) -> None:
+        for name in ("received", "pushed"):
+            rows[name] -= deleted[int(rows["shard"][0])]
+
+    change(path, "pushes", delete, every=True)
+    change(path, "summary", count, every=True)
+    assert min(deleted.values()) > 0
+    if not says_goodbye:
+        change(path, "events", lambda rows: rows[rows["kind"] != Event.GOODBYE], every=True)
+    assert ("was given weights after it" if not says_goodbye else "it says that it pushed") in refused(path)
+
+
+def halve(path: Path) -> None:
+    """All seconds, wherever they are."""
+    for table, dtype in schema.TABLES.items():
+        seconds = [name for name in dtype.names or () if name.endswith("_s")]
+
+        def edit(rows: np.ndarray, seconds: list[str] = seconds) -> None:
+            for name in seconds:
+                rows[name] /= 2
+
+        change(path, table, edit, every=True)
+    done = dict(Run(path).done or {})
+    (path / "DONE").write_text(sums.sealed_json({**done, "seconds": done["seconds"] / 2}))
+
+
+def test_all_seconds_halved(run_of: Callable[..., Path]) -> None:
+    """By the delays, which were drawn; by the simulation; else it is as the table says."""
+    path = run_of("all", real=True)
+    halve(path)
+    assert "s were put in" in refused(path)
+    path = run_of("bfloat16", real=False)
+    halve(path)
+    assert "simulated again" in refused(path)
+    path = run_of("bfloat16", real=True)
+    halve(path)
+    assert refused(path) == ""
+
+
+def test_what_was_rounded_off(run_of: Callable[..., Path]) -> None:
+    path = run_of("all", real=True)
+    change(path, "pushes", lambda rows: rows["rounded"].__setitem__(slice(None), 0.25), every=True)
+    assert "gradients were pushed as float32" in refused(path)
+    path = run_of("bfloat16", real=True)
+    change(path, "pushes", lambda rows: rows["rounded"].__setitem__(slice(None), 0.25), every=True)
+    assert "rounded 0.25, recomputed 0.00" in refused(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"network": {"bandwidth": 6e9}},
+        {"network": {"latency_s": 3e-6}},
+        {"service": {"update_s": 1e-3}},
+        {"compute": {"mean_s": 0.11}},
+        {"straggler": {"slowdown": {"1": 1.6}}},
+        {"virtual": {"ranks_per_node": 2}},
+        {"failures": {"at_s": {"1": 0.3}}},
+    ],
+)
+def test_the_costs_of_a_virtual_run(changes: dict[str, Any], run_of: Callable[..., Path]) -> None:
+    path = run_of("all", real=False)
+    configuration(path, **changes)
+    assert refused(path)
+
+
+# ------------------------------------------------------------------------------------------------- what cannot be done again
+
+
+def test_a_model_with_buffers_of_its_own(tmp_path: Path) -> None:
+    """All virtual learners share one model: only the simulation, which does so too, can evaluate it again."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                self.calls += 1
+            output: torch.Tensor = self.layers(inputs) * (1 + 0.01 * self.calls)
+            return output if not self.training else self.layers(inputs)
+
+    brought = Brought(model=Counting)
+    path = simulated(tmp_path / "run", brought, protocol=SOFTSYNC, evaluation=EVALUATED)
+    assert replay.check(path, brought) == ""
+    change_all = lambda rows: rows["loss"].__setitem__(-1, 0.1)  # noqa: E731
+    change(path, "evaluations", change_all)
+    assert "loss 0.1, simulated again" in replay.check(path, brought)
+
+
+def test_costs_that_are_not_here_any_more(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "bfloat16", tmp_path / "measured")
+    path = simulated(tmp_path / "run", protocol=SOFTSYNC, compute={"name": "empirical", "run": str(tmp_path / "measured")})
+    assert replay.replay(path).simulated
+    shutil.rmtree(tmp_path / "measured")
+    proof = replay.replay(path)
+    assert proof.holds
+    assert not proof.simulated
+    assert any("which is not here" in line for line in proof.lines())
+    assert proof.claims[0][2], "seconds are only checked, then"
+
+
+def test_gradients_that_are_not_finite(tmp_path: Path) -> None:
+    brought = Brought(model=Sometimes)
+    path = simulated(tmp_path / "run", brought, protocol=SOFTSYNC, nonfinite="drop", shards=2)
+    assert (Run(path).events["kind"] == Event.NONFINITE).any()
+    assert replay.check(path, brought) == ""
+    environment(path, virtual=False)
+    assert replay.check(path, brought) == ""
+    change(path, "events", lambda rows: rows[rows["kind"] != Event.NONFINITE])
+    assert "NONFINITE: 0 times, recomputed" in replay.check(path, brought)

@@ -1,0 +1,90 @@
+"""Replay of runs by layers: the same bits from slices of different clocks, and a changed row is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.records.log import schema
+from mpisgd.records.log.schema import Verdict
+from tests.forge import rewrite
+from tests.virtual.jobs import TENSORS, simulated
+from tests.virtual.test_layerwise import ASYNCHRONOUS, DEEP, STAGES, SYNCHRONOUS, VERSIONED, names, weights
+
+
+@pytest.mark.parametrize("protocol", [*ASYNCHRONOUS, *SYNCHRONOUS], ids=names)
+def test_replay_computes_the_same_bits(protocol: dict[str, Any], tmp_path: Path) -> None:
+    """Each gradient from slices of different clocks; of a model with buffers and dropout of its own, with averaging too."""
+    changes = {"shards": 3, "protocol": protocol, "averaging": 0.9, "compute": {"name": "lognormal", "sigma": 0.5}}
+    model = {"name": "mlp", "hidden": [8, 8, 8], "batch_norm": True}
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", model=model, **changes)
+    assert replay.check(run.path) == ""
+    stamps: dict[tuple[int, int], set[int]] = {}
+    for row in run.pushes:
+        stamps.setdefault((row["learner_id"], row["seq"]), set()).add(row["timestamp"])
+    mixed = sum(len(clocks) > 1 for clocks in stamps.values())
+    assert (mixed > len(stamps) / 4) == (protocol in ASYNCHRONOUS)
+    assert mixed == 0 or protocol in ASYNCHRONOUS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("protocol", [{"name": "async"}, {"name": "backup", "b": 1}], ids=names)
+def test_replay_computes_what_was_clipped_dropped_or_rounded(stage: str, protocol: dict[str, Any], tmp_path: Path) -> None:
+    """And it does something: the weights are others than without, if only for slices leave later."""
+    runs = [
+        simulated(tmp_path / str(value), TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, **{stage: value})
+        for value in STAGES[stage]
+    ]
+    assert [replay.check(run.path) for run in runs[1:]] == [""] * (len(runs) - 1)
+    plain, *others = (torch.cat([each.reshape(-1) for each in weights(run).values()]) for run in runs)
+    assert not any(torch.equal(plain, other) for other in others)
+
+
+@pytest.mark.parametrize("protocol", VERSIONED, ids=str)
+def test_a_rejected_mini_batch_is_computed_again_and_replayed(protocol: dict[str, Any], tmp_path: Path) -> None:
+    """Its slices are of the clocks that the learner had pulled: of one, where no stale gradient is taken."""
+    run = simulated(tmp_path / "run", TENSORS, **DEEP, exchange="layerwise", shards=3, protocol=protocol, virtual={"learners": 6})
+    assert (run.pushes["verdict"] == Verdict.REJECT).any()
+    assert replay.check(run.path) == ""
+    stamps: dict[tuple[int, int, int], set[int]] = {}
+    for shard in range(3):
+        rows = run.pushes[run.pushes["shard"] == shard]
+        for learner_id in range(6):
+            for number, row in enumerate(rows[rows["learner_id"] == learner_id]):
+                stamps.setdefault((learner_id, number, row["seq"]), set()).add(row["timestamp"])
+    assert len(stamps) == len(run.pushes) / 3, "each is pushed to all shards"
+    assert (max(map(len, stamps.values())) == 1) == ("tolerance" not in protocol)
+
+
+def test_a_push_says_what_was_rounded_off_its_own_slice(tmp_path: Path) -> None:
+    """Of the whole gradient all shards are told the same; replay finds a share that is another slice's."""
+    changes: dict[str, Any] = {**DEEP, "shards": 3, "protocol": "hardsync", "push_format": "bfloat16"}
+    whole, layers = (simulated(tmp_path / how, TENSORS, **changes, exchange=how) for how in ("whole", "layerwise"))
+    shares = [[run.pushes["rounded"][run.pushes["shard"] == shard] for shard in range(3)] for run in (whole, layers)]
+    assert sorted(shares[0][0]) == sorted(shares[0][1]) == sorted(shares[0][2])
+    assert len({float(each[0]) for each in shares[1]}) == 3
+    assert all(((each > 0) & (each < 1 / 256)).all() for each in shares[1])
+
+    def others(rows: np.ndarray) -> None:
+        rows["rounded"][4] = shares[1][0][4]
+
+    rewrite(layers.path / schema.shard_file(1), "pushes", others)
+    assert "rounded" in replay.check(layers.path)
+
+
+def test_replay_finds_a_timestamp_that_was_changed(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", TENSORS, exchange="layerwise", protocol="async", shards=2, **DEEP)
+
+    def newer(rows: np.ndarray) -> None:
+        at = int(np.flatnonzero((rows["staleness"] > 0) & (rows["seq"] > 2))[0])
+        rows["timestamp"][at] += 1
+        rows["staleness"][at] -= 1
+
+    rewrite(run.path / schema.shard_file(1), "pushes", newer)
+    assert "row" in replay.check(run.path)
