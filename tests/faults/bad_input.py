@@ -202,7 +202,6 @@ CASES = (
     Case("simulate --group-size 3 --shards 2", ("shards = 2", "at least group_size = 3", "one for each stage")),
     Case("simulate --group-size 4 --shards 4", ("group_size = 4", "can be cut into, 2")),
     Case("simulate --micro-batches 3", ("micro_batches = 3", "a divisor of mu = 16")),
-    Case("simulate --group-size 2 --shards 2 --stages.at 2", ("no child '2'", "some of 0, 1, 3")),
     # Data of which no batch can be made, and DataLoaders that say what is not theirs to say.
     own_data("things", "Samples()", "sample 0 cannot be put into a batch", "or a DataLoader with a collate_fn"),
     own_data("batch_size", "DataLoader(Pairs(), batch_size=4)", "batch_size = 4, but mu = 16"),
