@@ -40,6 +40,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "evaluator",
         "spares",
         "placement",
+        "binding",
         "device",
         "shard_device",
         "threads",

@@ -31,12 +31,12 @@ from mpisgd.records.log.reader import Run
 
 #: What may be another than in the run's config.toml.
 CHANGEABLE = (
-    *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares"),
+    *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares", "binding"),
     "stages",
 )
 _TOLD = (
-    *("learners", "world_size", "hosts", "threads", "rules", "form", "versions", "command_line", "directory", "started", "brought"),
-    *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+    *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
+    *("brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
 

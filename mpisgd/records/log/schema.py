@@ -11,8 +11,8 @@ as the how-manieth it was appointed, from 1: so one that wakes late replaces not
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
-`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`.
-Those of later attempts continue it as shards' files do (`continues`, of these two tables), also where slices are cut anew.
+`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`,
+`commands`. Those of later attempts continue it as shards' files do (`continues`, of these tables), also where slices are cut anew.
 
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
@@ -32,7 +32,7 @@ clocks `first_clock` and `last_clock` as attributes.
 
 Where learners are groups of ranks, `pushes` of shards have one column more, `neighbour_s`, float64: seconds in which the rank of
 this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
-and counted them as computing: such logs are read as they are.
+and counted them as computing; nor did it write `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
 
 Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
 int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
@@ -41,8 +41,8 @@ of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` s
 and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
 many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
 
-Each data set of a table says what its columns are: attributes `units` and `meanings`, texts in the order of the columns. In "" a
-number counts nothing, "1" is a ratio. Files of earlier versions have none.
+Each data set of a table says what its columns are: attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in
+the order of the columns. Files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpisgd.comm.messages import Op
 from mpisgd.rules.verdict import Kind as Verdict
 from mpisgd.rules.verdict import Reason
 
@@ -181,6 +182,9 @@ PUSHES_OF_GROUPS = _extended(
     PUSHES,
     ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
 )
+_SCALE = ("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of its learner")
+SCALED = _extended("pushes", PUSHES, _SCALE)
+DEALT_SCALED = np.dtype([*((name, DEALT[name]) for name in DEALT.names or ()), _SCALE[:2]])
 
 UPDATES = _table(
     "updates",
@@ -257,9 +261,19 @@ ITERATIONS = _table(
     ("commanding_s", np.float64, "s", "the other seconds: it commanded shards, and waited for their answers"),
 )
 
-COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS}
-"""Tables of the coordinator's file, where there is one (protocol sandblaster)."""
-
+COMMANDS = _table(
+    "commands",
+    "One row per command of the optimiser to the shards, in their order; only with protocol.log_commands.",
+    ("clock", np.int64, "evaluations", "evaluations before it"),
+    ("op", np.uint8, "", "what it was: " + _numbers(Op)),
+    ("out", np.int64, "", "the slot that it made; -1 = none"),
+    ("a", np.int64, "", "the first slot that it was about; slot 0 are the first weights"),
+    ("b", np.int64, "", "the second one; -1 = none"),
+    ("alpha", np.float64, "", "its factor: ADD made a + alpha b, SCALE alpha a; NaN: none"),
+    ("value", np.float64, "", "what all shards together answered: a sum, or the largest; NaN: nothing"),
+    ("seconds", np.float64, "s", "until it was answered; where nobody answers, until it was on its way"),
+)
+COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS, "commands": COMMANDS}  # of the coordinator's file, if there is one
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
 
 
@@ -276,7 +290,7 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
     if table == "pushes":
-        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS)
+        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS, SCALED, DEALT_SCALED)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -291,11 +305,11 @@ def place(table: str) -> int:
 
 
 def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of several files, one after the other; a metric, or `neighbour_s`, that one of them has not is NaN there."""
+    """Rows of several files, one after the other; a metric, `neighbour_s` or `scale` that one of them has not is NaN there."""
     if table == "pushes":
         parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
         if len({part.dtype for part in parts}) > 1:
-            return rows_as(PUSHES_OF_GROUPS, parts)
+            return rows_as(max((part.dtype for part in parts), key=lambda dtype: len(dtype.names or ())), parts)
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
         return np.concatenate(parts) if parts else np.empty(0, TABLES[table])
@@ -311,9 +325,15 @@ def rows_as(dtype: np.dtype, parts: Sequence[np.ndarray]) -> np.ndarray:
     return rows
 
 
-def tables_for(sampling: str, *, in_groups: bool) -> dict[str, np.dtype]:
-    """Tables of a shard's file, and their dtypes, where learners draw so, or are groups of ranks."""
-    return {**TABLES, "pushes": DEALT if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else PUSHES}
+def extra(pushes: np.dtype) -> tuple[str, ...]:
+    """Columns that only some runs have."""
+    return (pushes.names or ())[len(PUSHES.names or ()) :]
+
+
+def tables_for(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
+    dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
+    return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
 
 
 THINNED = ("pushes", "updates")
@@ -364,8 +384,6 @@ RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
-
-
 ASIDE = ".*.h5.new"
 
 
