@@ -123,7 +123,8 @@ class Config:
     """Order of a group's passes: gpipe, all parts forward, then all back; or 1f1b, one forward, one back, so that a rank keeps the
     activations of at most K parts, instead of M. The bits are the same."""
     placement: Literal["packed", "spread"] = "spread"
-    """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
+    """Spread shards over the nodes, or pack them. Spread, they are beside learners, and the links of all nodes carry alike; packed,
+    they are the first ranks."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
