@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event, Verdict
 from mpisgd.simulate import simulate
 from mpisgd.simulate.sized import Memory, SizedVector
+from tests.effort import spread
 from tests.virtual.jobs import SIZES, TENSORS, config, simulated, tables
 from tests.virtual.scene import Scene, packed
 
@@ -148,7 +150,6 @@ ALIKE: dict[str, dict[str, Any]] = {
     "one": {"virtual": {"learners": 1}},
     "seven": {"virtual": {"learners": 7, "ranks_per_node": 3}, "evaluator": True},
 }
-QUICK = ("adam", "drops")
 
 
 def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -159,8 +160,7 @@ def now_and_then_nan(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor
 BROUGHT = {"drops": Brought(loss=now_and_then_nan)}
 
 
-@pytest.mark.parametrize("aggregation", ["none", "node"])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ALIKE])
+@pytest.mark.parametrize(("name", "aggregation"), spread(itertools.product(ALIKE, ("none", "node")), 5, unpack=True))
 def test_the_bits_of_hardsync(name: str, aggregation: str, tmp_path: Path) -> None:
     """The same weights, evaluations, losses and decisions, by messages or in shared memory; the log proves them."""
     changes, brought = dict(ALIKE[name]), BROUGHT.get(name, Brought())
