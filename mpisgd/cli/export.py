@@ -106,7 +106,7 @@ def _of_checkpoint(options: Options, clock: int) -> State:
         config = replace(config, data_dir=options.data_dir)
     with as_in_the_run(int(Directory(run).environment.get("threads", 1))):
         data = parts.load_data(config, NOTHING_BROUGHT)
-        model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT, resumed=True)
+        model = parts.build_model(config, parts.meta_of(data, config), NOTHING_BROUGHT, resumed=True)
         if model.fingerprint != checkpoint.model:
             raise CheckpointError(
                 f"{checkpoint.path} is of another model: its parameters are {checkpoint.model}, here {model.fingerprint}"

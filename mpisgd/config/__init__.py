@@ -41,7 +41,15 @@ from mpisgd.config.optimizers import (
     TorchScheduleOptions,
     TrustRatioOptions,
 )
-from mpisgd.config.run import LEAST_LOG_BYTES, CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
+from mpisgd.config.run import (
+    LEAST_LOG_BYTES,
+    CheckpointOptions,
+    EvaluationOptions,
+    FaultOptions,
+    LogOptions,
+    StagesOptions,
+    StragglerOptions,
+)
 from mpisgd.config.whole import KINDS, Config, kind_of, make_options, replace
 
 __all__ = [
@@ -83,6 +91,7 @@ __all__ = [
     "SgdOptions",
     "SmallCnnOptions",
     "SoftmaxOptions",
+    "StagesOptions",
     "StepOptions",
     "StragglerOptions",
     "SyntheticOptions",

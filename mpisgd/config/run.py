@@ -56,6 +56,22 @@ class StragglerOptions:
 
 
 @dataclass(frozen=True)
+class StagesOptions:
+    """Where a model is cut into the stages of a group."""
+
+    at: tuple[str, ...] = ()
+    """Begin stages at these modules of the model, by name: one less than group_size. Of a torch.nn.Sequential, or a list: names of
+    its children, "2" say. Any other model is cut by torch.distributed.pipelining before them, "layers.2" say: it traces a
+    micro-batch with torch.export."""
+    balance: Literal["parameters", "seconds"] = "parameters"
+    """Balance stages by this, where `at` does not say where they begin. seconds: learner 0 measures each child of the model before
+    the run, in one micro-batch, forward and backward; the run's config.toml then has `at`, so that resume and replay cut alike."""
+
+    def __post_init__(self) -> None:
+        require(len(set(self.at)) == len(self.at), "stages.at", list(self.at), "each name once")
+
+
+@dataclass(frozen=True)
 class EvaluationOptions:
     """Evaluation of snapshots. Learners and shards never wait for it."""
 

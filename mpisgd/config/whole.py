@@ -38,7 +38,7 @@ from mpisgd.config.optimizers import (
     ScheduleOptions,
     SgdOptions,
 )
-from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StragglerOptions
+from mpisgd.config.run import CheckpointOptions, EvaluationOptions, FaultOptions, LogOptions, StagesOptions, StragglerOptions
 from mpisgd.protocols import BATCH_PROTOCOLS, PROTOCOLS, HardsyncOptions, OwnProtocolOptions, ProtocolOptions
 
 
@@ -60,6 +60,8 @@ class Config:
     """Groups of parameters, by their names."""
     schedule: ScheduleOptions = field(default_factory=ConstantOptions)
     """Learning-rate schedule, driven by samples applied."""
+    stages: StagesOptions = field(default_factory=StagesOptions)
+    """Cuts of a model into stages, where group_size > 1."""
     straggler: StragglerOptions = field(default_factory=StragglerOptions)
     """Stragglers put in on purpose."""
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
@@ -114,8 +116,8 @@ class Config:
     """Most ranks in one team; 0 = all that compute on a node. Fewer make teams of a node's sockets, say."""
     group_size: int = 1
     """Ranks of a learner, K: each holds one stage of the model [Dean12 3]. Stages are runs of the children of a
-    torch.nn.Sequential, or of the list of modules that a factory returns, balanced by their parameters; each has shards of its own,
-    in proportion to them. lambda, N, b and N_min count groups."""
+    torch.nn.Sequential, or of the list of modules that a factory returns; or pieces of any model, between modules that
+    `stages.at` names. Each has shards of its own, in proportion to its parameters. lambda, N, b and N_min count groups."""
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""

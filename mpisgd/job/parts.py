@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,11 +26,10 @@ from mpisgd.base.streams import Domain
 from mpisgd.config import Config, TrustRatioOptions, hints, replace
 from mpisgd.data import DataSet, Split, sampling
 from mpisgd.data.sampling import Sampling, StreamSampling
-from mpisgd.gradient.gradient import Gradient
+from mpisgd.gradient.gradient import Gradient, pair
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
-from mpisgd.models.in_pieces import Needed
-from mpisgd.pipeline.pieces import Pieces
+from mpisgd.models.in_pieces import InPieces, Needed
 from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
@@ -39,8 +39,9 @@ from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
-from mpisgd.vectors.cut import Stages, cut_into_stages
-from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, slice_bounds
+from mpisgd.vectors.cut import Stages, are_children, check_names, stages_from
+from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, in_channels_last, slice_bounds
+from mpisgd.vectors.split import Traced, split
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Meta:
     input_shape: tuple[int, ...]
     classes: int | None
     """None where only reading all samples could tell."""
+    example: Any = None
+    """Inputs of a micro-batch, where models are to be traced."""
 
 
 def load_data(config: Config, brought: Brought) -> DataSet:
@@ -88,8 +91,18 @@ def load_data(config: Config, brought: Brought) -> DataSet:
     return data
 
 
-def meta_of(data: DataSet) -> Meta:
-    return Meta(len(data.train), len(data.test), data.input_shape, data.classes)
+def meta_of(data: DataSet, config: Config | None = None) -> Meta:
+    """`config`: of a job whose model may have to be traced."""
+    example = None if config is None or not (config.in_groups and config.stages.at) else first_micro_batch(config, data)[0]
+    return Meta(len(data.train), len(data.test), data.input_shape, data.classes, example)
+
+
+def first_micro_batch(config: Config, data: DataSet) -> tuple[Any, Any]:
+    """Inputs and targets of as many samples as pass a stage at once."""
+    with seeded(seeds_of(Domain.ALIKE, config.seed)):
+        batch = pair(data.train.batch(np.arange(config.mu // config.micro_batches)))
+    data.train.forget()
+    return batch
 
 
 def load_loss(config: Config, brought: Brought) -> Objective:
@@ -126,17 +139,33 @@ def build_model(
     not have, if the model has such: frozen weights, buffers. Raises DataError where it is gone, or has changed.
     `needed`: as in `models.make`.
     """
-    if brought.model is not None:
-        module = models.from_factory(
-            brought.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed
-        )
-    else:
-        module = models.make(config.model, input_shape=meta.input_shape, classes=meta.classes, seed=config.seed, needed=needed)
+    module = make_module(config, meta, brought, needed)
     if config.init_from and resumed and initial.holds_more(module):
         initial.load(module, replace(config, init_from=str(initial.same(Directory(config.out)))))
     elif config.init_from and not resumed:
         initial.load(module, config)
-    return FlatModel(module, config.memory_format, device, config.autocast)
+    return FlatModel(module, config.memory_format, device, config.autocast, _traced(config, meta, module))
+
+
+def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | None = None) -> nn.Module:
+    """As `models.make`."""
+    named: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
+    if brought.model is not None:
+        return models.from_factory(brought.model, **named)
+    return models.make(config.model, **named)
+
+
+def _traced(config: Config, meta: Meta, module: nn.Module) -> Traced | None:
+    """A model that is to be cut where only torch's splitter can. Raises ConfigError where that cannot."""
+    begin = config.stages.at
+    if not (config.in_groups and begin) or isinstance(module, InPieces) or are_children(module, begin):
+        return None
+    check_names(begin, config.group_size)
+    example = meta.example
+    if config.memory_format == "channels_last":  # in which the model will run
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        example = nest.mapped(example, in_channels_last)
+    return split(module, begin, example)
 
 
 def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
@@ -146,7 +175,7 @@ def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
     """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
-    return cut_into_stages(model.module, config.group_size, config.shards) if config.in_groups else None
+    return stages_from(model, config.group_size, config.shards, config.stages.at) if config.in_groups else None
 
 
 def bounds(config: Config, model: FlatModel) -> list[tuple[int, int]]:
@@ -255,7 +284,7 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
     Raises ConfigError; DataError where samples differ. What the user's data set raises goes through.
     """
     gradient.prepare(0)
-    with _buffers_kept(model.module):
+    with buffers_kept(model.module):
         if gradient.by_step:
             return _check_step(model, gradient)
         inputs = f"the first mini-batch, inputs of shape {(config.mu, *meta.input_shape)}"
@@ -271,16 +300,6 @@ def check_first_batch(config: Config, meta: Meta, model: FlatModel, gradient: Gr
         return _finite(scalar(loss, "loss"), "loss")
 
 
-def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
-    """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
-    if not isinstance(gradient, Pieces):
-        return []
-    with _buffers_kept(model.module), torch.no_grad():
-        gradient.prepare(0)
-        gradient.output(0)
-    return gradient.crossed
-
-
 def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataSet) -> tuple[str, ...]:
     """Evaluate a first batch by the user's own step, as evaluations will; returns the names of its metrics.
 
@@ -289,7 +308,7 @@ def check_metrics(config: Config, model: FlatModel, loss: Objective, data: DataS
     if not isinstance(loss, OwnStep) and not config.evaluation.best:
         return ()
     measure = make_measure(config, model, loss, data)
-    with _buffers_kept(model.module):
+    with buffers_kept(model.module):
         function = loss.function if isinstance(loss, OwnStep) else loss
         found = measure.names(config.mu, lambda: _saying_where(function, "the first batch of an evaluation"))
     _check_best(config, found, data)
@@ -334,7 +353,7 @@ def _saying_where(function: Any, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
+def buffers_kept(module: nn.Module) -> Iterator[None]:
     """Leave what is no parameter (batch-norm statistics) as it was."""
     state = {name: buffer.clone() for name, buffer in module.named_buffers()}
     yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,25 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
-from mpisgd.base.streams import Domain
-from mpisgd.config import Config
+from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
 from mpisgd.evaluator import EarlyStopping, Evaluator, Hearer, StagedEvaluator
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient import stages
-from mpisgd.gradient.gradient import Gradient, pair
+from mpisgd.gradient.gradient import Gradient
 from mpisgd.gradient.measure import Unmeasured, batch_norm_policy, batch_norms
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, scalar
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.models.in_pieces import InPieces, Needed
-from mpisgd.pipeline.pieces import StagePasses, kind_of_gradient, make_passes, output_shapes
+from mpisgd.pipeline import balance
+from mpisgd.pipeline.pieces import Pieces, StagePasses, kind_of_gradient, make_passes, output_shapes
 from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
@@ -67,7 +69,7 @@ class Tensors:
     @classmethod
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
         """Make the parts, for so many ranks that compute. Raises ConfigError."""
-        meta = parts.meta_of(data)
+        meta = parts.meta_of(data, config)
         model, loss = parts.build_model(config, meta, brought), parts.load_loss(config, brought)
         return cls(config, meta, loss, model, parts.make_sampling(config, meta, ranks), data)
 
@@ -100,13 +102,13 @@ class Tensors:
         """
         assert self.data is not None
         number = 0 if self.config.protocol.batch else number
-        kind = kind_of_gradient(self.config, self.model.module, self.stages)
+        kind = kind_of_gradient(self.config, self.model, self.stages)
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
 
     def passes(self, number: int, stage: int) -> StagePasses:
         """As `make_passes`. The stage takes its parameters out of the model, until that is to be evaluated."""
         assert self.data is not None and self.stages is not None
-        model = FlatModel(self.stages.modules(self.model.module)[stage], self.config.memory_format, autocast=self.config.autocast)
+        model = self.stages.model_of(self.model, stage, self.config.memory_format, self.config.autocast)
         return make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
 
     def check(self, number: int = 0) -> float:
@@ -211,12 +213,10 @@ def _check_shapes(config: Config, meta: Meta, module: InPieces, stages: Stages, 
 
     Raises ConfigError. What cannot be done without values (an `if` of the model's own on them, say) is not checked.
     """
-    part = np.arange(config.mu // config.micro_batches)
-    with seeded(seeds_of(Domain.ALIKE, config.seed)):
-        inputs, targets = pair(data.train.batch(part))
-    where = f"the first micro-batch, inputs of shape {(len(part), *meta.input_shape)}"
+    inputs, targets = parts.first_micro_batch(config, data)
+    where = f"the first micro-batch, inputs of shape {(config.mu // config.micro_batches, *meta.input_shape)}"
     try:
-        output = output_shapes(stages.modules(module.skeleton()), inputs)
+        output = output_shapes(stages.runs(module.skeleton()), inputs)
         if isinstance(output, Tensor) and isinstance(targets, Tensor):
             try:
                 scalar(loss(output, targets.to("meta")), "loss")
@@ -250,8 +250,52 @@ def pieces_needed_by(config: Config, roles: Roles, rank: int) -> Needed | None:
         return None
 
     def needed(skeleton: nn.Sequential) -> range:
-        stages = cut_into_stages(skeleton, config.group_size, config.shards)
+        stages = cut_into_stages(skeleton, config.group_size, config.shards, config.stages.at)
         stage = stage_of(roles, stages, rank)
         return range(0) if stage < 0 else stages.children[stage]
 
     return needed
+
+
+def measures_stages(config: Config) -> bool:
+    """Whether stages are to be even in seconds that are not known yet."""
+    return config.in_groups and config.stages.balance == "seconds" and not config.stages.at
+
+
+def stages_begin_at(config: Config, meta: Meta, brought: Brought, data: DataSet, loss: Objective) -> tuple[str, ...]:
+    """`stages.at` of stages that are even in seconds of a micro-batch, as measured here and now; of a model that is gone again.
+
+    Of a list of factories, one piece is made at a time. Raises ConfigError, DataError.
+    """
+    assert not isinstance(loss, OwnStep)  # a step goes with no stages
+    module = parts.make_module(config, meta, brought, needed=lambda _: ())
+    inputs, targets = parts.first_micro_batch(config, data)
+
+    def child(at: int) -> nn.Module:
+        return module.make(at) if isinstance(module, InPieces) else list(module._modules.values())[at]  # type: ignore[return-value]
+
+    with kept():
+        return balance.begun_at(config, module, child, inputs, targets, loss)
+
+
+def with_measured_stages(config: Config, brought: Brought) -> Config:
+    """For a virtual cluster: its stages are measured here, too. Raises ConfigError, DataError."""
+    if not measures_stages(config):
+        return config
+    data = parts.load_data(config, brought)
+    return with_stages_at(config, stages_begin_at(config, parts.meta_of(data), brought, data, parts.load_loss(config, brought)))
+
+
+def with_stages_at(config: Config, names: tuple[str, ...]) -> Config:
+    """The configuration, which says where stages begin."""
+    return replace(config, stages=dataclasses.replace(config.stages, at=names))
+
+
+def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
+    """Bytes that go from each stage of a model to the next, of one micro-batch; none where it is not cut."""
+    if not isinstance(gradient, Pieces):
+        return []
+    with parts.buffers_kept(model.module), torch.no_grad():
+        gradient.prepare(0)
+        gradient.output(0)
+    return gradient.crossed

@@ -296,11 +296,11 @@ def _dense(tensor: Tensor) -> bool:
     return True
 
 
-def kind_of_gradient(config: Config, module: nn.Module, stages: Stages | None) -> Callable[..., Gradient]:
+def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
     """What makes the gradient of a rank that has this whole model: in one piece, unless it is cut, or passed in micro-batches."""
     if stages is None and config.micro_batches == 1:
         return Gradient
-    pieces = [module] if stages is None else stages.modules(module)
+    pieces = [model.module] if stages is None else stages.modules(model)
     return functools.partial(Pieces, stages=pieces, micro_batches=config.micro_batches)
 
 

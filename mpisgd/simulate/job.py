@@ -22,6 +22,7 @@ from mpisgd.job.finish import Outcome, farewell, finish, headline, outcome_of
 from mpisgd.job.parts import NOTHING_BROUGHT, Brought
 from mpisgd.job.provenance import environment
 from mpisgd.job.roles import Built, build
+from mpisgd.job.tensors import with_measured_stages
 from mpisgd.job.world import Setup
 from mpisgd.records import directory
 from mpisgd.simulate.failures import LearnerFailed
@@ -50,7 +51,7 @@ class Job:
         config = naming.as_brought(config, brought)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         nodes, self.roles, protocol = placement.on_virtual_ranks(config)
-        self.config = config = replace(config, shards=len(self.roles.shard_ranks))
+        self.config = config = with_measured_stages(replace(config, shards=len(self.roles.shard_ranks)), brought)
         self.world: VirtualWorld
         if config.virtual.gradients:
             self.world = TensorWorld(config, brought, self.roles, nodes, evaluated)

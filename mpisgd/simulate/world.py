@@ -19,7 +19,7 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.roles import Built
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, crossing_nbytes
 from mpisgd.job.world import World
 from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
@@ -165,7 +165,7 @@ class TensorWorld(VirtualWorld):
         self.facts = tensors.facts
         tensors.check()
         self.stages = tensors.stages
-        self.crossing = parts.crossing_nbytes(tensors.model, tensors.gradient(0))
+        self.crossing = crossing_nbytes(tensors.model, tensors.gradient(0))
         self._of_groups: dict[int, Memory] = {}
         """By learner_id: what all ranks of its group compute in."""
         self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
@@ -240,13 +240,13 @@ class SizedWorld(VirtualWorld):
 def _crossing(config: Config, brought: Brought, roles: Roles) -> list[int]:
     """Bytes that go from each stage of the model to the next, found by one micro-batch. Raises ConfigError, DataError."""
     tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
-    return parts.crossing_nbytes(tensors.model, tensors.gradient(0))
+    return crossing_nbytes(tensors.model, tensors.gradient(0))
 
 
 def _model(config: Config, brought: Brought) -> FlatModel:
     """The model whose parameters are counted, which must be built for that, for its own data."""
     try:
         config = replace(config, init_from="")
-        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought)), brought)
+        return parts.build_model(config, parts.meta_of(parts.load_data(config, brought), config), brought)
     except ConfigError as error:
         raise ConfigError(f"virtual.parameters = 0: the model's are counted, but {error}") from error

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mpisgd.base.errors import ConfigError
 from mpisgd.vectors import nest
 from mpisgd.vectors.memory import Memory
+from mpisgd.vectors.split import Traced
 
 
 def slice_bounds(parameters: int, shards: int) -> list[tuple[int, int]]:
@@ -44,8 +45,10 @@ class Layer(NamedTuple):
     size: int
 
 
-def cut_between(layers: Sequence[Layer], shards: int) -> list[list[Layer]]:
+def cut_between(layers: Sequence[Layer], shards: int, most: float = math.inf) -> list[list[Layer]]:
     """Deal layers out to `shards` slices, each a run of consecutive ones, so that the squares of the slices' sizes sum to least.
+
+    `most`: no slice is larger, where it can be done so.
 
     Raises ConfigError where there are more shards than layers.
     """
@@ -57,7 +60,8 @@ def cut_between(layers: Sequence[Layer], shards: int) -> list[list[Layer]]:
     least = np.where(ends > 0, np.inf, 0.0)  # of the first layers in so many slices: none yet
     cuts = []
     for _ in range(shards):
-        sums = least[:, None] + (ends - ends[:, None]) ** 2  # [from this layer, up to that one]
+        sizes = ends - ends[:, None]  # [from this layer, up to that one]
+        sums = least[:, None] + np.where(sizes <= most, sizes**2, np.inf)
         sums[np.tril_indices(len(ends))] = np.inf
         cuts.append(sums.argmin(axis=0))
         least = sums.min(axis=0)
@@ -81,6 +85,7 @@ class FlatModel:
         weights: (parameters,) float32, on the model's device.
         gradients: (parameters,) float32; zero it with `zero_gradients` before each backward pass.
         memory: both as MPI takes them.
+        traced: as torch's splitter has cut it into stages; the vectors then have the parameters of each stage together.
         overflows: whether a backward pass may, so that its loss is to be scaled (`scaling.py`).
         initial_buffers: what is no parameter (batch-norm statistics), by name, as the model's factory made it; copies.
 
@@ -95,6 +100,7 @@ class FlatModel:
         memory_format: Literal["channels_last", "contiguous"] = "contiguous",
         device: str = "cpu",
         autocast: Literal["off", "bfloat16", "float16"] = "off",
+        traced: Traced | None = None,
     ) -> None:
         self._parts_on_meta = any(parameter.is_meta for parameter in module.parameters())
         self.module = module if self._parts_on_meta else module.to(device)
@@ -103,7 +109,12 @@ class FlatModel:
         self.overflows = autocast == "float16"
         self.initial_buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self._channels_last = memory_format == "channels_last"
-        self._parameters = parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        parameters = [(name, each) for name, each in module.named_parameters() if each.requires_grad]
+        self.traced = traced
+        if traced is not None:
+            order = {parameter: place for place, parameter in enumerate(itertools.chain(*traced.parameters))}
+            parameters.sort(key=lambda named: order[named[1]])
+        self._parameters = parameters
         if not parameters:
             raise ConfigError("model: it has no trainable parameters")
         for name, parameter in parameters:
@@ -187,11 +198,16 @@ class FlatModel:
 
     def _placed(self, _: str, value: Any) -> Any:
         value = value.to(self.weights.device, non_blocking=True)
-        in_format = self._channels_last and isinstance(value, Tensor) and value.dim() == 4
-        return value.contiguous(memory_format=torch.channels_last) if in_format else value
+        return in_channels_last("", value) if self._channels_last else value
 
     def zero_gradients(self) -> None:
         self.gradients.zero_()
+
+
+def in_channels_last(_: str, value: Any) -> Any:
+    """A tensor of four dimensions in that memory format; anything else as it is."""
+    four = isinstance(value, Tensor) and value.dim() == 4
+    return value.contiguous(memory_format=torch.channels_last) if four else value
 
 
 def owner_of(parameter: str) -> str:

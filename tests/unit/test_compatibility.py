@@ -170,6 +170,7 @@ def test_every_pair_can_come_up() -> None:
         {"step": "mine:step", "virtual": {"batched": True}},
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
         {"pipeline": "1f1b"},
+        {"stages": {"at": ["1"], "balance": "seconds"}},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},

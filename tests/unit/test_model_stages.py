@@ -18,7 +18,7 @@ from mpisgd.config import Config, MlpOptions, SmallCnnOptions
 from mpisgd.exchange.roles import Role, of_job, world_size
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
-from mpisgd.job.tensors import Tensors
+from mpisgd.job.tensors import Tensors, crossing_nbytes
 from mpisgd.pipeline.pieces import StagePasses, crossing
 from mpisgd.vectors.cut import cut_into_stages
 from mpisgd.vectors.flat import FlatModel
@@ -42,7 +42,7 @@ def test_stages_are_runs_of_the_flat_vector_with_shards_of_their_own(hidden: lis
     assert all(len(shards) >= 1 for shards in stages.shards)
     assert [edge for slice_ in stages.slices for edge in slice_][1:-1:2] == [start for start, _ in stages.slices][1:]
     assert (stages.slices[0][0], stages.slices[-1][1]) == (0, flat.size)
-    for stage, module in enumerate(stages.modules(model)):
+    for stage, module in enumerate(stages.runs(model)):
         start, end = stages.bounds[stage]
         own = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
         assert torch.equal(own, flat.weights[start:end])
@@ -62,7 +62,7 @@ def test_stages_are_as_even_as_can_be_and_layers_without_parameters_stay_with_th
 def test_a_module_may_be_in_the_model_twice() -> None:
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(6, 6), relu, nn.Linear(6, 6), relu, nn.Linear(6, 6), relu)
-    one, other = cut_into_stages(model, 2, 2).modules(model)
+    one, other = cut_into_stages(model, 2, 2).runs(model)
     assert [type(each).__name__ for each in (*one, *other)] == ["Linear", "ReLU"] * 3
 
 
@@ -191,7 +191,7 @@ def test_a_list_of_modules_is_a_model_and_a_pair_may_cross() -> None:
     for made in ([Fork(), Join()], nn.ModuleList([Fork(), Join()])):
         loaded = tensors(lambda made=made: made)
         assert loaded.check() > 0
-        assert parts.crossing_nbytes(loaded.model, loaded.gradient(0)) == [2 * 2 * 6 * 4], "two samples, twice"
+        assert crossing_nbytes(loaded.model, loaded.gradient(0)) == [2 * 2 * 6 * 4], "two samples, twice"
 
 
 @pytest.mark.parametrize(("batch", "found"), [({"x": torch.randn(3, 6)}, r"shape \(3, 6\)"), (torch.tensor(1.0), r"shape \(\)")])

@@ -23,7 +23,15 @@ from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.provenance import environment
 from mpisgd.job.resume import Resumption
 from mpisgd.job.run.alike import INITIAL, Facts, of_data, of_loss, of_model, require_alike
-from mpisgd.job.tensors import Tensors, check_pieces, pieces_needed_by, stage_of
+from mpisgd.job.tensors import (
+    Tensors,
+    check_pieces,
+    measures_stages,
+    pieces_needed_by,
+    stage_of,
+    stages_begin_at,
+    with_stages_at,
+)
 from mpisgd.job.world import Setup
 from mpisgd.liveness import binding, tolerance, usher
 from mpisgd.liveness.guard import AgreedError, agree
@@ -53,11 +61,16 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     learns, spare, first = ranks.rank in roles.computing_ranks, ranks.rank in roles.spare_ranks, roles.learner_ranks[0]
     computes = learns or spare or ranks.rank == roles.evaluator_rank
     data: DataSet | None = agree(comm, lambda: _load_data(config, brought, computes))
-    meta: Meta = comm.bcast(parts.meta_of(data) if data is not None and ranks.rank == first else None, root=first)
+    meta: Meta = comm.bcast(parts.meta_of(data, config) if data is not None and ranks.rank == first else None, root=first)
     if data is not None and ranks.rank == first and data.train.advice:
         speech.warn(data.train.advice)
     require_alike(comm, "data", agree(comm, lambda: None if data is None else of_data(data, config.seed)), root=first)
     loss = agree(comm, lambda: parts.load_loss(config, brought))
+    if measures_stages(config):  # the seconds of one rank are those of all
+        own = agree(
+            comm, lambda: stages_begin_at(config, meta, brought, data, loss) if data is not None and ranks.rank == first else ()
+        )
+        config = with_stages_at(config, comm.bcast(own, root=first))
     device, shard_device = agree(comm, lambda: _devices(config, roles, ranks, computes))
     needed = pieces_needed_by(config, roles, ranks.rank)
     model: FlatModel = agree(comm, lambda: parts.build_model(config, meta, brought, device, resumed=resumed, needed=needed))
