@@ -211,7 +211,9 @@ class Laws:
         rows = self.pushes[shard]
         for update in self.updates[shard]:
             left = self.departed[shard]["clock"]
-            before, after = (self.lambda_ - np.count_nonzero(gone) for gone in (left < update["clock"] - 1, left < update["clock"]))
+            before, after = (
+                self.lambda_ - int(np.count_nonzero(gone)) for gone in (left < update["clock"] - 1, left < update["clock"])
+            )
             summed = rows[(rows["clock"] == update["clock"] - 1) & (rows["verdict"] != Verdict.REJECT)]
             counted = np.count_nonzero(summed["verdict"] == Verdict.APPLY)
             if self.name == "versioned":
