@@ -47,6 +47,8 @@ class Tag(enum.IntEnum):
     APPOINTED = 40
     SUCCEEDS = 41
     GOES_ON = 42
+    PART = 50
+    PART_BODY = 51
 
 
 class Ending(enum.IntEnum):
@@ -150,6 +152,7 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
     Tag.PULL: Layout("learner_id", "min_clock"),
     Tag.ANSWER: Layout("shard", "clock", "ending", "verdict", "notices", "portion", "nbytes", body=Tag.WEIGHTS),
+    Tag.PART: Layout("nbytes", body=Tag.PART_BODY),
     Tag.GOODBYE: Layout("learner_id", "pushed", "ending", announced=True),
     Tag.NOTICE: Layout("shard", "clock"),
     Tag.GAVE_UP: Layout("learner_id", "seq"),

@@ -69,6 +69,10 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "waits": Feature(lambda config: not config.protocol.duplex, "{}, whose pulls wait for the learner's own push"),
     "duplex": Feature(lambda config: config.both_ways, "exchange = 'duplex' or 'prefetch'", "exchange", "'whole'"),
+    "streamed": Feature(lambda config: config.exchange == "streamed", "exchange = 'streamed'", "exchange", "'whole'"),
+    "no streams": Feature(
+        lambda config: not config.protocol.streams, "{}, whose updates do not wait for all gradients that were begun to be pushed"
+    ),
     "prefetch": Feature(lambda config: config.exchange == "prefetch", "exchange = 'prefetch'", "exchange", "'duplex'"),
     "layerwise": Feature(lambda config: config.exchange == "layerwise", "exchange = 'layerwise'", "exchange", "'whole'"),
     "bfloat16": Feature(lambda config: config.push_format == "bfloat16", "push_format = 'bfloat16'", "push_format", "'float32'"),
@@ -179,6 +183,16 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
     ("duplex", "rounded pulls"): "the answers of a clock leave together, and what is rounded is each learner's own",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
+    ("streamed", "no streams"): "a learner's gradient would wait, half received, for those of others",
+    **dict.fromkeys(
+        (("streamed", each) for each in ("bfloat16", "topk", "rounded pulls")), "it has been tried with chunks of float32 alone"
+    ),
+    ("streamed", "nonfinite"): "the first chunks are summed before the last have come",
+    ("streamed", "tolerant"): "who dies would leave a part of a gradient in the weights",
+    ("streamed", "dealt"): "weights are asked for before the gradient has come, so a learner would have two portions",
+    ("streamed", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with it",
+    ("streamed", "cuda shards"): "chunks are received into the host's memory",
+    ("spares", "streamed"): "it goes with no fault-tolerant run",
     ("prefetch", "cuda"): "what is under way while a GPU computes would need copies of its own",
     ("autocast", "batched"): "torch.func.vmap computes in float32",
     ("float16", "layerwise"): "layers are pushed in each backward pass, and whether it overflowed is known after it",

@@ -86,11 +86,12 @@ class Config:
     shards: int = 1
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
-    exchange: Literal["whole", "layerwise", "duplex", "prefetch"] = "whole"
+    exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
     """Exchange whole vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
-    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. duplex:
-    whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
+    backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. streamed:
+    whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links; hardsync, same bits.
+    duplex: whole vectors, pushed while the next weights are pulled, for slow links; softsync and async, with one more of staleness.
     prefetch: both while the next gradient is computed, from weights two rounds older; a learner keeps two more vectors."""
     push_format: Literal["float32", "bfloat16", "topk"] = "float32"
     """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error

@@ -39,7 +39,7 @@ class Interrupted(Exception):
 
 
 class Exchange(Protocol):
-    """Whole vectors (`channel.py`, `duplex.py`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
+    """Whole vectors (`channel.py`, `both_ways/`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
 
     @property
     def duplex(self) -> bool:

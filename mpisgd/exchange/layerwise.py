@@ -21,18 +21,11 @@ from typing import Any
 
 from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import Ending, Tag
-from mpisgd.config import Config
 from mpisgd.exchange.base import Answers, Interrupted, Report
 from mpisgd.exchange.channel import LearnerChannel
-from mpisgd.exchange.deltas import Held
-from mpisgd.exchange.duplex import DuplexChannel
-from mpisgd.exchange.prefetch import PrefetchChannel
 from mpisgd.exchange.roles import Roles
-from mpisgd.gradient import stages
 from mpisgd.gradient.straggler import Delays
-from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Exchanges
-from mpisgd.vectors.memory import Memory
 
 
 class PipelinedChannel(LearnerChannel, Exchanges):
@@ -140,30 +133,3 @@ class LayerwiseChannel(PipelinedChannel):
 
     def gave_up(self, seq: int) -> None:
         """Do nothing: it was the shards who said so."""
-
-
-def learner_channel(
-    config: Config,
-    protocol: Protocol,
-    wire: Communicator,
-    roles: Roles,
-    learner_id: int,
-    memory: Memory,
-    bounds: list[tuple[int, int]],
-) -> LearnerChannel:
-    """A learner's end, for whole vectors or for layers; these are pulled whole where shards promise one clock, or reject."""
-    if config.exchange == "prefetch":
-        return PrefetchChannel(wire, roles, learner_id, memory, bounds)
-    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
-    if config.pull_format == "bfloat16":
-        vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
-    consistent = protocol.consistent
-    if config.exchange == "duplex":
-        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
-    if config.exchange == "whole":
-        return LearnerChannel(
-            wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
-        )
-    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
-    delays = Delays(config.straggler, config.seed, learner_id)
-    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)

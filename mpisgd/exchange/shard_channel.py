@@ -32,7 +32,7 @@ from mpisgd.comm.signals import HEARD, name_of
 from mpisgd.exchange.roles import Roles
 from mpisgd.rules.portions import NO_PORTION
 
-_EMPTY: np.ndarray = np.zeros(0, np.float32)
+EMPTY: np.ndarray = np.zeros(0, np.float32)
 _PULLS = ((None, Tag.PULL),)
 _ANYBODY = ((None, Tag.PULL), (None, None))
 # What every gradient needs, without a look into the enumeration:
@@ -46,7 +46,7 @@ _TO_SHARDS = "PUSH, PULL, GOODBYE, GAVE_UP, INTERRUPT or SNAPSHOT_PULL"
 class ShardChannel:
     """A shard's end: receives whatever comes, answers the pulls that the protocol allows.
 
-    `duplex`: answers may leave while the next gradient comes in, until the weights change (`duplex.py`).
+    `duplex`: answers may leave while the next gradient comes in, until the weights change (`both_ways/`).
     """
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
@@ -66,6 +66,8 @@ class ShardChannel:
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._begun_push = False
+        self._anybody: tuple[Pattern, ...] = _ANYBODY
+        self._take_body: Callable[[Buffer], bool] = wire.take_body
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.portion_of: Callable[[int], int] = lambda learner_id: NO_PORTION
@@ -100,13 +102,13 @@ class ShardChannel:
         """
         return self._receive(
             gradient,
-            _ANYBODY if learner_id is None else self._only(learner_id),
+            self._anybody if learner_id is None else self._only(learner_id),
             None if until_s == inf else math.ceil(until_s * 1e9),
         )
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""
-        return self._receive(_EMPTY, _PULLS, 0)
+        return self._receive(EMPTY, _PULLS, 0)
 
     def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_ns: int | None) -> Message | None:
         wire = self._wire
@@ -128,7 +130,7 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            whole = wire.take_body(gradient)
+            whole = self._take_body(gradient)
             self._begun_push = False
             return push if whole else Torn(push)
         except PeerError as error:
@@ -230,7 +232,7 @@ class ShardChannel:
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""
         wire, fields = self._wire, (self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0)
-        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[_EMPTY] * self.chunks_count))
+        wire.finish(wire.start(self._learner_ranks[learner_id], Tag.ANSWER, fields, *[EMPTY] * self.chunks_count))
 
     def notify(self, learner_ids: list[int], clock: int) -> None:
         """Tell learners that `clock` is reached. At most once for each answer: so their receives are posted (law 1)."""

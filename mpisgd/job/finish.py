@@ -28,9 +28,9 @@ from mpisgd.records.log.rank_file import Rows
 from mpisgd.records.log.reader import Books, Run
 from mpisgd.records.log.schema import Verdict
 from mpisgd.records.log.thinning import UNBOUNDED, Thinning
+from mpisgd.serving.divergence import FIRST, has_diverged
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
-from mpisgd.update.divergence import FIRST, has_diverged
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""

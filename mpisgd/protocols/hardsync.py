@@ -21,6 +21,8 @@ from mpisgd.rules.verdict import APPLY, Verdict
 class HardsyncOptions(ProtocolOptions):
     """hardsync: all learners' gradients make one update; staleness is always 0 [Zhang16 2.2, eq. 1]."""
 
+    streams = True
+
     @property
     def fresh(self) -> bool:
         return True
@@ -38,6 +40,7 @@ class AllreduceOptions(HardsyncOptions):
     """allreduce: hardsync whose learners double as shards: reduce-scatter, update, all-gather; the baseline [Chen16 5]."""
 
     collective = True
+    streams = False
 
 
 class Hardsync(Protocol):

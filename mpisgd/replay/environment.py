@@ -19,7 +19,7 @@ from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record
 from mpisgd.replay.difference import reading
 from mpisgd.replay.serial import Serial
-from mpisgd.update.divergence import has_diverged
+from mpisgd.serving.divergence import has_diverged
 
 #: Keys of [environment] that follow from the configuration, the hosts, the model and the data.
 FOLLOWS = (

@@ -27,6 +27,8 @@ class ProtocolOptions(ABC):
     duplex: ClassVar[bool] = False
     """A pull need not wait for its learner's own push, and may be asked for before it."""
 
+    streams: ClassVar[bool] = False
+    """An update is made at once when the pushes that it is made of are known, whatever is in them: they may come in chunks."""
     batch: ClassVar[bool] = False
     """The whole batch makes each step, under a coordinator of its own (`sandblaster/`): shards judge no gradients."""
 

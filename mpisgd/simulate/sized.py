@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpisgd.comm.virtual.cluster import VirtualRank
@@ -10,6 +10,7 @@ from mpisgd.update.schedule import Schedule
 from mpisgd.update.slice_update import Step
 from mpisgd.update.weighting import Weighting
 from mpisgd.vectors.computing import Travels, Updates
+from mpisgd.vectors.inflow import Inflow
 from mpisgd.vectors.memory import Memory, SizedVector
 from mpisgd.vectors.push_format import PushFormat
 
@@ -85,6 +86,52 @@ class SizedUpdate(Updates):
         self.gradients = self._pending_samples = 0
         self.learning_rate = self._alpha0 * self._schedule(self.epochs)
         return step
+
+
+class StreamedSizedUpdate(SizedUpdate):
+    """Stand-in for `StreamedUpdate`: each chunk takes its part of the time when it has come (`inflow.py`)."""
+
+    cached = False
+
+    def __init__(self, size: int, **named: Any) -> None:
+        super().__init__(size, **named)
+        self.inbox = self._inflow = Inflow(size, SizedVector)
+        self.chunks_count = self._made = len(self._inflow.pieces)
+
+    def park(self, learner_id: int) -> None:
+        self._inflow.park(learner_id)
+
+    def unpark(self, learner_id: int) -> None:
+        self._inflow.unpark(learner_id)
+
+    def accumulate(self, weight: float, samples: int, timestamp: int, gradients: int, *, last: bool = False) -> None:
+        self._inflow.include()
+        self._weighting.add(weight, gradients)
+        self.gradients += gradients
+        self._pending_samples += samples
+
+    def step(self) -> Step:
+        step = self.begin_step()
+        for _ in self.chunks():
+            pass
+        return step
+
+    def begin_step(self) -> Step:
+        self._made = 0 if self.gradients else self.chunks_count
+        now_ns = self._rank.now
+        step = super().step()
+        self._rank.now = now_ns  # it takes time chunk by chunk
+        return step
+
+    def chunks(self) -> Iterator[Any]:
+        for number, piece in enumerate(self._inflow.pieces):
+            if number >= self._made:
+                share = (piece.stop - piece.start) / self.weights.size
+                for _ in self._inflow.chunk():
+                    self._rank.now += round(share * self._gradient_ns)
+                self._rank.now += round(share * self._update_ns)
+                self._made = number + 1
+            yield self.weights[piece]
 
 
 class SizedGradient(Travels):

@@ -8,6 +8,7 @@ from typing import Any
 from mpisgd.comm.virtual.wire import VirtualWire
 from mpisgd.simulate.batch import Batch
 from mpisgd.update.slice_update import SliceUpdate, Step
+from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory
 
@@ -27,6 +28,10 @@ class TimedUpdate(SliceUpdate):
     def begin_step(self) -> Step:
         self._wire.work(self._update_ns)
         return super().begin_step()
+
+
+class TimedStreamedUpdate(TimedUpdate, StreamedUpdate):
+    """The same of one whose gradients come chunk by chunk; its time passes before the first."""
 
 
 class BatchedGradient(Travels):

@@ -26,9 +26,9 @@ from mpisgd.simulate import compute
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes
-from mpisgd.simulate.sized import SizedGradient, SizedUpdate
+from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
-from mpisgd.simulate.timed import BatchedGradient, Timed, TimedUpdate
+from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, TimedUpdate
 from mpisgd.update import schedule
 from mpisgd.update.slice_update import SliceUpdate
 from mpisgd.update.weighting import Weighting
@@ -186,7 +186,8 @@ class TensorWorld(VirtualWorld):
 
     def update(self, rank: int, gradients_per_update: float) -> SliceUpdate:
         shard = self.roles.index(rank)
-        kind = functools.partial(TimedUpdate, self.wires[rank], self._service_ns(shard))
+        timed = TimedStreamedUpdate if self.config.exchange == "streamed" else TimedUpdate
+        kind = functools.partial(timed, self.wires[rank], self._service_ns(shard))
         return self.tensors.update(self.bounds[shard], gradients_per_update, kind=kind)
 
 
@@ -225,7 +226,8 @@ class SizedWorld(VirtualWorld):
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
         config, shard = self.config, self.roles.index(rank)
         start, end = self.bounds[shard]
-        return SizedUpdate(
+        kind = StreamedSizedUpdate if config.exchange == "streamed" else SizedUpdate
+        return kind(
             end - start,
             learning_rate=config.alpha0 * (gradients_per_update if config.linear_scaling else 1),
             schedule=schedule.of_run(config, gradients_per_update, self.meta.train_samples),

@@ -204,5 +204,6 @@ def make_update(
         push_format=PushFormat.of(config),
         weighting=Weighting(config.modulate),
         clip_average=config.clip_average,
+        measured=config.exchange != "streamed",
         compensation=Compensation(own, config.compensation, config.compensation_memory) if config.compensation > 0 else None,
     )

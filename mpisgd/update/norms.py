@@ -29,15 +29,16 @@ class Norms:
     """The squared norms of the update in the making.
 
     `received` is the squared norm of the gradient that will be added next, or None where nobody has computed it.
-    `due`: whether this update is measured.
+    `due`: whether this update is measured; `on`: whether any is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, on: bool = True) -> None:
+        self._on = on
         self.received: float | None = None
         self._total = 0.0
         self._added = 0
         self._owed = 0
-        self.due = True
+        self.due = on
 
     def add(self, gradient: np.ndarray | Tensor, weight: float) -> None:
         """A gradient, (slice,) float32, not yet weighted, goes into the sum with this weight."""
@@ -61,8 +62,8 @@ class Norms:
         self._total = 0.0
         self._added = 0
         self._owed = max(0, self._owed)
-        self.due = self._owed == 0
-        return _finite(gradient_sq), _finite(sum_sq)
+        self.due = self._on and self._owed == 0
+        return (_finite(gradient_sq), _finite(sum_sq)) if self._on else (math.nan, math.nan)
 
     def _pass(self, vector: np.ndarray | Tensor) -> float:
         self._owed += PASS_GRADIENTS

@@ -28,15 +28,16 @@ class Reception(Updates):
     Args:
         weights: (slice,) float32.
         push_format: how gradients are received.
+        measured: whether their norms are.
     """
 
-    def __init__(self, weights: Tensor, push_format: PushFormat) -> None:
+    def __init__(self, weights: Tensor, push_format: PushFormat, *, measured: bool = True) -> None:
         self.weights: Tensor = weights
         self._scratch = vector_like(weights)
         self.scratch: Any = view_of(self._scratch)
         self._format = push_format
         self._coded = push_format.inbox(weights)
-        self._norms = Norms()
+        self._norms = Norms(on=measured)
         self._parked: dict[int, Tensor] = {}
         self._spare: list[Tensor] = []
         self._room: tuple[Tensor, ...] = ()

@@ -63,6 +63,7 @@ class SliceUpdate(Reception):
         push_format: as in `Reception`.
         weighting: what weights multiply; None: gradients.
         clip_average: L2 norm that the averaged gradient of the slice is clipped to; 0 = off.
+        measured: whether norms of gradients are (`norms.py`).
     """
 
     def __init__(  # noqa: PLR0913 - each by name
@@ -79,8 +80,9 @@ class SliceUpdate(Reception):
         push_format: PushFormat = FLOAT32,
         weighting: Weighting | None = None,
         clip_average: float = 0.0,
+        measured: bool = True,
     ) -> None:
-        super().__init__(weights, push_format)
+        super().__init__(weights, push_format, measured=measured)
         self.compensation: Compensation | None = compensation
         self.averaged: Tensor | None = None if average is None else average.weights
         self._average = average

@@ -50,6 +50,8 @@ class Way:
 WAYS = {
     "hardsync": Way(),
     "hardsync, 1 shard": Way(shards=1),
+    "hardsync, streamed": Way({"exchange": "streamed"}),
+    "hardsync, 1 shard, streamed": Way({"exchange": "streamed"}, shards=1),
     "allreduce": Way({"protocol": AllreduceOptions()}, shards=0),
     "layerwise": Way({"exchange": "layerwise"}),
     "softsync, duplex": Way({"protocol": SoftsyncOptions, "exchange": "duplex"}),

@@ -58,6 +58,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "topk-S2": (4, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "push_format": "topk", "topk_share": 0.1}),
     "pulls-S2": (4, {"protocol": "async", "shards": 2, "alpha0": 0.01, "pull_format": "bfloat16"}),
     "duplex-S2": (5, {"protocol": {"name": "softsync", "n": 2}, "shards": 2, "exchange": "duplex"}),
+    "streamed-S2": (5, {"protocol": "hardsync", "shards": 2, "exchange": "streamed"}),
     "prefetch-S2": (5, {"protocol": "async", "shards": 2, "exchange": "prefetch"}),
     "local-S2": (5, {"protocol": "hardsync", "shards": 2, "local_steps": 2, "inner_alpha0": 0.001, "alpha0": 0.7}),
     "teams": (5, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}),

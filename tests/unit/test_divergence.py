@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpisgd.update.divergence import has_diverged
+from mpisgd.serving.divergence import has_diverged
 
 
 def noisy(start: float, end: float, size: int = 400, noise: float = 0.1) -> np.ndarray:

@@ -22,6 +22,7 @@ ROOMS = [
         "records",
         "exchange",
         "exchange.collectives",
+        "exchange.both_ways",
         "pipeline",
         "serving",
         "learner",

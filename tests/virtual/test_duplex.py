@@ -15,8 +15,8 @@ import torch
 from mpisgd import replay
 from mpisgd.base.errors import ProtocolError
 from mpisgd.exchange.base import Report
-from mpisgd.exchange.duplex import DuplexChannel
-from mpisgd.exchange.prefetch import PrefetchChannel
+from mpisgd.exchange.both_ways.duplex import DuplexChannel
+from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
 from mpisgd.vectors.memory import Memory
 from tests.virtual.jobs import SIZES, TENSORS, simulated
 from tests.virtual.scene import Scene, packed

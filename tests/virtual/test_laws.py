@@ -56,6 +56,7 @@ def obeys(out: Path, base: Mapping[str, Any], changes: Mapping[str, Any], jitter
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(job, "VirtualWire", JitteryWire)
         patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
+        patched.setattr(chunks, "CHUNK_NBYTES", 400)  # several to a slice, where those travel
         laws = Laws(simulated(out, base, **changes))
         laws.hold()
         assert replay.check(out) == "", "law 6"  # which simulates it again, on such wires
@@ -79,7 +80,7 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
     compute = draw(computes)
     return {
         "protocol": draw(protocols(protocol, learners)),
-        "exchange": draw(st.sampled_from(["whole", "duplex", "prefetch"] if PROTOCOLS[protocol].duplex else ["whole"])),
+        "exchange": draw(st.sampled_from(exchanges(protocol))),
         "shards": shards,
         "placement": "packed" if slow_nodes else draw(st.sampled_from(["packed", "spread"])),
         "evaluator": draw(st.booleans()),
@@ -99,6 +100,11 @@ def jobs(draw: st.DrawFn, protocol: str, most_learners: int = 8) -> dict[str, An
         "epochs": draw(st.sampled_from([0.2, 0.5, 1.0, 1.5])),
         "mu": draw(st.sampled_from([4, 4, 20])),
     }
+
+
+def exchanges(protocol: str) -> list[str]:
+    options = PROTOCOLS[protocol]
+    return ["whole", *["duplex", "prefetch"] * options.duplex, *["streamed"] * options.streams]
 
 
 def protocols(name: str, learners: int) -> st.SearchStrategy[dict[str, Any]]:

@@ -25,6 +25,7 @@ from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from mpisgd.shard import Shard
 from mpisgd.simulate import job
+from mpisgd.vectors import chunks
 from tests.effort import examples
 from tests.virtual import jobs as small
 from tests.virtual.test_laws import JitteryWire
@@ -91,6 +92,7 @@ def signalled(
         patched.setattr(job, "VirtualWire", SignalledWire)
         patched.setattr(job, "finish", _unless_interrupted)
         patched.setattr(JitteryWire, "mean_ns", 1e9 * jitter_s)
+        patched.setattr(chunks, "CHUNK_NBYTES", 400)
         patched.setattr(SignalledWire, "when_ns", {rank: round(1e9 * each) for rank, each in when_s.items()})
         done = Signalled(small.config(out, base, **changes))
         patched.setattr(SignalledWire, "roles", done.roles, raising=False)

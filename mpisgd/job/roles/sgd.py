@@ -11,7 +11,6 @@ import numpy as np
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.shared import team_channel
-from mpisgd.exchange.layerwise import learner_channel
 from mpisgd.exchange.roles import Role
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
@@ -21,6 +20,7 @@ from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles.base import Built
+from mpisgd.job.roles.channels import learner_channel, shard_channel
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
@@ -48,7 +48,7 @@ class BuiltShard(Built):
         update = world.update(rank, setup.gradients_per_update)
         self._seen = setup.seen_by(rank).roles
         if not setup.tolerant:
-            channel = ShardChannel(self.wire, self._seen, self.index, duplex=setup.config.both_ways)
+            channel = shard_channel(setup.config, self.wire, self._seen, self.index)
             self.server = self._make_server(channel, update)
             return
         tolerant = TolerantShardChannel(self.wire, setup.roles, self.index)

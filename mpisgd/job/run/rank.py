@@ -45,6 +45,7 @@ from mpisgd.records.checkpoint.checkpoints import Checkpoints, Share
 from mpisgd.records.log import schema
 from mpisgd.records.loggers import Loggers
 from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.streamed_update import StreamedUpdate
 from mpisgd.vectors.computing import Travels
 
 
@@ -322,7 +323,8 @@ class MpiWorld(World):
         """A rank that is nothing but a shard has no further use for the model."""
         setup, alone = self._setup, self._setup.roles.of(rank) is Role.SHARD
         shard, direct = setup.roles.index(rank), self._direct and alone
-        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct)
+        kind = StreamedUpdate if setup.config.exchange == "streamed" else SliceUpdate
+        update = self.tensors.update(setup.bounds[shard], gradients_per_update, direct=direct, kind=kind)
         if alone:
             del self.tensors.model
         before = setup.account(shard)

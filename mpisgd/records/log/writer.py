@@ -273,7 +273,7 @@ class TableFile:
 class ShardLog:
     """Log of a shard.
 
-    `duplex`: a learner may be given weights before its push of the gradient before has come (`exchange/duplex.py`, `prefetch.py`).
+    `duplex`: a learner may be given weights before its push of the gradient before has come (`exchange/both_ways/`).
     """
 
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:

@@ -1,0 +1,151 @@
+"""Push and pull in chunks, both ways at once, for protocols whose weights wait for the gradients: a shard that is on a node of its
+own takes gradients and sends weights at the same time, where with `whole` it does one after the other.
+
+                 learner                                    shard
+    pull         posts ANSWER and its PARTs; PULL      ->   keeps the request
+    push         PUSH header, then all PARTs begun     ->   posts receives for the first few PARTs (`vectors/inflow.py`)
+                                                            when the headers of all that it wants are here, chunk by chunk:
+                 <- ANSWER header, PARTs as they are made   waits for it of each, sums, updates, sends, posts the next
+
+To the loops nothing changes: `push` notes what is to leave, and `pull` is over when that has left and the weights are there. The
+order of sums is that of `whole`, and so are the bits.
+
+No deadlock. A learner begins all that it sends before it waits for anything, and the receives of what it waits for are posted. A
+shard waits for chunks only of learners whose headers it has: those have begun to send them, and wait inside MPI, which moves what
+was begun. A learner that is told that the run is over may not be left with a gradient under way, as nobody knows whether its sum
+will be finished: a shard receives that whole before it says so, or, where the gradient comes after that word, at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any
+
+from mpisgd.comm.communicator import Buffer, Communicator
+from mpisgd.comm.messages import Message, Push, PushFields, Tag
+from mpisgd.exchange.both_ways.duplex import DuplexChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
+from mpisgd.rules.portions import NO_PORTION
+from mpisgd.vectors.chunks import cuts
+from mpisgd.vectors.inflow import Incoming, Inflow, Stream
+
+
+class StreamedChannel(DuplexChannel):
+    """A learner's end."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._pieces = [list(cuts(nbytes)) for nbytes in self._weights_nbytes]
+        self._rooms = [[room[piece] for piece in pieces] for room, pieces in zip(self._slices_of(named), self._pieces, strict=True)]
+
+    @staticmethod
+    def _slices_of(named: dict[str, Any]) -> list[Any]:
+        return [named["weights"][start:end] for start, end in named["bounds"]]
+
+    def _send(self, headers: list[PushFields]) -> list[Any]:
+        """Begin to send the slices, chunk by chunk, those of all shards in turn."""
+        start, ranks = self._wire.start, self._ranks
+        self._pushes += 1
+        sent = [start(ranks[shard], Tag.PUSH, told) for shard, told in enumerate(headers)]
+        for number in range(max(map(len, self._pieces))):
+            for shard, pieces in enumerate(self._pieces):
+                if number < len(pieces):
+                    part = self._gradients[shard][pieces[number]]
+                    sent.append(start(ranks[shard], Tag.PART, (part.nbytes,), part))
+        return sent
+
+    def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
+        wire, question = self._wire, (self._learner_id, min_clock)
+        asked = []
+        for shard in shards:
+            rank = self._ranks[shard]
+            parts = [wire.post(rank, Tag.PART, room) for room in self._rooms[shard]]
+            asked.append((wire.ask(rank, Tag.PULL, question, Tag.ANSWER), parts))
+        return asked
+
+    def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
+        told = super()._take_answers(shards, [answer for answer, _ in asked], min_clock)
+        for _, parts in asked:
+            for part in parts:
+                self._wire.header(part)
+                self._wire.finish(part)
+        return told
+
+
+#: What a shard takes as it comes: not parts, which are received in their turn.
+_HEADERS = tuple((None, tag) for tag in (Tag.PULL, Tag.PUSH, Tag.GOODBYE, Tag.SNAPSHOT_PULL, Tag.INTERRUPT))
+
+
+class _Parts(Stream):
+    """The chunks that a rank sends."""
+
+    def __init__(self, wire: Communicator, rank: int) -> None:
+        self._wire = wire
+        self._rank = rank
+        self._posted = deque[Any]()
+
+    def post(self, room: Any) -> None:
+        self._posted.append(self._wire.post(self._rank, Tag.PART, room))
+
+    def wait(self) -> None:
+        part = self._posted.popleft()
+        self._wire.header(part)
+        self._wire.finish(part)
+
+
+class StreamedShardChannel(ShardChannel):
+    """A shard's end; gradients are received into an `Inflow`."""
+
+    def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
+        super().__init__(wire, roles, shard)
+        self._anybody = _HEADERS
+        self._take_body = lambda inflow: True  # it comes when it is asked for
+        self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
+        self._stopped = set[int]()
+
+    def receive(self, gradient: Any, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+        gradient.see_out()
+        message = super().receive(gradient, learner_id, until_s)
+        if isinstance(message, Push):
+            incoming = gradient.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
+            self._incoming[message.learner_id] = gradient, incoming
+            if message.learner_id in self._stopped:
+                gradient.land(incoming)
+        return message
+
+    def start_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        """As ever; a slice that is not made chunk by chunk is one part."""
+        self.open_answers(learner_ids, weights, clock, verdicts)
+        self.add_chunk(weights)
+        self.close_answers()
+
+    def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
+        start, nbytes = self._wire.start, weights.nbytes
+        for learner_id in learner_ids:
+            rank = self._learner_ranks[learner_id]
+            self._under_way.append(start(rank, Tag.ANSWER, self._answer(learner_id, clock, verdicts, nbytes)))
+            self._opened.append(rank)
+            self._under_way += [start(rank, Tag.PART, (chunk.nbytes,), chunk) for chunk in self._chunks]
+
+    def add_chunk(self, chunk: Buffer) -> None:
+        self._chunks.append(chunk)
+        self._under_way += [self._wire.start(rank, Tag.PART, (chunk.nbytes,), chunk) for rank in self._opened]
+
+    def close_answers(self) -> None:
+        self._opened.clear()
+        self._chunks.clear()
+
+    def stop(self, learner_id: int, clock: int, ending: int) -> None:
+        """Receive what is under way of this learner, then answer its pull: there are no more weights."""
+        self._stopped.add(learner_id)
+        if learner_id in self._incoming:
+            inflow, incoming = self._incoming.pop(learner_id)
+            inflow.land(incoming)
+        wire, rank = self._wire, self._learner_ranks[learner_id]
+        fields = self._shard, clock, ending, 0, self._notices[learner_id], NO_PORTION, 0
+        begun = [wire.start(rank, Tag.ANSWER, fields)]
+        begun += [wire.start(rank, Tag.PART, (0,), EMPTY) for _ in range(self.chunks_count)]
+        for each in begun:
+            wire.finish(each)

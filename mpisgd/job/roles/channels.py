@@ -1,0 +1,56 @@
+"""The two ends of an exchange, as the configuration names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpisgd.comm.communicator import Communicator
+from mpisgd.config import Config
+from mpisgd.exchange.both_ways.duplex import DuplexChannel
+from mpisgd.exchange.both_ways.prefetch import PrefetchChannel
+from mpisgd.exchange.both_ways.streamed import StreamedChannel, StreamedShardChannel
+from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.deltas import Held
+from mpisgd.exchange.layerwise import LayerwiseChannel, PipelinedChannel
+from mpisgd.exchange.roles import Roles
+from mpisgd.exchange.shard_channel import ShardChannel
+from mpisgd.gradient import stages
+from mpisgd.gradient.straggler import Delays
+from mpisgd.rules.protocol import Protocol
+from mpisgd.vectors.memory import Memory
+
+
+def learner_channel(
+    config: Config,
+    protocol: Protocol,
+    wire: Communicator,
+    roles: Roles,
+    learner_id: int,
+    memory: Memory,
+    bounds: list[tuple[int, int]],
+) -> LearnerChannel:
+    """A learner's end; layers are pulled whole where shards promise one clock, or reject."""
+    if config.exchange == "prefetch":
+        return PrefetchChannel(wire, roles, learner_id, memory, bounds)
+    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
+    if config.pull_format == "bfloat16":
+        vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
+    consistent = protocol.consistent
+    if config.exchange == "duplex":
+        return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
+    if config.exchange == "streamed":
+        return StreamedChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent)
+    if config.exchange == "whole":
+        return LearnerChannel(
+            wire, roles, learner_id, **vectors, bounds=bounds, consistent=consistent, interruptible=protocol.aborts
+        )
+    kind = PipelinedChannel if consistent or config.protocol.rejects else LayerwiseChannel
+    delays = Delays(config.straggler, config.seed, learner_id)
+    return kind(wire, roles, learner_id, delays, **vectors, bounds=bounds, consistent=consistent)
+
+
+def shard_channel(config: Config, wire: Communicator, roles: Roles, shard: int) -> ShardChannel:
+    """A shard's end, of a run that is not fault-tolerant."""
+    if config.exchange == "streamed":
+        return StreamedShardChannel(wire, roles, shard)
+    return ShardChannel(wire, roles, shard, duplex=config.both_ways)

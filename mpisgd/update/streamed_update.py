@@ -1,0 +1,63 @@
+"""An update whose gradients come in chunk by chunk (`inflow.py`), and whose weights leave so.
+
+Each chunk is summed when it has come of all. The order of the sum is that of the gradients, for each element, so the bits are those
+of `SliceUpdate`. Norms of gradients are not measured: they would be known after the update's row of the log is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.vectors.inflow import Inflow
+
+
+class StreamedUpdate(SliceUpdate):
+    """A `SliceUpdate` that keeps a few chunks of each gradient, and only the sum whole; on the host."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.cached = False  # a gradient is looked at when it is summed
+        self._receive_into(self.weights[:0])
+        self._inflow = Inflow(len(self.weights), lambda size: np.zeros(size, np.float32))
+        self._weights: list[float] = []
+        """Of the gradients in the sum."""
+        self._pieces: Iterator[slice] = iter(())
+        """Those of the slice that are not summed yet."""
+
+    @property
+    def inbox(self) -> Inflow:
+        return self._inflow
+
+    def park(self, learner_id: int) -> None:
+        self._inflow.park(learner_id)
+
+    def unpark(self, learner_id: int) -> None:
+        self._inflow.unpark(learner_id)
+
+    def accumulate(self, weight: float, samples: int, timestamp: int = 0, gradients: int = 1, *, last: bool = False) -> None:
+        """Note that the gradient which has come last is part of the sum; it is added chunk by chunk when the update is made."""
+        if self.gradients == 0:
+            self._weights, self._pieces, self._added = [], iter(self._inflow.pieces), 0
+        self._inflow.include()
+        self._weights.append(self._weighting.add(weight, gradients))
+        self.gradients += gradients
+        self._pending_samples += samples
+
+    def _add(self, stop: int) -> None:
+        """Let the sum hold all gradients up to this element, at least."""
+        while self._added < stop:
+            piece = next(self._pieces)
+            summed = self._sum[piece]
+            for place, (gradient, weight) in enumerate(zip(self._inflow.chunk(), self._weights, strict=True)):
+                if place > 0:
+                    summed.add_(torch.from_numpy(gradient), alpha=weight)
+                    continue
+                summed.copy_(torch.from_numpy(gradient))
+                if weight != 1.0:
+                    summed.mul_(weight)
+            self._added = piece.stop

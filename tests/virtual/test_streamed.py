@@ -1,0 +1,179 @@
+"""Gradients and weights in chunks, both ways at once: the bits of whole vectors, in less time where links are slow.
+
+That laws hold whatever the schedule is tested in `test_laws.py`, signals in `test_signals.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mpisgd import replay
+from mpisgd.config import SgdOptions
+from mpisgd.records.log.reader import Run
+from mpisgd.update.slice_update import SliceUpdate
+from mpisgd.update.streamed_update import StreamedUpdate
+from mpisgd.vectors import chunks
+from mpisgd.vectors.inflow import WINDOW, Inflow, Stream
+from tests.virtual.jobs import SIZES, TENSORS, simulated
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 64)  # as many elements as a register of the CPU has, or more
+
+
+def weights(run: Run) -> np.ndarray:
+    state = torch.load(run.path / "weights.pt", weights_only=True)["theta"]
+    return torch.cat([tensor.reshape(-1) for tensor in state.values()]).numpy()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"shards": 3},
+        {"optimizer": {"name": "adam"}, "alpha0": 0.01, "shards": 2},
+        {"clip_average": 0.1},
+        {"averaging": 0.9},
+        {"local_steps": 2},
+        {"accumulation": 2, "straggler": {"slowdown": {"1": 20.0}}},
+        {"failures": {"at_s": {"2": 5.0}, "then": "leave"}, "shards": 2},
+    ],
+    ids=str,
+)
+def test_it_has_the_bits_of_whole_vectors(changes: dict[str, Any], small_chunks: None, tmp_path: Path) -> None:
+    whole, streamed = (
+        simulated(tmp_path / exchange, TENSORS, protocol="hardsync", exchange=exchange, **changes)
+        for exchange in ("whole", "streamed")
+    )
+    if "failures" not in changes:  # which learner has pushed what by then is another thing
+        np.testing.assert_array_equal(weights(streamed), weights(whole))
+    proof = replay.replay(streamed.path)
+    assert proof.reason == ""
+    assert not any(each.elements for each in proof.differences)
+
+
+def seconds_of_a_round(path: Path, exchange: str, *, shards: int, ranks_per_node: int) -> float:
+    """Two learners, 44 MB, 1 Gbit/s, nothing to compute."""
+    run = simulated(
+        path,
+        SIZES,
+        protocol="hardsync",
+        exchange=exchange,
+        shards=shards,
+        virtual={"learners": 2, "ranks_per_node": ranks_per_node, "parameters": 11_000_000},
+        compute={"name": "constant", "mean_s": 1e-3},
+        network={"node_bandwidth": 125e6, "bandwidth": 125e6, "local_bandwidth": 1e10},
+    )
+    return float(np.diff(run.updates["time_s"][run.updates["shard"] == 0])[10:].mean())
+
+
+@pytest.mark.parametrize(("shards", "ranks_per_node", "vectors"), [(1, 1, 2), (2, 2, 1)], ids=["own node", "beside learners"])
+def test_a_link_carries_both_ways_at_once(shards: int, ranks_per_node: int, vectors: int, tmp_path: Path) -> None:
+    """Its limit are so many vectors each way: of two learners to one shard, or of one to the shard on the other node and back."""
+    limit_s = vectors * 44e6 / 125e6
+    whole, streamed = (
+        seconds_of_a_round(tmp_path / exchange, exchange, shards=shards, ranks_per_node=ranks_per_node)
+        for exchange in ("whole", "streamed")
+    )
+    assert whole > 1.9 * limit_s
+    assert limit_s <= streamed < 1.25 * limit_s
+
+
+class Given(Stream):
+    """A gradient that is all there; notes how much of it was asked for."""
+
+    def __init__(self, gradient: np.ndarray) -> None:
+        self._pieces = deque(chunks.chunks_of(gradient))
+        self._posted = deque[Any]()
+        self.asked = 0
+
+    def post(self, room: Any) -> None:
+        self._posted.append(room)
+        self.asked += 1
+
+    def wait(self) -> None:
+        self._posted.popleft()[:] = self._pieces.popleft()
+
+    @property
+    def left(self) -> int:
+        return len(self._pieces)
+
+
+def gradients(count: int, size: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(1)
+    return [generator.standard_normal(size).astype(np.float32) for _ in range(count)]
+
+
+def test_a_shard_has_a_few_chunks_of_each_gradient(small_chunks: None) -> None:
+    inflow = Inflow(95, lambda size: np.zeros(size, np.float32))
+    streams = [Given(each) for each in gradients(3, 95)]
+    for stream in streams:
+        inflow.begin(stream)
+        inflow.include()
+        assert stream.asked == WINDOW
+    for number, piece in enumerate(inflow.pieces):
+        found = [each.copy() for each in inflow.chunk()]
+        for each, expected in zip(found, gradients(3, 95), strict=True):
+            np.testing.assert_array_equal(each, expected[piece])
+        assert [stream.asked for stream in streams] == [min(6, number + 1 + WINDOW)] * 3
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_parked_gradient_waits_for_its_turn(landed: bool, small_chunks: None) -> None:
+    """Where its sender can wait no longer it is received whole."""
+    inflow, (first, second) = Inflow(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
+    early, late = Given(second), Given(first)
+    incoming = inflow.begin(early)
+    inflow.park(1)
+    if landed:
+        inflow.land(incoming)
+        assert early.left == 0
+    inflow.begin(late)
+    inflow.include()
+    inflow.unpark(1)
+    inflow.include()
+    summed = np.concatenate([sum(each.copy() for each in inflow.chunk()) for _ in inflow.pieces])
+    np.testing.assert_array_equal(summed, first + second)
+
+
+def test_what_nobody_wants_is_received_for_nothing(small_chunks: None) -> None:
+    inflow, (unwanted, wanted) = Inflow(95, lambda size: np.zeros(size, np.float32)), gradients(2, 95)
+    stream = Given(unwanted)
+    inflow.begin(stream)
+    assert stream.left > 0
+    inflow.begin(Given(wanted))
+    assert stream.left == 0, "its sender waits for no one"
+    inflow.include()
+    np.testing.assert_array_equal(np.concatenate([each.copy() for _ in inflow.pieces for each in inflow.chunk()]), wanted)
+
+
+@pytest.mark.parametrize("asked", ["step", "chunks"])
+def test_an_update_sums_chunks_as_they_come(asked: str, small_chunks: None) -> None:
+    """But for the first, which makes the momentum of all."""
+    options: dict[str, Any] = {"learning_rate": 0.1, "schedule": lambda _: 1.0, "train_samples": 100, "measured": False}
+    whole, streamed = (kind(torch.ones(95), SgdOptions(momentum=0.9), **options) for kind in (SliceUpdate, StreamedUpdate))
+    for update in range(3):
+        streams = []
+        for weight, gradient in zip((0.5, 1.0, 0.25), gradients(3, 95), strict=True):
+            whole.scratch[:] = gradient
+            whole.accumulate(weight, 4)
+            streams.append(Given(gradient))
+            streamed.inbox.begin(streams[-1])
+            streamed.accumulate(weight, 4)
+        whole.step()
+        if asked == "step":
+            assert streamed.step().gradients == 3
+        else:
+            streamed.begin_step()
+            for number, _ in enumerate(streamed.chunks()):
+                assert update == 0 or all(stream.left == 6 - number - 1 for stream in streams), (
+                    "a chunk leaves before the next is here"
+                )
+        assert torch.equal(whole.weights, streamed.weights)
