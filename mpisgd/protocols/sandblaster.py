@@ -45,6 +45,8 @@ class SandblasterOptions(ProtocolOptions):
     """Deal the slowest portions a second time at the end; the first result counts."""
     order: Literal["arrival", "portions"] = "arrival"
     """Sum gradients as they come, or in the order of portions: then the bits do not depend on who was fast."""
+    log_commands: bool = False
+    """Log each command of the optimiser to the shards, and what they answered; some 60 an iteration."""
 
     def __post_init__(self) -> None:
         at_least(

@@ -1,8 +1,8 @@
 """What the coordinator of a batch optimisation writes: its log, and its part of checkpoints (`sandblaster/`).
 
-The log, portions and iterations, is in a file of its own (`log/schema.py`). What a checkpoint has of it are plain numbers, in a
-file that is there before the shards are told to save: whichever shard writes the manifest puts them in there. So they are complete,
-or there is no checkpoint.
+The log, of portions, iterations and commands, is in a file of its own (`log/schema.py`). What a checkpoint has of it are plain
+numbers, in a file that is there before the shards are told to save: whichever shard writes the manifest puts them in there. So they
+are complete, or there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from mpisgd.base import durable, storage
 from mpisgd.records.checkpoint import checkpoint as disk
-from mpisgd.records.log.schema import ITERATIONS, Outcome
+from mpisgd.records.log.schema import COMMANDS, ITERATIONS, Outcome
 from mpisgd.records.log.writer import TableFile
 
 
 class CoordinatorLog:
-    """Writes its two tables; `path`: where they lie, None = nothing is kept."""
+    """Writes its tables; `path`: where they lie, None = nothing is kept."""
 
     def __init__(self, file: TableFile, path: Path | None = None) -> None:
         self._file = file
@@ -32,6 +32,10 @@ class CoordinatorLog:
     def iteration(self, **fields: float) -> None:
         """One row of `iterations`; the keywords are its columns."""
         self._file.append("iterations", tuple(fields[name] for name in ITERATIONS.names or ()))
+
+    def command(self, **fields: float) -> None:
+        """One row of `commands`; the keywords are its columns."""
+        self._file.append("commands", tuple(fields[name] for name in COMMANDS.names or ()))
 
     def rows(self) -> list[int]:
         """Rows of each table, so far."""

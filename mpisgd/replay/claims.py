@@ -94,6 +94,8 @@ BATCH: tuple[Claim, ...] = (
     _claim("portions", "dealt_s done_s compute_s delay_s copy", _T),
     _claim("iterations", "iteration clock loss gradient_max step evaluations history why", _P),
     _claim("iterations", "time_s evaluating_s commanding_s", _T),
+    _claim("commands", "clock op out a b alpha value", _P),
+    _claim("commands", "seconds", _T),
     _claim(
         "pushes", "shard clock timestamp staleness learner_id seq samples gradients verdict reason weight learning_rate loss", _P
     ),
@@ -125,6 +127,7 @@ def table(
     finished: bool = True,
     metrics: tuple[str, ...] = (),
     batch: bool = False,
+    commands: bool = False,
     columns: tuple[str, ...] = (),
 ) -> Table:
     """Table of what a replay says.
@@ -136,6 +139,7 @@ def table(
         finished: the run has left DONE and weights.
         metrics: of an own step, which stand as the loss of an evaluation does.
         batch: it is a batch optimisation.
+        commands: whose commands were logged.
         columns: of its pushes; those that not all runs have are told of.
     """
 
@@ -149,6 +153,8 @@ def table(
         if claim.where in ("DONE", "weights.pt") and not finished:
             continue
         if claim.where in ("weights.pt", "evaluations") and not computed:
+            continue
+        if claim.where == "commands" and not commands:
             continue
         rows = found.setdefault(claim.where, {standing: [] for standing in Standing})
         names = (*claim.names, *metrics) if claim.evaluated else claim.names

@@ -55,6 +55,7 @@ class Proof:
         computed: gradients were computed, in the run and again.
         finished: the run has ended and left its weights.
         batch: it is a batch optimisation.
+        commands: whose commands were logged.
         metrics: names of those that evaluations of an own step have.
         columns: of `pushes`.
     """
@@ -83,6 +84,7 @@ class Proof:
     computed: bool = True
     finished: bool = True
     batch: bool = False
+    commands: bool = False
     metrics: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
 
@@ -95,7 +97,8 @@ class Proof:
     def claims(self) -> Table:
         """What is proved, what only checked, and what is taken on trust."""
         how = {"computed": self.computed, "simulated": self.simulated, "finished": self.finished}
-        return table(**how, evaluations=self.which, metrics=self.metrics, batch=self.batch, columns=self.columns)
+        of = {"batch": self.batch, "commands": self.commands}
+        return table(**how, **of, evaluations=self.which, metrics=self.metrics, columns=self.columns)
 
     @property
     def holds(self) -> bool:

@@ -125,6 +125,7 @@ def _replay_batch(record: Record, brought: Brought, proof: Proof, until: int | N
     if until is not None:
         raise ConfigError(f"until = {until}: expected None: a batch optimisation is replayed as a whole")
     proof.batch, started_s = True, time.monotonic()
+    proof.commands = getattr(record.config.protocol, "log_commands")  # noqa: B009 - of `SandblasterOptions`
     try:
         claimed = Claimed(record)
         check_done(record)

@@ -1,8 +1,12 @@
 """Vectors without elements: a torch tensor whose operations are commands to the shards, where its slices lie.
 
     torch.optim.LBFGS            q.add_(y, alpha=-a)           as it is in torch; it knows nothing of this
-    RemoteVector                 `__torch_dispatch__`          each aten operation it uses is a command, or a number
+    RemoteVector                 `__torch_function__`          each function of torch's it uses is a command, or a number
     Commands                     ADD out = q - a y             to all shards; nothing but numbers travels
+
+A command may wait, and where ranks are virtual others compute meanwhile, in the same thread. So no operation is overridden deeper
+in torch (`__torch_dispatch__`): there torch has switched this thread's gradients off, and only switches them on again on its way
+out. What reaches that depth all the same is refused.
 
 Slots on the shards never change (`slots.py`): what torch changes in place becomes a new slot here, a clone is the same slot, and a
 slot goes when nobody refers to it any more. By how a slot was made (`origin`) a point is known again.
@@ -11,16 +15,14 @@ slot goes when nobody refers to it any more. By how a slot was made (`origin`) a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.messages import Op
-
-aten = torch.ops.aten
 
 
 class Commands(Protocol):
@@ -45,6 +47,16 @@ class Store:
         number, self.next = self.next, self.next + 1
         return number
 
+    def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0) -> None:
+        """Command it; within torch's step, which has gradients off, for others that compute while this waits."""
+        with torch.enable_grad():
+            self.commands.do(op, out, a, b, alpha)
+
+    def ask(self, op: Op, a: int, b: int = 0) -> list[float]:
+        """As `do`; returns the answers of all shards, in their order."""
+        with torch.enable_grad():
+            return self.commands.ask(op, a=a, b=b)
+
 
 class Slot:
     """A slot, while anybody refers to it. `origin`: two of the same have the same elements."""
@@ -55,13 +67,13 @@ class Slot:
         self.origin: tuple[Any, ...] = (number,) if origin is None else origin
 
     def __del__(self) -> None:
-        self.store.commands.do(Op.FREE, a=self.number)
+        self.store.do(Op.FREE, a=self.number)
 
     def made(self, op: Op, b: Slot | None = None, alpha: float = 0.0) -> Slot:
         """A new slot, made from this one, and perhaps another."""
         store, other = self.store, self.number if b is None else b.number
         number = store.new()
-        store.commands.do(op, number, self.number, other, alpha)
+        store.do(op, number, self.number, other, alpha)
         return Slot(store, number, (op, self.number, other, alpha))
 
 
@@ -102,24 +114,28 @@ class RemoteVector(Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = OPERATIONS.get(func)
-        vectors = [each for each in args if isinstance(each, RemoteVector)]
-        if operation is None or (any(each._absolute for each in vectors) and func not in _OF_ABSOLUTES):
-            raise ProtocolError(f"{func}: not known of vectors that lie on shards, which have {', '.join(map(str, OPERATIONS))}")
+        absolute = any(isinstance(each, RemoteVector) and each._absolute for each in args)
+        if operation is None or (absolute and func not in _OF_ABSOLUTES):
+            with torch._C.DisableTorchFunctionSubclass():  # a size, a type; what computes comes to `__torch_dispatch__`
+                return func(*args, **(kwargs or {}))
         return operation(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> NoReturn:
+        known = ", ".join(dict.fromkeys(each.__name__ for each in OPERATIONS))
+        raise ProtocolError(f"{func}: not known of vectors that lie on shards, which have {known}")
 
 
 def _whole(vector: RemoteVector, *_: Any, **__: Any) -> RemoteVector:
     return RemoteVector(vector.slot, view=True)
 
 
-def _slice(vector: RemoteVector, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> RemoteVector:
+def _slice(vector: RemoteVector, which: Any) -> RemoteVector:
     size = vector.slot.store.elements
-    if (dim, start or 0, step) != (0, 0, 1) or min(size if end is None else end, size) != size:
-        raise ProtocolError(f"[{start}:{end}:{step}] of a vector of {size} elements that lies on shards: expected all of it")
+    if not isinstance(which, slice) or which.indices(size) != (0, size, 1):
+        raise ProtocolError(f"[{which}] of a vector of {size} elements that lies on shards: expected all of it")
     return _whole(vector)
 
 
@@ -147,43 +163,51 @@ def _mul(vector: RemoteVector, factor: float | Tensor) -> RemoteVector:
 
 
 def _dot(one: RemoteVector, other: RemoteVector) -> Tensor:
-    return _number(sum(one.slot.store.commands.ask(Op.DOT, a=one.slot.number, b=other.slot.number)))
+    return _number(Op.DOT, one.slot.store.ask(Op.DOT, one.slot.number, other.slot.number))
 
 
 def _max(vector: RemoteVector) -> Tensor:
-    values = _of_absolutes(vector, Op.ABSMAX)
-    return _number(math.nan if any(map(math.isnan, values)) else max(values))
+    return _of_absolutes(vector, Op.ABSMAX)
 
 
 def _sum(vector: RemoteVector, **_: Any) -> Tensor:
-    return _number(sum(_of_absolutes(vector, Op.ABSSUM)))
+    return _of_absolutes(vector, Op.ABSSUM)
 
 
-def _of_absolutes(vector: RemoteVector, op: Op) -> list[float]:
+def _of_absolutes(vector: RemoteVector, op: Op) -> Tensor:
     if not vector._absolute:
         raise ProtocolError("of a vector that lies on shards only absolute values are summed and compared")
-    return vector.slot.store.commands.ask(op, a=vector.slot.number)
+    return _number(op, vector.slot.store.ask(op, vector.slot.number))
 
 
-def _number(value: float) -> Tensor:
-    """What shards answer are sums of their slices, in float64: as torch has them, where there is one shard."""
-    return torch.tensor(value, dtype=torch.float32)
+def combined(op: Op, values: Sequence[float]) -> float:
+    """The answer of all shards, in float64, from those of each, of its slice."""
+    if op is Op.ABSMAX:
+        return math.nan if any(map(math.isnan, values)) else max(values)
+    return sum(values)
+
+
+def _number(op: Op, values: Sequence[float]) -> Tensor:
+    """As torch has it, where there is one shard."""
+    return torch.tensor(combined(op, values), dtype=torch.float32)
 
 
 OPERATIONS: dict[Any, Callable[..., Any]] = {
-    aten.add_.Tensor: _add,
-    aten.sub.Tensor: _sub,
-    aten.mul.Tensor: _mul,
-    aten.neg.default: lambda vector: _mul(vector, -1.0),
-    aten.copy_.default: lambda one, other, non_blocking=False: one._become(other.slot),
-    aten.clone.default: _clone,
-    aten.dot.default: _dot,
-    aten.abs.default: lambda vector: RemoteVector(vector.slot, absolute=True),
-    aten.max.default: _max,
-    aten.sum.default: _sum,
-    aten.view.default: _whole,
-    aten.slice.Tensor: _slice,
-    aten.cat.default: _cat,
+    Tensor.add_: _add,
+    Tensor.sub: _sub,
+    Tensor.mul: _mul,
+    torch.mul: _mul,
+    Tensor.neg: lambda vector: _mul(vector, -1.0),
+    Tensor.copy_: lambda one, other: one._become(other.slot),
+    Tensor.clone: _clone,
+    Tensor.dot: _dot,
+    Tensor.abs: lambda vector: RemoteVector(vector.slot, absolute=True),
+    Tensor.max: _max,
+    Tensor.sum: _sum,
+    Tensor.view: _whole,
+    Tensor.view_as: _whole,
+    Tensor.__getitem__: _slice,
+    torch.cat: _cat,
 }
 """All that `torch.optim.LBFGS` does with vectors; a test pins them. Another optimiser may want more."""
-_OF_ABSOLUTES = (aten.max.default, aten.sum.default)
+_OF_ABSOLUTES = (Tensor.max, Tensor.sum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -75,8 +76,9 @@ def by_torch(start: Tensor, steps: int) -> tuple[list[float], Tensor]:
     return losses, parameter.detach()
 
 
-def by_commands(start: Tensor, steps: int, shards: int) -> tuple[list[float], Tensor, Here]:
-    here, losses = Here(start, shards), []
+def by_commands(start: Tensor, steps: int, shards: int, here: Here | None = None) -> tuple[list[float], Tensor, Here]:
+    losses: list[float] = []
+    here = here or Here(start, shards)
     store = Store(here, len(start))
     parameter = RemoteVector(Slot(store, 0))
     lbfgs = optimiser(parameter)
@@ -123,6 +125,31 @@ def test_an_operation_that_shards_do_not_know_is_refused_by_its_name(operation: 
     vector = RemoteVector(Slot(Store(Here(START, 1), len(START)), 0))
     with pytest.raises(ProtocolError, match=r"aten\.\w+|lies? on shards"):
         operation(vector, 0) if operation is torch.cumsum else operation(vector)
+
+
+class Looks(Here):
+    """Notes what others find in this thread while a command waits."""
+
+    def __init__(self, weights: Tensor, shards: int) -> None:
+        super().__init__(weights, shards)
+        self.seen: dict[Op, set[tuple[bool, str]]] = defaultdict(set)
+
+    def ask(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> list[float]:
+        self.seen[op].add(state_of_torch())
+        return super().ask(op, out, a, b, alpha)
+
+
+def state_of_torch() -> tuple[bool, str]:
+    return torch.is_grad_enabled(), f"{torch._C._dispatch_tls_local_include_set()}{torch._C._dispatch_tls_local_exclude_set()}"
+
+
+def test_while_a_command_waits_others_find_torch_as_it_was() -> None:
+    """Virtual ranks share a thread: a learner computes its gradient while the coordinator is in the middle of a step."""
+    before = state_of_torch()
+    _, _, here = by_commands(START, 12, shards=2, here=Looks(START, 2))
+    assert isinstance(here, Looks)
+    assert {Op.ADD, Op.SUB, Op.SCALE, Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.FREE} == set(here.seen)
+    assert {state for states in here.seen.values() for state in states} == {before}
 
 
 def test_the_operations_that_torch_makes_use_of() -> None:

@@ -314,8 +314,8 @@ def test_it_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
 
 
 def test_the_log_is_joined(tmp_path: Path) -> None:
-    simulate(job(tmp_path / "run"))
+    simulate(job(tmp_path / "run", protocol={"log_commands": True}))
     run = Run(tmp_path / "run")
     with h5py.File(tmp_path / "run" / "log.h5") as log:
-        for table in ("portions", "iterations"):
+        for table in ("portions", "iterations", "commands"):
             assert np.array_equal(log[table][:].tobytes(), run.of_coordinator(table).tobytes())

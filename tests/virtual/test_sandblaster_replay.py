@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from mpisgd.comm.messages import Op
 from mpisgd.records.log import schema, sums
+from mpisgd.records.log.reader import Run
 from mpisgd.replay import replay
 from mpisgd.replay.claims import BATCH
 from mpisgd.simulate.job import simulate
@@ -49,24 +52,39 @@ def test_a_run_is_proved_bit_for_bit(options: dict[str, Any], tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("told") / "run"
-    simulate(job(path, learners=4, shards=2, protocol={"iterations": 5}, evaluation={"every_epochs": 2.0}))
+    simulate(job(path, learners=4, shards=2, protocol={"iterations": 5, "log_commands": True}, evaluation={"every_epochs": 2.0}))
     assert replay(path).holds
     return path
 
 
-def tamper(path: Path, file: str, table: str, row: int, column: str, value: Any) -> None:
+def tamper(path: Path, file: str, table: str, row: int | tuple[Op], column: str, value: Any) -> None:
     """Change a number, and all checksums, as a forger would."""
     with h5py.File(path / file, "r+") as log:
         rows = log[table][:]
-        rows[column][row] = value
+        row = row if isinstance(row, int) else np.flatnonzero(rows["op"] == row[0])[-1]  # the last command of this kind
+        rows[column][row] = value(rows[column][row]) if callable(value) else value
         log[table][:] = rows
         checks = log["sums"][:]
         checks[schema.place(table)] = (len(rows), sums.add(0, table, rows))
         log["sums"][:] = checks
 
 
+def shorten(log: h5py.File, table: str, by: int) -> None:
+    """Forget the last rows of a table."""
+    rows = log[table][:-by]
+    committed, checks, place = log["committed"][:], log["sums"][:], schema.place(table)
+    committed[place], checks[place] = len(rows), (len(rows), sums.add(0, table, np.ascontiguousarray(rows)))
+    log["committed"][:], log["sums"][:] = committed, checks
+
+
+def next_after(number: float) -> float:
+    """The last bit is another."""
+    return math.nextafter(number, math.inf)
+
+
+ADD, DOT = (Op.ADD,), (Op.DOT,)
 COORDINATOR = schema.coordinator_file()
-FORGED: list[tuple[str, str, int, str, Any, str]] = [
+FORGED: list[tuple[str, str, int | tuple[Op], str, Any, str]] = [
     (COORDINATOR, "portions", 3, "loss", 0.5, "loss"),
     (COORDINATOR, "portions", 3, "portion", 4, "counted twice"),
     (COORDINATOR, "portions", 3, "samples", 7, "7 samples, portion"),
@@ -84,6 +102,13 @@ FORGED: list[tuple[str, str, int, str, Any, str]] = [
     (COORDINATOR, "iterations", 1, "iteration", 7, "iteration 7, expected 2"),
     (COORDINATOR, "iterations", 1, "why", 2, "and others follow"),
     (COORDINATOR, "iterations", -1, "why", 0, "the last iteration"),
+    (COORDINATOR, "commands", 9, "clock", 9, "clock 9, recomputed"),
+    (COORDINATOR, "commands", 9, "op", 4, "op 4, recomputed"),
+    (COORDINATOR, "commands", ADD, "alpha", 0.25, "alpha 0.25, recomputed"),
+    (COORDINATOR, "commands", ADD, "out", 0, "ADD has slot 0 as out, recomputed it is another"),
+    (COORDINATOR, "commands", ADD, "a", 10_000, "ADD has slot 10000 as a, recomputed it is another"),
+    (COORDINATOR, "commands", ADD, "b", -1, "ADD has slot -1 as b, recomputed it is another"),
+    (COORDINATOR, "commands", DOT, "value", next_after, "value .* recomputed"),
     ("shard-001.attempt-0.h5", "pushes", 2, "samples", 21, "samples 21"),
     ("shard-001.attempt-0.h5", "pushes", 2, "loss", 0.1, "loss 0.1"),
     ("shard-001.attempt-0.h5", "pushes", 2, "gradients", 2, "gradients 2"),
@@ -100,16 +125,38 @@ FORGED: list[tuple[str, str, int, str, Any, str]] = [
 @pytest.mark.parametrize(
     ("file", "table", "row", "column", "value", "said"),
     FORGED,
-    ids=[f"{table}-{column}-{value}" for _, table, _, column, value, _ in FORGED],
+    ids=[f"{table}-{column}-{getattr(value, '__name__', value)}" for _, table, _, column, value, _ in FORGED],
 )
 def test_a_forged_log_is_refused(
-    file: str, table: str, row: int, column: str, value: Any, said: str, told: Path, tmp_path: Path
+    file: str, table: str, row: int | tuple[Op], column: str, value: Any, said: str, told: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(told, tmp_path / "run")
     tamper(tmp_path / "run", file, table, row, column, value)
     proof = replay(tmp_path / "run")
     assert not proof.holds
     assert re.search(said, proof.reason), proof.reason
+
+
+def test_commands_are_logged_with_what_was_answered(told: Path) -> None:
+    """Of an iteration, as torch gives them; each slot is made before it is used."""
+    rows = Run(told).of_coordinator("commands")
+    made = set(rows["out"].tolist()) - {-1}
+    assert len(made) == np.isin(rows["op"], (Op.ADD, Op.SUB, Op.SCALE)).sum()
+    answered = np.isin(rows["op"], (Op.DOT, Op.ABSMAX, Op.ABSSUM))
+    assert np.array_equal(~np.isnan(rows["value"]), answered)
+    iterations = Run(told).of_coordinator("iterations")
+    accepted = rows[rows["op"] == Op.ACCEPT]
+    assert accepted["clock"].tolist() == iterations["clock"].tolist()
+    assert set(iterations["gradient_max"].tolist()) <= set(rows["value"].tolist())
+    proof = replay(told)
+    assert next(proved for where, proved, _, _ in proof.claims if where == "commands")[-1] == "value"
+
+
+def test_a_log_that_lacks_a_command_is_refused(told: Path, tmp_path: Path) -> None:
+    shutil.copytree(told, tmp_path / "run")
+    with h5py.File(tmp_path / "run" / COORDINATOR, "r+") as log:
+        shorten(log, "commands", 1)
+    assert "ACCEPT follows" in replay(tmp_path / "run").reason
 
 
 def test_columns_that_are_claimed_are_those_there_are() -> None:
@@ -135,11 +182,8 @@ def test_a_run_that_was_killed_is_replayed_as_far_as_its_log_goes(told: Path, tm
     shutil.copytree(told, tmp_path / "run")
     (tmp_path / "run" / schema.DONE).unlink()
     with h5py.File(tmp_path / "run" / COORDINATOR, "r+") as log:
-        rows = log["iterations"][:-2]
-        committed, checks = log["committed"][:], log["sums"][:]
-        place = schema.place("iterations")
-        committed[place], checks[place] = len(rows), (len(rows), sums.add(0, "iterations", np.ascontiguousarray(rows)))
-        log["committed"][:], log["sums"][:] = committed, checks
+        shorten(log, "iterations", 2)
+        shorten(log, "commands", 30)
     proof = replay(tmp_path / "run")
     assert proof.holds, proof.reason
     assert proof.nothing_to_compare

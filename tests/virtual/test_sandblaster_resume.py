@@ -80,6 +80,9 @@ def test_the_bits_are_those_of_a_run_that_was_never_stopped(
     assert run.evaluations["loss"].tolist() == whole.evaluations["loss"].tolist()
     goes_on = np.flatnonzero(run.of_coordinator("iterations")["history"])
     assert len(goes_on)  # else there would be none to be lost
+    mine, theirs = (each.of_coordinator("commands") for each in (run, whole))
+    assert np.array_equal(mine["value"], theirs["value"], equal_nan=True)
+    assert np.array_equal(mine["op"], theirs["op"])
 
 
 def test_other_shards_and_learners_go_on_within_rounding(whole: Run, tmp_path: Path) -> None:

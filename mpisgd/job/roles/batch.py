@@ -37,6 +37,7 @@ from mpisgd.sandblaster.channels import (
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.evaluations import Evaluations
 from mpisgd.sandblaster.learner import Sum, learn
+from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.shard import BatchShard
 from mpisgd.sandblaster.slots import Slots
 from mpisgd.serving.succession import Succession
@@ -80,8 +81,9 @@ class BuiltCoordinator(Built):
             patience_s=config.faults.patience_s if setup.tolerant else math.inf,
             warn=lambda text: warn(f"mpisgd: coordinator, {text}"),
         )
+        commands = Noted(channel, self.newest_clock, log.command) if options.log_commands else channel
         self._coordinator = Coordinator(
-            channel,
+            commands,
             self._evaluations,
             options,
             setup.bounds[-1][1],

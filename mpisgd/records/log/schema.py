@@ -11,8 +11,8 @@ as the how-manieth it was appointed, from 1: so one that wakes late replaces not
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
-`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`.
-Those of later attempts continue it as shards' files do (`continues`, of these two tables), also where slices are cut anew.
+`mean_loss` the loss of the batch. The coordinator has a file of its own, `coordinator.attempt-0.h5`: `portions`, `iterations`,
+`commands`. Those of later attempts continue it as shards' files do (`continues`, of these tables), also where slices are cut anew.
 
 Checksums: `sums`, int64 (tables, 2), how many rows of each table, and the CRC-32 of their bytes, in which `answer_s`, set later, is
 NaN; `closing`, int64 (3,), written when the file is closed: 1, the CRC-32 of the column `answer_s`, and that of `summary`.
@@ -41,8 +41,8 @@ of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` s
 and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
 many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
 
-Each data set of a table says what its columns are: attributes `units` and `meanings`, texts in the order of the columns. In "" a
-number counts nothing, "1" is a ratio. Files of earlier versions have none.
+Each data set of a table says what its columns are: attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in
+the order of the columns. Files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpisgd.comm.messages import Op
 from mpisgd.rules.verdict import Kind as Verdict
 from mpisgd.rules.verdict import Reason
 
@@ -257,9 +258,19 @@ ITERATIONS = _table(
     ("commanding_s", np.float64, "s", "the other seconds: it commanded shards, and waited for their answers"),
 )
 
-COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS}
-"""Tables of the coordinator's file, where there is one (protocol sandblaster)."""
-
+COMMANDS = _table(
+    "commands",
+    "One row per command of the optimiser to the shards, in their order; only with protocol.log_commands.",
+    ("clock", np.int64, "evaluations", "evaluations before it"),
+    ("op", np.uint8, "", "what it was: " + _numbers(Op)),
+    ("out", np.int64, "", "the slot that it made; -1 = none"),
+    ("a", np.int64, "", "the first slot that it was about; slot 0 are the first weights"),
+    ("b", np.int64, "", "the second one; -1 = none"),
+    ("alpha", np.float64, "", "its factor: ADD made a + alpha b, SCALE alpha a; NaN: none"),
+    ("value", np.float64, "", "what all shards together answered: a sum, or the largest; NaN: nothing"),
+    ("seconds", np.float64, "s", "until it was answered; where nobody answers, until it was on its way"),
+)
+COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS, "commands": COMMANDS}  # of the coordinator's file, if there is one
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}
 
 
@@ -364,8 +375,6 @@ RUNNING = "RUNNING"
 """There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
-
-
 ASIDE = ".*.h5.new"
 
 

@@ -13,11 +13,13 @@ from mpisgd.job.tensors import Tensors
 from mpisgd.protocols import SandblasterOptions
 from mpisgd.records.checkpoint import snapshots
 from mpisgd.replay.checks.claimed import Claimed
+from mpisgd.replay.checks.commands import Commands
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Record
 from mpisgd.sandblaster.again import Here
 from mpisgd.sandblaster.coordinator import Coordinator
 from mpisgd.sandblaster.learner import Sum
+from mpisgd.sandblaster.noted import Noted
 from mpisgd.sandblaster.remote import Slot
 from mpisgd.vectors.memory import Memory
 
@@ -61,7 +63,9 @@ class Batch:
         self._iterations = self._snapshots = self._row = 0
         self._epochs = 0.0
         size = tensors.model.size
-        self._coordinator = Coordinator(self._here, self, options, size, self._iteration, told=_nobody, warn=_nobody)
+        self._commands = Commands(record) if options.log_commands else None
+        here = Noted(self._here, lambda: self.clock, self._commands.compare) if self._commands is not None else self._here
+        self._coordinator = Coordinator(here, self, options, size, self._iteration, told=_nobody, warn=_nobody)
 
     @property
     def clocks(self) -> tuple[int, ...]:
@@ -84,6 +88,8 @@ class Batch:
             if finished:
                 refuse(f"recomputed, it fails: {error}", -1, "updates", clock=self.clock)
             return
+        if self._commands is not None:
+            self._commands.end()
         if self.clock != self._claimed.evaluations:
             refuse(f"recomputed, it ends at clock {self.clock}", -1, "updates", clock=self._claimed.evaluations)
         if finished:

@@ -34,7 +34,14 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
 #: Batch optimisation, whose schedules are drawn apart (`draw_batch`).
 BATCH_WAYS: Mapping[str, Mapping[str, Any]] = {
     "sandblaster": {"name": "sandblaster", "iterations": 5, "history": 3, "push_every": 2},
-    "sandblaster-order": {"name": "sandblaster", "iterations": 5, "history": 2, "order": "portions", "weight_decay": 0.01},
+    "sandblaster-order": {
+        "name": "sandblaster",
+        "iterations": 5,
+        "history": 2,
+        "order": "portions",
+        "weight_decay": 0.01,
+        "log_commands": True,
+    },
     "sandblaster-once": {"name": "sandblaster", "iterations": 4, "duplicates": False},
     "sandblaster-sums": {"name": "sandblaster", "iterations": 4, "push_every": 4, "share": 0.5, "line_search": "none"},
 }
@@ -100,6 +107,10 @@ class Draw:
     again: tuple[int, int] = (0, 0)
     """Shards and learners of the attempts after the first, where they are others."""
     spares: int = 0
+    samples: int = 96
+    iterations: int = 0
+    """Of a batch optimisation; 0 = as its way has them."""
+    logged: bool = True
 
     @property
     def is_batch(self) -> bool:
@@ -141,8 +152,9 @@ def draw(dice: random.Random, number: int) -> Draw:
     )
 
 
-def draw_batch(dice: random.Random, number: int) -> Draw:
-    """The same of batch optimisation, with more learners."""
+def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw:
+    """The same of batch optimisation, with more learners. `small`: of few portions and iterations, and most without a log
+    on the disk, for there are to be many."""
     way = list(BATCH_WAYS)[number % len(BATCH_WAYS)]
     shards, evaluator, tolerant = 1 + number // len(BATCH_WAYS) % 4, dice.random() < 0.3, dice.random() < 0.75
     learners = dice.randint(1, 12)
@@ -161,6 +173,7 @@ def draw_batch(dice: random.Random, number: int) -> Draw:
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
+        **({"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1} if small else {}),
     )
 
 
@@ -207,11 +220,12 @@ _OF_SGD = {"epochs": 1, "alpha0": 0.05, "optimizer": {"name": "sgd", "momentum":
 
 
 def config_of(drawn: Draw, path: Path, shards: int) -> Config:
+    iterations = {"iterations": drawn.iterations} if drawn.iterations else {}
     return from_mapping(
         {
             "out": str(path),
-            "protocol": dict({**WAYS, **BATCH_WAYS, **DEALT}[drawn.way]),
-            "data": DATA,
+            "protocol": {**{**WAYS, **BATCH_WAYS, **DEALT}[drawn.way], **iterations},
+            "data": {**DATA, "samples": drawn.samples},
             "model": MODEL,
             "shards": shards,
             "evaluator": drawn.evaluator,
@@ -222,7 +236,7 @@ def config_of(drawn: Draw, path: Path, shards: int) -> Config:
             **({} if drawn.is_batch else _OF_SGD),
             "evaluation": {"every_epochs": 0.4, "train": False},
             "checkpoint": {"every_updates": drawn.every_updates},
-            "log": {"progress": "off", "flush_rows": drawn.flush_rows, "flush_s": 1e9},
+            "log": {"progress": "off", "enabled": drawn.logged, "flush_rows": drawn.flush_rows, "flush_s": 1e9},
             "faults": {"patience_s": PATIENCE_S},
             **MORE.get(drawn.way.removesuffix(", dealt"), {}),
             **({"sampling": "dealt"} if drawn.way in DEALT else {}),

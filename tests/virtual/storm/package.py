@@ -89,11 +89,16 @@ VIRTUAL = _load()
 def on(machine: Machine) -> Iterator[None]:
     """Meanwhile this is the MPI that there is."""
     _machines.append(machine)
+    there = sys.modules.get(_LIBRARY)
+    sys.modules[_LIBRARY] = VIRTUAL.library
     try:
-        with mock.patch.dict(sys.modules, {_LIBRARY: VIRTUAL.library}):
-            yield
+        yield
     finally:
         _machines.pop()
+        if there is None:
+            del sys.modules[_LIBRARY]
+        else:
+            sys.modules[_LIBRARY] = there  # this one alone: what else was imported meanwhile stays, torch cannot do it twice
 
 
 def sleep(seconds: float) -> None:

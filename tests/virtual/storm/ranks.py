@@ -44,6 +44,19 @@ from tests.virtual.storm.package import VIRTUAL
 from tests.virtual.storm.standins import Computing, Delayed, Pulse, computing
 
 
+class Remembered(TableFile):
+    """A coordinator's file, of which what it says of portions is kept, in memory."""
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        super().__init__(None, shard=-1, flush_rows=1, flush_s=1e9, tables=schema.COORDINATOR)
+        self._portions = rows
+
+    def append(self, name: str, row: tuple[float, ...]) -> int:
+        if name == "portions":
+            self._portions.append(row)
+        return super().append(name, row)
+
+
 class Ranks(World):
     """The ranks of one attempt.
 
@@ -59,7 +72,7 @@ class Ranks(World):
         size = shards + drawn.is_batch + learners + drawn.spares + drawn.evaluator
         self.hosts = [f"node-{rank}" for rank in range(size)]
         self.roles, protocol = placement.on_ranks(config, self.hosts)
-        data, model, loss, self.initial = computing()
+        data, model, loss, self.initial = computing(drawn.samples)
         self.meta = parts.meta_of(data)
         self.tensors: Tensors = Tensors(config, self.meta, loss, model, parts.make_sampling(config, self.meta, learners), data)
         bounds = parts.bounds(config, model)
@@ -80,6 +93,8 @@ class Ranks(World):
         self.why: dict[int, str] = {}
         """Per rank that failed, what it said."""
         self.interrupted = ""
+        self.portions: list[tuple[Any, ...]] = []
+        """Rows of this attempt, where there is no log."""
         self.files: dict[int, list[TableFile]] = {rank: [] for rank in range(size)}
         self.broken: dict[tuple[str, int], float] = {}
         """Until which second the log ("full"), or the checkpoints ("unsaved"), of a rank cannot be written."""
@@ -157,6 +172,8 @@ class Ranks(World):
     def open_tables(self, path: Path | None, **fields: Any) -> TableFile:
         """The log file of the rank that runs now, in the place of `roles.base.open_tables`."""
         rank = self.machine.rank
+        if path is None:
+            return Remembered(self.portions) if fields["tables"] is schema.COORDINATOR else open_tables(path, **fields)
         file = open_tables(path, **fields)
         self.files[rank].append(file)
         if ("full", rank) in self.broken or any(fault.what == "full" and fault.rank == rank for fault in self.faults):
@@ -209,7 +226,7 @@ class Ranks(World):
             self._interrupted(rank, wire, outcome.clocks)
         told = np.zeros(1 + len(self.hosts), np.int64)
         if rank == 0:
-            outcome = finish(outcome, logged=True)
+            outcome = finish(outcome, logged=self.drawn.logged)
             for spool in self.path.glob(f"{schema.SPOOL}*"):
                 spool.unlink(missing_ok=True)
             told[0] = outcome.diverged

@@ -83,13 +83,8 @@ class Computing(Travels):
             package.sleep(seconds / (8 if self._check is not None else 1))
             if self._check is not None:
                 self._check()
-        with torch.enable_grad(), torch._C._ForceDispatchKeyGuard(*_MODE):
-            loss, self.samples = self._gradient.compute(seq), self._gradient.samples
+        loss, self.samples = self._gradient.compute(seq), self._gradient.samples
         return loss
-
-
-_MODE = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-"""Torch's, which is each thread's own: a coordinator that waits within an operation of torch's must not lend its to a learner."""
 
 
 class Takes(Evaluations):
@@ -126,9 +121,9 @@ class Pulse(VIRTUAL.pulse.Pulse):  # type: ignore[misc, name-defined]
 
 
 @functools.cache
-def computing() -> tuple[Any, FlatModel, Any, torch.Tensor]:
+def computing(samples: int) -> tuple[Any, FlatModel, Any, torch.Tensor]:
     """Data, model, loss and initial weights: the same for all jobs."""
-    config = from_mapping({"out": "nowhere", "data": DATA, "model": MODEL, "seed": 1})
+    config = from_mapping({"out": "nowhere", "data": {**DATA, "samples": samples}, "model": MODEL, "seed": 1})
     data = parts.load_data(config, NOTHING_BROUGHT)
     model = parts.build_model(config, parts.meta_of(data), NOTHING_BROUGHT)
     return data, model, parts.load_loss(config, NOTHING_BROUGHT), model.weights.clone()

@@ -1,0 +1,64 @@
+"""Commands to the shards, told as they are given: to the log (`protocol.log_commands`), or to a replay, which compares them.
+
+What the optimiser does is told, and when an iteration is over. What belongs to evaluations and checkpoints is in other tables, and
+when a slot goes is the business of whoever holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from mpisgd.comm.messages import Op
+from mpisgd.sandblaster.coordinator import Channel
+from mpisgd.sandblaster.remote import combined
+
+_MAKE = frozenset({Op.ADD, Op.SUB, Op.SCALE})
+_OF_TWO = frozenset({Op.ADD, Op.SUB, Op.DOT})
+_TIMES = frozenset({Op.ADD, Op.SCALE})
+TOLD = _MAKE | _OF_TWO | {Op.ABSMAX, Op.ABSSUM, Op.ACCEPT}
+NONE = -1
+"""In the place of a slot, where there is none."""
+
+
+class Noted:
+    """In the place of a coordinator's channel.
+
+    Args:
+        channel: what goes through.
+        clock: is asked how many evaluations there were.
+        note: is given a row of `commands` by its columns, when the command is given, and answered.
+    """
+
+    def __init__(self, channel: Channel, clock: Callable[[], int], note: Callable[..., None]) -> None:
+        self._channel = channel
+        self._clock = clock
+        self._note = note
+        self.now_s = channel.now_s
+        self.finish = channel.finish
+        self.fail = channel.fail
+
+    def do(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> None:
+        start_s = self.now_s()
+        self._channel.do(op, out, a, b, alpha, beta)
+        self._tell(op, out, a, b, alpha, math.nan, start_s)
+
+    def ask(self, op: Op, out: int = 0, a: int = 0, b: int = 0, alpha: float = 0.0, beta: float = 0.0) -> list[float]:
+        start_s = self.now_s()
+        values = self._channel.ask(op, out, a, b, alpha, beta)
+        self._tell(op, out, a, b, alpha, combined(op, values), start_s)
+        return values
+
+    def _tell(self, op: Op, out: int, a: int, b: int, alpha: float, value: float, start_s: float) -> None:
+        if op not in TOLD:
+            return
+        self._note(
+            clock=self._clock(),
+            op=int(op),
+            out=out if op in _MAKE else NONE,
+            a=a,
+            b=b if op in _OF_TWO else NONE,
+            alpha=alpha if op in _TIMES else math.nan,
+            value=value,
+            seconds=self.now_s() - start_s,
+        )
