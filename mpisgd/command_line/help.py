@@ -79,6 +79,7 @@ BESIDE: Mapping[str, str] = {
     "topk_share": "push_format",
     "epoch_samples": "sampling",
     "spares": "faults.mode",
+    "checkpoint.keep": "checkpoint.every_updates",
     "straggler.pause_every": "straggler.pause_learner",
     "straggler.pause_s": "straggler.pause_learner",
     "straggler.rest_deviation_s": "straggler.rest_mean_s",
