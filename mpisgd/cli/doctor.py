@@ -16,6 +16,7 @@ from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
 from mpisgd.liveness.guard import launched_rank
 
 if TYPE_CHECKING:
+    from mpisgd.config import Config
     from mpisgd.site.doctor import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
@@ -29,6 +30,8 @@ class Options:
     Exit status 1: something must be mended before a run can go well.
     """
 
+    config: tyro.conf.Positional[Path | None] = None
+    """A run's configuration, to see which rank would do what, on which cores and which GPU."""
     dir: Path = Path()
     """Directory below which runs are to be written; small files are written there and removed."""
     timeout_s: float = 120.0
@@ -39,14 +42,25 @@ def main(argv: list[str]) -> int:
     """Returns the exit status, the same on every rank; rank 0 prints."""
     options = tyro.cli(Options, args=argv, prog="mpisgd doctor", console_outputs=launched_rank() == 0)
     from mpisgd.site.doctor import diagnose
+    from mpisgd.site.rolemap import with_job
     from mpisgd.site.survey import examine
 
+    config = None if options.config is None else _read(options.config)
     survey, rank = examine(options.dir, options.timeout_s)
+    if config is not None:
+        survey = with_job(survey, config)
     findings = diagnose(survey)
     # N times one rank would print N reports: then the first that the launcher started speaks for all.
     if rank == 0 and (len(survey.ranks) > 1 or launched_rank() == 0):
         show(findings, Console(highlight=False, soft_wrap=True))
     return EXIT_FAILED if any(finding.level == "fault" for finding in findings) else EXIT_OK
+
+
+def _read(path: Path) -> Config:
+    """Raises ConfigError."""
+    from mpisgd.command_line.options import parse
+
+    return parse([str(path)], "mpisgd doctor")[0]
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:

@@ -128,6 +128,10 @@ class Config:
     placement: Literal["packed", "spread"] = "spread"
     """Spread shards over the nodes, or pack them. Spread, they are beside learners, and the links of all nodes carry alike; packed,
     they are the first ranks."""
+    binding: Literal["none", "roles"] = "none"
+    """Bind ranks to cores by their roles, or leave them where the launcher has bound them. roles: of the cores that the ranks of a
+    node may use, each shard takes one, and those that compute take equal shares of the rest, with a torch thread for each; no share
+    crosses NUMA domains where there are as many that compute. For nodes that no other job shares."""
     out: str = "results/run"
     """Directory of the run, which is made."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

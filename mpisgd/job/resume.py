@@ -30,10 +30,12 @@ from mpisgd.records.log.continuing import check_rows
 from mpisgd.records.log.reader import Run
 
 #: What may be another than in the run's config.toml.
-CHANGEABLE = (*("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares"),)
+CHANGEABLE = (
+    *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares", "binding"),
+)
 _TOLD = (
-    *("learners", "world_size", "hosts", "threads", "rules", "form", "versions", "command_line", "directory", "started", "brought"),
-    *("git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
+    *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
+    *("brought", "git_commit", "git_dirty", "mpisgd_git_commit", "mpisgd_git_dirty"),
 )
 
 

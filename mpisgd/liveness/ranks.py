@@ -35,6 +35,12 @@ class Ranks:
     """Process of each rank, on its host."""
     badly_bound: str = ""
     """Which ranks are bound to too few cores while others are idle; "" where none are."""
+    allowed: frozenset[int] = frozenset()
+    """Those of this node that any of its ranks may use, by their numbers."""
+    bound: tuple[frozenset[int], ...] = ()
+    """Where each rank is bound by its role (`cores.bind`); empty where none was asked to be."""
+    shares: tuple[int, ...] = ()
+    """Then, how many cores each rank has for itself; 0 = it shares those of its node."""
 
     @property
     def ranks_on_node(self) -> int:
@@ -53,6 +59,12 @@ class Ranks:
     @property
     def threads(self) -> int:
         """Fair number of torch threads for this rank (TRAPS 4)."""
+        return self.threads_of(self.rank)
+
+    def threads_of(self, rank: int) -> int:
+        """That of a rank which is bound by its role, or else of one of this node."""
+        if self.shares and self.shares[rank]:
+            return self.shares[rank]
         return max(1, min(self.own_cores, self.cores // self.ranks_on_node))
 
     def end(self, ranks: Iterable[int]) -> None:
@@ -75,6 +87,7 @@ def look_around(comm: MPI.Intracomm) -> Ranks:
         rank=rank,
         hosts=tuple(name for name, *_ in everybody),
         cores=len(cores),
+        allowed=cores,
         own_cores=len(own),
         pids=tuple(pid for _, _, pid, _ in everybody),
         badly_bound=binding.complaint(

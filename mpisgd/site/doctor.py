@@ -14,7 +14,7 @@ import numpy as np
 
 from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
-from mpisgd.site import launchers
+from mpisgd.site import launchers, rolemap
 from mpisgd.site.facts import BATCH_JOBS, Survey
 from mpisgd.site.survey import SEGMENTS
 
@@ -211,6 +211,20 @@ def check_binding(survey: Survey) -> Finding:
     return Finding("binding", "warning", f"{complaint}; {text}", binding.MEND) if complaint else Finding("binding", "ok", text)
 
 
+def check_roles(survey: Survey) -> Finding:
+    """Which rank would do what, on which cores and which GPU."""
+    job = survey.job
+    if job is None:
+        return Finding("roles", "ok", "not asked: mpisgd doctor job.toml shows the role, the cores and the GPU of each rank")
+    if job.refused:
+        return Finding("roles", "fault", job.refused, "mend the configuration, or start other ranks")
+    text = rolemap.lines(survey, job, _HOSTS_SHOWN)
+    if job.crowded:
+        text = f"binding = 'roles', but {job.crowded} has fewer cores than ranks, which share them all; {text}"
+        return Finding("roles", "warning", text, "ask for a core for each rank, or start fewer of them on a node")
+    return Finding("roles", "ok", text)
+
+
 def check_omp(survey: Survey) -> Finding:
     values = {facts.environment.get("OMP_NUM_THREADS", "") for facts in survey.ranks}
     fair = min(survey.fair_threads(host) for host in survey.hosts)
@@ -325,6 +339,7 @@ CHECKS: tuple[Callable[[Survey], Finding], ...] = (
     check_round_trip,
     check_cores,
     check_binding,
+    check_roles,
     check_omp,
     check_torch,
     check_import_seconds,

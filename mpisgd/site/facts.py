@@ -67,6 +67,22 @@ class MpiFacts:
 
 
 @dataclass(frozen=True)
+class JobFacts:
+    """What a configuration means for these ranks."""
+
+    refused: str = ""
+    """Why `train` would refuse it; "" where it would not."""
+    names: tuple[str, ...] = ()
+    """Of each rank, its role: "shard 0", "learner 3"."""
+    cores: tuple[frozenset[int], ...] = ()
+    """Where each rank would run."""
+    gpus: tuple[int | None, ...] = ()
+    """The number, on its host, of the GPU that each would take; None = none."""
+    crowded: str = ""
+    """The first host that has fewer cores than ranks, where ranks were to be bound by role."""
+
+
+@dataclass(frozen=True)
 class Ring:
     """Result of sending bytes around."""
 
@@ -90,6 +106,8 @@ class Survey:
     """Reason why there is no MPI; "" where there is."""
     ring: Ring | None = None
     """None: one rank alone."""
+    job: JobFacts | None = None
+    """None: no configuration was named."""
 
     def on(self, host: str) -> list[RankFacts]:
         return [facts for facts in self.ranks if facts.host == host]

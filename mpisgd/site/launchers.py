@@ -20,6 +20,7 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.comm.mpi.launch import mpirun
 
 LauncherName = Literal["mpirun", "srun-pmix", "srun-pmi2", "srun-cray", "jsrun", "aprun", "flux", "mpiexec.hydra"]
+Binding = Literal["none", "cores"]
 Family = Literal["Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI"]
 
 #: Words of MPI.Get_library_version() -> whose it is; the first that is found counts: Cray's and MVAPICH's name MPICH, too.
@@ -41,6 +42,8 @@ class Launcher:
         command: its words for bash, with {ranks} and {threads}.
         more: batch system -> the words that a script of its needs besides, with {nodes}, {per_node}, {gpus} and {cores}; a system
             that is not here does not have this launcher.
+        binds: how ranks are bound -> the words for it; `cores`: each rank has {threads} cores of its own.
+        unasked: how scripts have them bound where nobody asks; None: as the launcher does by itself.
         not_by_run: why `mpisgd run` cannot start ranks by it; "" where it can.
         fits: whose ranks it starts.
         fails: whose it does not, and why.
@@ -50,15 +53,18 @@ class Launcher:
     more: Mapping[str, str]
     fits: frozenset[Family]
     fails: Mapping[Family, str] = field(default_factory=dict)
+    binds: Mapping[Binding, str] = field(default_factory=dict)
+    unasked: Binding | None = None
     not_by_run: str = ""
 
 
 _SRUN = "srun --mpi={} --kill-on-bad-exit=1 --ntasks={{ranks}} --cpus-per-task={{threads}}"
+_SRUN_BINDS: Mapping[Binding, str] = {"none": "--cpu-bind=none", "cores": "--cpu-bind=cores"}
 _PMIX_ALONE = "it speaks no PMIx: it believes that it is alone"
 _HYDRA = "it speaks PMI-1 and PMI-2, which is not understood there: each rank believes that it is alone"
 LAUNCHERS: Mapping[LauncherName, Launcher] = {
     "mpirun": Launcher(
-        "mpirun -n {ranks} --bind-to none -x OMP_NUM_THREADS",
+        "mpirun -n {ranks} -x OMP_NUM_THREADS",
         {
             "slurm": "",
             "lsf": '--hostfile "$LSB_DJOB_HOSTFILE" --prtemca plm_ssh_agent blaunch',
@@ -71,12 +77,15 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
             "Intel MPI": "this is Open MPI's, and Intel's own is mpiexec.hydra",
             "MVAPICH": "this is Open MPI's, and MVAPICH's own is mpiexec.hydra",
         },
+        binds={"none": "--bind-to none", "cores": "--map-by slot:PE={threads} --bind-to core"},
+        unasked="none",
     ),
     "srun-pmix": Launcher(
         _SRUN.format("pmix"),
         {"slurm": ""},
         frozenset({"Open MPI", "MPICH", "Intel MPI"}),
         {"Cray MPICH": _PMIX_ALONE, "Spectrum MPI": "it is started by jsrun"},
+        binds=_SRUN_BINDS,
     ),
     "srun-pmi2": Launcher(
         _SRUN.format("pmi2"),
@@ -86,31 +95,38 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
             "Open MPI": "Open MPI 5 speaks PMIx alone: srun would start N jobs of one rank, and say 0",
             "Spectrum MPI": "it is started by jsrun",
         },
+        binds=_SRUN_BINDS,
     ),
     "srun-cray": Launcher(
         _SRUN.format("cray_shasta"),
         {"slurm": ""},
         frozenset({"Cray MPICH"}),
         {"Open MPI": "it speaks PMIx alone: srun-pmix", "Spectrum MPI": "it is started by jsrun"},
+        binds=_SRUN_BINDS,
     ),
     "jsrun": Launcher(
-        "jsrun --launch_distribution packed --bind packed:{threads} --smpiargs=-gpu --exit_on_error 1",
+        "jsrun --launch_distribution packed --smpiargs=-gpu --exit_on_error 1",
         {"jsrun": "--nrs {nodes} --rs_per_host 1 --tasks_per_rs {per_node} --cpu_per_rs {cores} --gpu_per_rs {gpus}"},
         frozenset({"Spectrum MPI"}),
         {"MPICH": _PMIX_ALONE, "Cray MPICH": _PMIX_ALONE, "Intel MPI": _PMIX_ALONE},
+        binds={"none": "--bind none", "cores": "--bind packed:{threads}"},
+        unasked="cores",
         not_by_run="its resource sets are a batch script's: mpisgd submit --system jsrun",
     ),
     "aprun": Launcher(
-        "aprun -n {ranks} -d {threads} -cc depth -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
+        "aprun -n {ranks} -d {threads} -e MPISGD_RANKS={ranks} -e OMP_NUM_THREADS={threads}",
         {"pbs": "-N {per_node}"},
         frozenset({"Cray MPICH"}),
         {name: "ALPS speaks to Cray's MPICH alone" for name in ("Open MPI", "MPICH", "Intel MPI", "MVAPICH", "Spectrum MPI")},
+        binds={"none": "-cc none", "cores": "-cc depth"},
+        unasked="cores",
     ),
     "flux": Launcher(
         "flux run --ntasks={ranks} --cores-per-task={threads}",
         {"flux": "--nodes={nodes}"},
         frozenset({"Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH"}),
         {"Spectrum MPI": "it is started by jsrun"},
+        binds={"none": "-o cpu-affinity=off", "cores": "-o cpu-affinity=per-task"},
         not_by_run="it does not pass signals on, so that Ctrl-C would not save: mpisgd submit --system flux",
     ),
     "mpiexec.hydra": Launcher(
@@ -122,6 +138,7 @@ LAUNCHERS: Mapping[LauncherName, Launcher] = {
         },
         frozenset({"Intel MPI", "MPICH", "MVAPICH"}),
         {"Open MPI": _HYDRA, "Cray MPICH": "it is started by srun-cray, aprun or flux", "Spectrum MPI": _HYDRA},
+        binds={"none": "-bind-to none", "cores": "-bind-to core:{threads}"},
     ),
 }
 assert set(LAUNCHERS) == set(get_args(LauncherName))
@@ -145,10 +162,17 @@ def check(name: LauncherName, library: str) -> None:
         raise ConfigError(f"launcher = {name!r}: expected one of {', '.join(fitting(owner))} for {owner}: {reason}")
 
 
-def words(name: LauncherName, system: str, **counts: object) -> str:
-    """Its command for the bash of a batch system's script, with these counts."""
+def words(name: LauncherName, system: str, asked: Binding | None, **counts: object) -> str:
+    """Its command for the bash of a batch system's script, with these counts, and how ranks are bound."""
     launcher = LAUNCHERS[name]
-    return f"{launcher.command} {launcher.more[system]}".format(**counts).rstrip()
+    parts = (launcher.command, bound(name, asked), launcher.more[system])
+    return " ".join(part for part in parts if part).format(**counts)
+
+
+def bound(name: LauncherName, asked: Binding | None) -> str:
+    """The words by which a launcher is asked to bind ranks, with {threads}."""
+    wanted = asked or LAUNCHERS[name].unasked
+    return "" if wanted is None else LAUNCHERS[name].binds[wanted]
 
 
 def by_run(name: str, ranks: int) -> list[str]:
@@ -164,7 +188,9 @@ def by_run(name: str, ranks: int) -> list[str]:
     check(known, library_of(sys.executable))
     if known == "mpirun":
         return mpirun(ranks)
-    first, *rest = shlex.split(LAUNCHERS[known].command.format(ranks=ranks, threads=os.environ.get("OMP_NUM_THREADS", "1")))
+    first, *rest = shlex.split(
+        f"{LAUNCHERS[known].command} {bound(known, None)}".format(ranks=ranks, threads=os.environ.get("OMP_NUM_THREADS", "1"))
+    )
     found = shutil.which(first)
     if found is None:
         raise ConfigError(f"--launcher {name}: {first} is not on the PATH")

@@ -40,6 +40,8 @@ SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SlurmdParameters=config_overrides
+# The plugin for PMIx makes directories there, each node its own.
+TmpFS={directory}/tmp-%n
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
@@ -122,7 +124,7 @@ class Slurm:
 
     def start(self) -> None:
         """Raises AssertionError, with the daemons' logs, where the nodes do not come up."""
-        for name in ("munge", "state", *(f"spool-{node}" for node in self.nodes)):
+        for name in ("munge", "state", *(f"{what}-{node}" for node in self.nodes for what in ("spool", "tmp"))):
             (self.directory / name).mkdir(parents=True)
         controller_port, *ports = free_ports(1 + len(self.nodes))
         nodes = [

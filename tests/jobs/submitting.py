@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 from mpisgd.comm.mpi.launch import environment, mpirun
 from tests.jobs import slurm
 from tests.jobs.checkout import Checkout
+from tests.jobs.golden import JOBS
 
 NODES = ("n1", "n2", "n3", "n4")
 #: Eight ranks on them, a shard on each.
@@ -41,6 +43,14 @@ class Submitting(Checkout):
         return subprocess.run(
             words, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True, timeout=30
         ).stdout.strip()
+
+    def mpisgd(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """A command of the user's, on the cluster's login node."""
+        env = self.environment | {"PYTHONPATH": str(JOBS.parent)}
+        command = [sys.executable, "-m", "mpisgd", *words]
+        done = subprocess.run(command, cwd=self.directory, env=env, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
 
     def output(self, job: str) -> str:
         file = self.directory / f"mpisgd-{job}.out"

@@ -17,7 +17,6 @@ import pytest
 
 from tests.jobs import slurm
 from tests.jobs.checkout import hosts_of
-from tests.jobs.golden import JOBS
 from tests.jobs.submitting import FOUR_NODES, NODES, ONE_EACH, Submitting
 
 REASON = slurm.missing()
@@ -62,9 +61,7 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
         'mkdir -p "$4"; echo "$@" >"$4/words"; until (($(ls results | wc -l) == 2)); do sleep 0.1; done; touch "$4/DONE"'
     )
     words = ["--learners", "2", "--venv", ".venv", "--mpi", checkout.mpi, "--array", "hardsync", "allreduce"]
-    command = [sys.executable, "-m", "mpisgd", "submit", "jobs/job.toml", *words]
-    env = checkout.environment | {"PYTHONPATH": str(JOBS.parent)}
-    told = subprocess.run(command, cwd=checkout.directory, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
+    told = checkout.mpisgd("submit", "jobs/job.toml", *words).stdout
     job = told.split()[1].rstrip(":")
     assert told == f"job {job}: 3 ranks on 1 nodes; runs go to results/mpisgd-{job}-*\n"
     for element, name in enumerate(["hardsync", "allreduce"], start=1):
@@ -73,6 +70,71 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
         run = f"results/mpisgd-{job}-{element}-{name}"
         words = f"train jobs/job.toml --out {run}{' --shards 1' * (name != 'allreduce')} --protocol {name}\n"
         assert (checkout.directory / run / "words").read_text() == words
+
+
+def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_their_nodes(checkout: Submitting) -> None:
+    """By Debian's plugin, which wants libpmix-dev besides; as the launcher of a job that `submit` has queued."""
+    if checkout.mpi != "openmpi":
+        pytest.skip("this MPICH is built for PMI-1 and PMI-2")
+    asked = ["srun", "--mpi=pmix", "true"]
+    tried = subprocess.run(asked, env=checkout.environment, capture_output=True, text=True, check=False, timeout=60)
+    if tried.returncode != 0:
+        pytest.skip(f"srun has no PMIx here (Debian: libpmix-dev): {tried.stderr.splitlines()[0]}")
+    checkout.configure("epochs = 0.2")
+    words = ["--nodes", "2", "--tasks-per-node", "2", "--venv", ".venv", "--launcher", "srun-pmix", "--binding", "roles"]
+    job = checkout.mpisgd("submit", "jobs/job.toml", *words).stdout.split()[1].rstrip(":")
+    state = checkout.cluster.wait_until(job, "COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", within_s=150)
+    said = checkout.output(job)
+    assert state == "COMPLETED", said
+    assert (checkout.run(job) / "DONE").exists()
+    told = tomllib.loads((checkout.run(job) / "config.toml").read_text())["environment"]
+    assert told["hosts"] == ["n1", "n1", "n2", "n2"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert told["cores"][0] != told["cores"][1]
+        assert told["cores"][2] != told["cores"][3]
+
+
+#: A run that trains, one whose ranks fail, and one that stays until it is cancelled: until the second time.
+SOME_FAIL = """\
+case "$*" in
+  *"--element broken"*) if [[ ! -e mended ]]; then echo "mpisgd train: error: no scratch disk here" >&2; exit 1; fi ;;
+  *"--element endless"*) if [[ ! -e mended ]]; then touch endless; exec sleep 300; fi ;;
+esac
+"""
+
+
+def test_a_sweep_is_one_array_whose_failed_runs_are_named_and_gone_on_with_alone(checkout: Submitting) -> None:
+    """All of it real: the array, the ranks, which train, `compare --sweep` and `--resume`."""
+    checkout.stand_in(f'{SOME_FAIL}exec "{sys.executable}" -m mpisgd "$@"\n')
+    sweep = 'epochs = 0.2\nmodel = "softmax"\nprotocol = "hardsync"\n'
+    sweep += "".join(f'[[sweep]]\nname = "{name}"\nseed = {seed}\n' for seed, name in enumerate(("good", "broken", "endless")))
+    (checkout.directory / "rates.toml").write_text(sweep)
+    words = ["rates.toml", "--learners", "2", "--venv", ".venv", "--mpi", checkout.mpi]
+    job = checkout.mpisgd("submit", *words).stdout.split()[1].rstrip(":")
+    place = f"results/mpisgd-{job}"
+    slurm.wait_for((checkout.directory / "endless").exists, 120, "the third element", checkout.cluster.told)
+    checkout.cluster.call("scancel", f"{job}_3")
+    ends = {1: "COMPLETED", 2: "FAILED", 3: "CANCELLED"}
+    for element, end in ends.items():
+        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=150)
+        assert state == end, f"{element}: {checkout.output(f'{job}-{element}')}{checkout.cluster.told()}"
+
+    compared = checkout.mpisgd("compare", "--sweep", place, status=1)
+    told = compared.stdout + compared.stderr
+    assert "1 of 3 runs of the sweep are done" in told
+    for line in ("broken: failed: mpisgd train: error: no scratch disk here", "endless: "):
+        assert line in told
+
+    (checkout.directory / "mended").touch()
+    before = (checkout.directory / place / "good" / "DONE").read_bytes()
+    again = checkout.mpisgd("submit", *words, "--resume", place).stdout
+    assert f"2 runs of the sweep; look at them with: mpisgd compare --sweep {place}" in again
+    job = again.split()[1].rstrip(":")
+    for element in (1, 2):
+        state = checkout.cluster.wait_until(f"{job}_{element}", *ends.values(), within_s=150)
+        assert state == "COMPLETED", checkout.output(f"{job}-{element}") + checkout.cluster.told()
+    assert "3 of 3 runs of the sweep are done" in checkout.mpisgd("compare", "--sweep", place).stdout
+    assert (checkout.directory / place / "good" / "DONE").read_bytes() == before
 
 
 # ------------------------------------------------------------------------------------------------ jobs that do not end well

@@ -42,23 +42,31 @@ def test_every_requirement_has_a_least_version(what: str) -> None:
     assert all(requirements(what).values())
 
 
+INDEX = "2.15.0, 2.13.0+cpu, 2.13.0, 2.7.1+cpu, 2.7.1, 2.6.0"
+
+
+def pip_that_says(text: str, folder: Path) -> Path:
+    pip = folder / "pip"
+    pip.write_text(f"#!/bin/sh\necho 'torch (2.15.0)'\necho 'Available versions: {text}'\n")
+    pip.chmod(0o755)
+    return pip
+
+
 @pytest.mark.parametrize(
-    ("wanted", "found"),
-    [("2.6", "2.7.1+cpu"), ("2.7.1", "2.7.1+cpu"), ("2.8", "2.13.0+cpu"), ("9", "2.13.0+cpu"), ("", "2.13.0+cpu")],
+    ("wanted", "found"), [("2.6", "2.6.0"), ("2.7.1", "2.7.1+cpu"), ("2.13", "2.13.0+cpu"), ("2.15", "2.15.0"), ("", "2.13.0+cpu")]
 )
-def test_the_nearest_cpu_build_of_torch_is_taken(wanted: str, found: str, tmp_path: Path) -> None:
-    pip = tmp_path / "pip"
-    pip.write_text("#!/bin/sh\necho 'Available versions: 2.15.0, 2.13.0+cpu, 2.13.0, 2.7.1+cpu, 2.6.0'\n")
-    pip.chmod(0o755)
-    assert release.torch_build([pip], wanted) == found
+def test_the_version_that_is_wanted_is_taken_and_its_cpu_build_where_there_is_one(wanted: str, found: str, tmp_path: Path) -> None:
+    assert release.torch_build([pip_that_says(INDEX, tmp_path)], wanted) == found
 
 
-def test_where_no_cpu_build_is_found_nothing_is_installed(tmp_path: Path) -> None:
-    pip = tmp_path / "pip"
-    pip.write_text("#!/bin/sh\necho 'Available versions: 2.15.0'\n")
-    pip.chmod(0o755)
-    with pytest.raises(SystemExit, match="no CPU build of torch is found"):
-        release.torch_build([pip], "2.6")
+def test_the_newest_of_an_index_without_cpu_builds(tmp_path: Path) -> None:
+    assert release.torch_build([pip_that_says("2.9.1, 2.10.0", tmp_path)], "") == "2.10.0"
+
+
+@pytest.mark.parametrize("wanted", ["2.5", "3"])
+def test_no_other_version_stands_for_the_oldest(wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=f"no index has torch {wanted}; it has: 2.15.0"):
+        release.torch_build([pip_that_says(INDEX, tmp_path)], wanted)
 
 
 def test_what_the_archives_must_hold_is_there() -> None:

@@ -110,7 +110,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_what_is_said_reaches_the_script(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--nodes 3 --tasks-per-node 7 --threads 2 --time 100:30 --partition long --project mine --name a.b --mpi mpich"
+    words = "--nodes 3 --tasks-per-node 7 --threads 2 --time 100:30:00 --partition long --project mine --name a.b --mpi mpich"
     lines = printed(capsys, *words.split(), "--modules", "gcc openmpi", "--venv", "/a b/venv").splitlines()
     assert set(lines) >= {
         "#SBATCH --nodes=3",
@@ -161,7 +161,7 @@ def test_the_virtual_environment_is_this_one(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--learners", "4", "--time", "0:03"], "time = '0:03': expected more than 180 s"),
+        (["--learners", "4", "--time", "3m"], "time = '3m': expected more than 180 s"),
         (["--learners", "4", "--chain", "--links", "0"], "links = 0: expected a finite number >= 1"),
         (["--learners", "4", "--time", "an hour"], "time = 'an hour': expected hours:minutes"),
         (["--learners", "4", "--name", "a b"], "name = 'a b': expected letters"),

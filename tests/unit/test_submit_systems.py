@@ -196,6 +196,11 @@ WRONG = [
     ([*FOUR, "--directive", "gres=x"], "directive = 'gres=x': expected an option of the batch system"),
     ([*FOUR, "--directive", "--nodes=3"], "directive = '--nodes=3': expected what the script does not say itself"),
     ([*FOUR, "--system", "pbs", "--directive", "-l walltime=9:00"], "directive = '-l walltime=9:00': expected what the script"),
+    (
+        [*FOUR, "--time", "2:00"],
+        "time = '2:00': expected .* '2:00:00' for 2 h 0 min, or '0:2:00' for 2 min 0 s: SLURM itself reads",
+    ),
+    ([*FOUR, "--system", "pbs", "--time", "02:30"], "time = '02:30': expected .*'02:30:00' for 2 h 30 min, .*: PBS itself reads"),
     ([*FOUR, "--system", "lsf", "--qos", "high"], "qos = 'high': expected none with LSF: its service classes"),
     ([*FOUR, "--system", "pbs", "--reservation", "R17"], "reservation = 'R17': expected none with PBS: a reservation is a queue"),
     ([*FOUR, "--system", "flux", "--memory", "64G"], "memory = '64G': expected none with Flux"),
@@ -392,4 +397,4 @@ def test_the_pages_template_is_one(job: Path, capsys: pytest.CaptureFixture[str]
     lines = printed(capsys, "--gpus-per-node", "2", "--nodes", "3", "--template", "own.sh")
     assert "nvidia-smi" in lines
     assert "srun --ntasks=3 --ntasks-per-node=1 hostname" in lines
-    assert lines[-1].startswith("exec mpirun -n 8 --bind-to none -x OMP_NUM_THREADS mpisgd train job.toml --out ")
+    assert lines[-1].startswith("exec mpirun -n 8 -x OMP_NUM_THREADS --bind-to none mpisgd train job.toml --out ")

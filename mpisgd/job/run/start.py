@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +34,8 @@ from mpisgd.job.tensors import (
     with_stages_at,
 )
 from mpisgd.job.world import Setup
-from mpisgd.liveness import binding, tolerance, usher
-from mpisgd.liveness.guard import AgreedError, agree
+from mpisgd.liveness import binding, cores, tolerance, usher
+from mpisgd.liveness.guard import AgreedError, agree, ranges
 from mpisgd.liveness.pulse import Pulse
 from mpisgd.liveness.ranks import Ranks, look_around, refuse_singletons
 from mpisgd.models.in_pieces import InPieces
@@ -49,10 +50,9 @@ from mpisgd.vectors.flat import FlatModel
 def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse, *, resumed: bool) -> tuple[Ranks, Setup, Tensors]:
     """Every rank calls this, and makes its own parts. Raises AgreedError on all alike where the job cannot start."""
     ranks = look_around(comm)
-    if ranks.badly_bound and ranks.rank == 0:
-        speech.warn(f"{ranks.badly_bound}: {binding.MEND}")
     config = naming.as_brought(config, brought)
     roles, protocol, tolerant = agree(comm, lambda: place(config, ranks))
+    ranks = _bind(config, comm, ranks, roles)
     config = replace(config, shards=len(roles.shard_ranks))
     told = ranks.rank in (roles.shard_ranks[0], roles.evaluator_rank)
     agree(comm, lambda: loggers.check(config.loggers, used=told))
@@ -86,6 +86,16 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
     agree(comm, setup.check_schedule)
     return ranks, setup, tensors
+
+
+def _bind(config: Config, comm: MPI.Intracomm, ranks: Ranks, roles: Roles) -> Ranks:
+    """Where that is asked for, by role; what is wrong with how ranks are bound is told."""
+    told = f"{ranks.badly_bound}: {binding.MEND}" if ranks.badly_bound else ""
+    if config.binding == "roles":
+        ranks, told = cores.bind(comm, ranks, roles)
+    if told and ranks.rank == 0:
+        speech.warn(told)
+    return ranks
 
 
 def _require_models_alike(comm: MPI.Intracomm, roles: Roles, rank: int, tensors: Tensors) -> None:
@@ -139,6 +149,14 @@ def _gpu(config: Config, roles: Roles, ranks: Ranks, field: str) -> str:
     gpu = roles.turn_at_gpus(ranks.rank, ranks.hosts, learners=learners, shards=shards) % torch.cuda.device_count()
     torch.cuda.set_device(gpu)
     return f"cuda:{gpu}"
+
+
+def _bound(setup: Setup, ranks: Ranks) -> dict[str, Any]:
+    """For config.toml: where ranks are bound by their roles, and then the torch threads of a learner, not those of rank 0."""
+    if not ranks.bound:
+        return {}
+    threads = setup.config.threads or ranks.threads_of(setup.roles.learner_ranks[0])
+    return {"cores": [ranges(sorted(each)) for each in ranks.bound], "threads": threads}
 
 
 class Claim:
@@ -209,7 +227,9 @@ class Claim:
         """A new directory, or the one that there is; its config.toml says what begins, or goes on, now."""
         setup, config, path, tensors = self.setup, self.setup.config, self.setup.path, self.tensors
         version = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-        told = environment(setup, self._brought, mpi=version, cores_per_node=self.ranks.cores, **tensors.facts)
+        told = environment(
+            setup, self._brought, mpi=version, cores_per_node=self.ranks.cores, **_bound(setup, self.ranks), **tensors.facts
+        )
         found: Resumption | None = None
         if resumed:
             self._lock = Lock(path)

@@ -18,8 +18,8 @@ _WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
 def seconds(text: str) -> int:
     """Seconds of a time limit.
 
-    Two numbers, `2:00`, are hours:minutes, as LSF reads them and as this command always has, also where SLURM itself would read
-    minutes:seconds; one number is minutes, as SLURM, LSF and Flux read it. Raises ConfigError: any other form.
+    Two numbers, `2:00`, are hours:minutes, as LSF reads them (see `of_two`); one number is minutes, as SLURM, LSF and Flux read it.
+    Raises ConfigError: any other form.
     """
     if found := _WITH_UNIT.fullmatch(text):
         return round(float(found[1]) * _UNITS_S[found[2]])
@@ -37,6 +37,17 @@ def seconds(text: str) -> int:
 def is_bare(text: str) -> bool:
     """Whether it is a number without a unit: minutes for most, but seconds for PBS."""
     return text.isascii() and text.isdecimal()
+
+
+def of_two(text: str) -> str:
+    """Of two numbers, which SLURM and PBS read as minutes:seconds: what to write in their place; "" for any other form."""
+    found = re.fullmatch(r"(\d+):(\d\d?)", text, re.ASCII)
+    if found is None:
+        return ""
+    first, second = found.groups()
+    return (
+        f"'{first}:{second}:00' for {int(first)} h {int(second)} min, or '0:{first}:{second}' for {int(first)} min {int(second)} s"
+    )
 
 
 def hms(seconds: int) -> str:

@@ -44,15 +44,19 @@ class Request:
     """Give a rank to evaluation, also where the configuration does not."""
     threads: int = 1
     """Cores of each rank (jsrun: see --cores-per-node)."""
+    binding: Literal["none", "cores", "roles"] | None = None
+    """Bind ranks to cores. none; cores: the launcher gives each rank --threads of its own; roles: it gives a node's to all of its
+    ranks, and they share them out, one to each shard, the rest to those that compute. Default: roles with --exclusive; else
+    what the launcher does, none for Open MPI's mpirun."""
     cores_per_node: int = 42
     """jsrun: cores of a node, dealt to its ranks."""
     memory: str = ""
     """Memory of each node, 64G say (LSF: as the site counts it, by node or by slot); default: the site's."""
     exclusive: bool = False
     """Whole nodes, shared with no other job."""
-    time: str = "01:00"
-    """Time limit: hours:minutes, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, minutes, or
-    with a unit, as in 90m or 1.5h. Two numbers are hours and minutes on every system."""
+    time: str = "1h"
+    """Time limit: 90m, 1.5h, 2d, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds, or minutes.
+    LSF's own hours:minutes is for LSF alone: to SLURM and PBS two numbers are minutes:seconds."""
     queue: Annotated[str, tyro.conf.arg(aliases=["--partition"])] = ""
     """The queue, or partition (SLURM); default: the site's."""
     account: Annotated[str, tyro.conf.arg(aliases=["--project", "--bank"])] = ""

@@ -15,7 +15,7 @@ import jinja2.meta
 from mpisgd.base.checks import require
 from mpisgd.base.errors import ConfigError, nearest
 from mpisgd.site import launchers
-from mpisgd.site.launchers import LauncherName
+from mpisgd.site.launchers import Binding, LauncherName
 from mpisgd.site.layout import Layout
 from mpisgd.site.scripts import durations
 from mpisgd.site.scripts.options import Request, one_line
@@ -75,6 +75,14 @@ class Script:
         object.__setattr__(self, "seconds", durations.seconds(asked.time))
         unit = "a unit with pbs, which reads such a number as seconds, and others as minutes: 90m, or 01:30:00"
         require(asked.system != "pbs" or not durations.is_bare(asked.time), "time", asked.time, unit)
+        two = "" if self.of.title == "LSF" else durations.of_two(asked.time)
+        read = "no such form" if asked.system == "flux" else "them as minutes and seconds"
+        require(
+            not two,
+            "time",
+            asked.time,
+            f"three numbers or a unit, {two}: {self.of.title} itself reads {read}, LSF hours and minutes",
+        )
         least = WARNING_S + 60
         require(self.seconds > least, "time", asked.time, f"more than {least} s: the job is warned so long before the end")
         self._check_launcher()
@@ -111,6 +119,17 @@ class Script:
         if asked.mpi == "mpich":
             return "srun-pmi2" if asked.system == "slurm" else "mpiexec.hydra"
         return "mpirun"
+
+    @property
+    def by_roles(self) -> bool:
+        """Whether ranks bind themselves, to cores that nobody else uses."""
+        return (self.request.binding or ("roles" if self.request.exclusive else "")) == "roles"
+
+    @property
+    def _bound(self) -> Binding | None:
+        """What the launcher is asked for."""
+        asked = self.request.binding
+        return "none" if self.by_roles or asked == "none" else "cores" if asked == "cores" else None
 
     def _check_launcher(self) -> None:
         asked = self.request
@@ -187,6 +206,8 @@ class Script:
             "time_fsd": durations.fsd(self.seconds),
             "warning_s": WARNING_S,
             "select": self._select(),
+            "bind": {name: self._bind(name) for name in launchers.LAUNCHERS},
+            "by_roles": self.by_roles,
             "submit_how": _SUBMIT[asked.system],
             "array_directive": _ARRAY.get(asked.system, "#BSUB -J"),
             "task_directive": _TASKS[asked.system],
@@ -202,7 +223,12 @@ class Script:
             "gpus": asked.gpus_per_node,
             "cores": asked.cores_per_node,
         }
-        return launchers.words(self.launcher, asked.system, ranks=ranks, threads=threads, **counts)
+        return launchers.words(self.launcher, asked.system, self._bound, ranks=ranks, threads=threads, **counts)
+
+    def _bind(self, name: LauncherName) -> str:
+        """For a launcher of the templates: words with a blank before them."""
+        words = launchers.bound(name, self._bound).format(threads='"$OMP_NUM_THREADS"')
+        return f" {words}" if words else ""
 
     def _select(self) -> str:
         """PBS's chunks: one for each node, the last perhaps with fewer ranks."""
@@ -246,7 +272,7 @@ class Script:
         asked, layout = self.request, self.layout
         run = f"results/{asked.name}-{_JOB[asked.system]}"
         options = f"{f' --shards {layout.shards}' * bool(layout.shards)}{' --evaluator' * layout.evaluator}"
-        options += " --device cuda --placement spread" * bool(asked.gpus_per_node)
+        options += " --device cuda --placement spread" * bool(asked.gpus_per_node) + " --binding roles" * self.by_roles
         setup = [f"module load {shlex.join(asked.modules.split())}"] * bool(asked.modules) + [*asked.setup]
         setup += [f"source {shlex.quote(f'{self.venv}/bin/activate')}"] * bool(self.venv)
         values = {
