@@ -44,7 +44,8 @@ def learn(
             answers = channel.pull(protocol.next_clock(clock))
             continue
         goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
-        report = Report(seq, gradient.samples, loss, compute_ns, int(delay_s * 1e9), gradient.rounded, neighbour_ns)
+        delay_ns, scale = int(delay_s * 1e9), gradient.scaled.by
+        report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, gradient.rounded, neighbour_ns, scale)
         channel.push(report, gradient.take_own_step if goes_on else None)
         if goes_on:
             seq += 1

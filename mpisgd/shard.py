@@ -347,7 +347,8 @@ class Shard:
         self.rules.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
-        self.answering.gone(learner_id)
+        if gone is not Gone.MISSED:  # should it come back, it has what was sent
+            self.answering.gone(learner_id)
         self.settle()
         if self.faults is not None:
             self.faults.note_who_passes()

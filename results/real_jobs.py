@@ -17,7 +17,6 @@ import argparse
 import importlib
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from virtual_runs import Job, panels, show
 from mpisgd.analysis import training
 from mpisgd.analysis.tables import Cell, Column, Table
 from mpisgd.config.config_file import from_mapping
-from mpisgd.records import weights
 from mpisgd.records.log.reader import Run
 from mpisgd.report import style
 from mpisgd.simulate import simulate
@@ -73,24 +71,24 @@ class Task:
 
     @property
     def ways(self) -> dict[str, str]:
-        return {**WAYS, "scratch": "hardsync, not fine-tuned"} if self.after else WAYS
+        return {**WAYS, "anew": "hardsync, not fine-tuned"} if self.after else WAYS
 
 
 TASKS = (
     Task(
         "resnet20",
-        "ResNet-20, 12,500 pictures of CIFAR-10",
-        epochs=3.0,
+        "ResNet-20, 25,000 pictures of CIFAR-10",
+        epochs=6.0,
         compute_s=0.042,
         measure="error",
         unit="%",
         more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
-        kwargs={"samples": 12_500, "test_samples": 2000},
+        kwargs={"samples": 25_000, "test_samples": 2000},
     ),
     Task(
         "transformer",
         "transformer, 152 kB of docs/ as bytes",
-        epochs=4.0,
+        epochs=16.0,
         compute_s=0.018,
         measure="perplexity",
         unit="",
@@ -100,13 +98,13 @@ TASKS = (
     ),
     Task(
         "finetune",
-        "ResNet-20, 1,000 digits of MNIST",
-        epochs=3.0,
+        "ResNet-20, 1,000 pictures of another camera",
+        epochs=8.0,
         compute_s=0.015,
         measure="error",
         unit="%",
-        more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 1}},
-        kwargs={"test_samples": 1000},
+        more={"evaluation": {"every_epochs": 2.0, "recalibrate_batches": 1}},
+        kwargs={"test_samples": 2000},
         after="resnet20",
     ),
 )
@@ -115,12 +113,9 @@ TASKS = (
 def job(task: Task, way: str) -> Job:
     """The configuration of the script, on the virtual cluster."""
     script = importlib.import_module(task.name)
-    groups = {"weight_decay": script.CONFIG["groups"]["weight_decay"]}
-    anew = {"init_from": "", "groups": groups, "alpha0": 0.05}
-    chosen = anew if way == "scratch" else script.WAYS[way]
     return {
         **script.CONFIG,
-        **chosen,
+        **script.WAYS[way],
         **task.more,
         "epochs": task.epochs,
         "model": {"name": "custom", "factory": f"{task.name}:{task.model}"},
@@ -138,13 +133,7 @@ def trained(task: Task, way: str, runs: Path) -> dict[str, Any]:
     whole, begun_s = job(task, way), time.process_time()
     here: dict[str, Any] = {"out": str(runs / f"{task.name}-{way}"), "overwrite": True, "log": {"progress": "off"}}
     if whole.get("init_from"):
-        with tempfile.TemporaryDirectory() as folder:
-            import torch
-
-            torch.save(weights.of_run(Run(runs / f"{task.after}-hardsync")), f"{folder}/trained.pt")
-            here["init_from"] = str(runs / f"{task.name}-start.pt")
-            torch.manual_seed(1)  # all ways begin with the same new head
-            importlib.import_module(task.name).prepare(f"{folder}/trained.pt", here["init_from"])
+        here["init_from"] = str(runs / f"{task.after}-hardsync")
     run = Run(simulate(from_mapping({**whole, **here})).path)
     found = training.on_test_data(run)
     if found is None:

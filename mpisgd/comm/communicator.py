@@ -55,7 +55,7 @@ class Communicator(Protocol):
     def aside(self, body: Any) -> Any:
         """Give what to send in the place of a body that will soon change: itself, or a copy, where the receivers may take long.
 
-        `finish` does not wait for what is sent of a copy. It must be called for all of it before the next copy is made.
+        `finish` does not wait for what is sent of a copy.
         """
 
     def open(self, dest: int, tag: int, fields: Fields) -> Opened:
@@ -102,8 +102,8 @@ class Communicator(Protocol):
     def meet(self) -> None:
         """Wait until all ranks are here."""
 
-    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
-        """Some ranks that will act together; each of them calls this, and nobody else. `bounds` is what `Team` says."""
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
+        """Some ranks that will act together; each of them calls this, and nobody else. `bounds`, `cuts` are what `Team` says."""
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
@@ -132,7 +132,8 @@ class Posted(Protocol):
 class Team(Protocol):
     """Ranks that act together, each in its place: MPI's collectives. All call the same, in the same order.
 
-    The rank in place p owns the slice `bounds[p]` of a vector that all have.
+    The rank in place p owns the slice `bounds[p]` of a vector that all have; of one that is exchanged, and whose slices travel in
+    other words than float32, `cuts[p]`. Vectors are float32, int16 or int32.
     """
 
     def tell(self, tag: int, fields: Fields) -> list[Fields]:

@@ -102,11 +102,11 @@ class Op(enum.IntEnum):
 
 ANSWERED = frozenset({Op.DOT, Op.ABSMAX, Op.ABSSUM, Op.BEGIN, Op.END})
 
-MAGIC = 0x6D70697367640009  # "mpisgd", version 9 of the messages
+MAGIC = 0x6D7069736764000A  # "mpisgd", version 10 of the messages
 
 Fields = tuple[Any, ...]
 
-_FLOATS = frozenset({"rounded", "loss", "alpha", "beta", "value"})
+_FLOATS = frozenset({"rounded", "scale", "loss", "alpha", "beta", "value"})
 
 NOBODY = -2
 """In the place of a learner_id, where a communicator says that a rank is lost, or stuck: no rank has sent that."""
@@ -140,13 +140,13 @@ class Layout:
 
 
 _SECONDS = ("compute_ns", "delay_ns", "push_ns", "wait_ns", "pull_ns", "neighbour_ns")
-_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "portion", "rounded", "loss")
+_PUSH = ("learner_id", "timestamp", "seq", "samples", "gradients", *_SECONDS, "nbytes", "portion", "rounded", "scale", "loss")
 MOST_DIMENSIONS = 8
 """Of a tensor that passes from stage to stage."""
 #: What a tensor is: the number of its type, whether a gradient of it is wanted, its dimensions (-1: there is none), sizes, strides.
 _TENSOR = ("type", "wanted", "dimensions", *(f"{what}_{at}" for what in ("size", "stride") for at in range(MOST_DIMENSIONS)))
 _PASSED = ("seq", "micro", "place", "count", *_TENSOR, "loss")
-PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, float, float]
+PushFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, float, float, float]
 
 LAYOUTS: Mapping[int, Layout] = {
     Tag.PUSH: Layout(*_PUSH, body=Tag.GRADIENT, announced=True),
@@ -209,6 +209,7 @@ class Push:
             self.nbytes,
             self.portion,
             self.rounded,
+            self.scale,
             self.loss,
         ) = fields
         self.arrival_ns = arrival_ns

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import io
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,11 @@ def parse(words: list[str], prog: str, base: Config | None = None, *, virtual: b
     if found is not None:
         raise ConfigError(f"unknown option {found[0]}: {found[1]}")
     kinds = "\n".join(
-        f"--{component} {{{','.join(kinds)}}}" for component, kinds in KINDS.items() if virtual or component not in VIRTUAL
+        f"--{component.replace('_', '-')} {{{','.join(kinds)}}}"
+        for component, kinds in KINDS.items()
+        if virtual or component not in VIRTUAL
     )
-    with nullcontext() if first else redirect_stderr(io.StringIO()):  # console_outputs does not cover ill-typed values
+    with nullcontext() if first else redirect_stderr(io.StringIO()), _of_inner_optimizer(words):  # stderr: of ill-typed values
         config = tyro.cli(
             Config if virtual else _RealConfig,
             prog=prog,
@@ -115,6 +118,19 @@ def read(path: Path, element: str = "", trusting: bool = False) -> Config:
     )
 
 
+@contextmanager
+def _of_inner_optimizer(words: list[str]) -> Iterator[None]:
+    """Its kinds are those of `optimizer`, and call themselves so: say which of both an option was given of."""
+    try:
+        yield
+    except ConfigError as error:
+        table, _, field = str(error).partition(" ")[0].partition(".")
+        given = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words}
+        if table == "optimizer" and f"inner_optimizer.{field}" in given and f"optimizer.{field}" not in given:
+            raise ConfigError(f"inner_{error}") from error
+        raise
+
+
 def _values(config: Config) -> dict[str, Any]:
     return {item.name: getattr(config, item.name) for item in fields(Config)}
 
@@ -138,15 +154,16 @@ def _known(base: Config) -> set[str]:
 def _refuse_other_kinds(base: Config, words: list[str]) -> None:
     """`--protocol.n` without `--protocol softsync`: say so, where tyro could only say that it knows no such option."""
     for word in words:
-        component, dot, field = word.removeprefix("--").partition("=")[0].partition(".")
+        component, dot, field = word.removeprefix("--").partition("=")[0].replace("-", "_").partition(".")
         if not dot or component not in KINDS or not word.startswith("--"):
             continue
-        field = field.replace("-", "_").removeprefix("no_")
+        field = field.removeprefix("no_")
         having = [name for name, kind in KINDS[component].items() if field in {item.name for item in fields(kind)}]
         present = kind_of(getattr(base, component))
         if having and present not in having:
             raise ConfigError(
-                f"{word}: {component} is {present!r}, which has no {field!r}; it belongs to --{component} {' or '.join(having)}"
+                f"{word}: {component} is {present!r}, which has no {field!r}; it belongs to --{component.replace('_', '-')}"
+                f" {' or '.join(having)}"
             )
 
 
@@ -156,13 +173,14 @@ def _choose_kinds(base: Config, words: list[str]) -> tuple[Config, list[str]]:
     queue = list(words)
     while queue:
         word = queue.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
+        said, equals, value = word.removeprefix("--").partition("=")
+        name = said.replace("-", "_")
         if not word.startswith("--") or name not in KINDS:
             rest.append(word)
             continue
         if not equals:
             if not queue:
-                raise ConfigError(f"--{name}: expected one of {', '.join(KINDS[name])} after it")
+                raise ConfigError(f"--{said}: expected one of {', '.join(KINDS[name])} after it")
             value = queue.pop(0)
         present = getattr(base, name)
         if value not in (kind_of(present), getattr(present, "factory", None), getattr(present, "scheduler", None)):

@@ -17,6 +17,7 @@ from mpisgd.config import KINDS, Config, kind_of, make_options, replace
 from mpisgd.config.hints import option
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
+INNER = "inner_optimizer"
 ENVIRONMENT = "environment"
 
 
@@ -108,7 +109,12 @@ def _kind(component: str, value: Any) -> Any:
     for named_by in ("factory", "scheduler"):  # what the name says, where it is none of a kind
         if value["name"] == getattr(default, named_by, ""):
             fields[named_by] = value["name"]
-    return _structure(type(default), fields, component + ".")
+    try:
+        return _structure(type(default), fields, component + ".")
+    except ConfigError as error:
+        if component == INNER and str(error).startswith("optimizer."):  # its kinds are those of `optimizer`, and call themselves so
+            raise ConfigError(f"{INNER}{str(error).removeprefix('optimizer')}") from error
+        raise
 
 
 def _plain(value: Any, component: str | None = None) -> Any:

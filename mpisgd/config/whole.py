@@ -97,18 +97,18 @@ class Config:
     """Push gradients in this format. bfloat16 is half of the bytes: a learner adds what it rounds off to its next gradient (error
     feedback, arXiv:1901.09847), for which it keeps one more vector. For slow networks: `mpisgd bench train --ways hardsync
     hardsync-bfloat16 hardsync-bfloat16-both` tells where it pays. topk: of each slice only the elements that are largest by
-    magnitude, with their indices; all others it adds to its next gradient (arXiv:1809.07599). Not for allreduce; topk not with
-    compensation, nor shards on a GPU."""
+    magnitude, with their indices; all others it adds to its next gradient (arXiv:1809.07599), but not with compensation,
+    nor shards on a GPU."""
     topk_share: float = 0.01
     """Share of a slice's elements that topk pushes. Rounded up to whole elements; each takes 8 bytes."""
     pull_format: Literal["float32", "bfloat16"] = "float32"
     """Pull weights in this format. bfloat16 is half of the bytes: a shard sends by how much its weights differ from what the
     learner holds, and what it rounds off comes with the next pull. A learner keeps one more vector, two with own steps; a shard one
-    more slice, of asynchronous protocols one for each learner. Not for allreduce, compensation, nor fault tolerance."""
+    more slice, of asynchronous protocols one for each learner. Not with compensation, nor shards on a GPU."""
     evaluator: bool = False
     """Give one rank to evaluation. Without it learner 0 evaluates after the run."""
     spares: int = 0
-    """Ranks that wait to take the place of learners that die. For fault-tolerant runs; at most as many as learners."""
+    """Ranks that wait to take the place of learners that die or hang. For fault-tolerant runs; at most as many as learners."""
     aggregation: Literal["none", "node"] = "none"
     """Sum gradients on each node in shared memory. node: ranks that compute on one node are a team; one of them pulls and pushes
     for all [Chen16 6]. lambda, N, b and N_min then count teams. For hardsync, backup (late = drop, no abort) and timeout. In an

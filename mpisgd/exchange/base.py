@@ -21,6 +21,8 @@ class Report:
     """What was rounded off (`rounding.py`)."""
     neighbour_ns: int = 0
     """In which it waited for the ranks of its group, and which are not in `compute_ns`."""
+    scale: float = 1.0
+    """By what its loss was multiplied (`scaling.py`)."""
 
 
 @dataclass(slots=True)

@@ -163,6 +163,7 @@ class LearnerChannel:
             nbytes,
             self._portion,
             report.rounded,
+            report.scale,
             report.loss,
         )
 

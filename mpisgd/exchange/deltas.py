@@ -12,6 +12,9 @@ updates are seen, where bfloat16(w) would lose those below 1/256 of w. Shards su
                    with each update. Who holds h(c-1) is sent d(c), who has missed a clock all of h(c). A shard keeps one more slice
     Each           else what a learner holds is its own: it depends on the clocks that it was given. A shard keeps a slice for each
 
+A learner that hangs, and is done without, is sent nothing until it asks again; by then it has had all that was sent before, so its
+shard knows what it holds. A spare that takes the place of a dead one holds nothing.
+
 A learner's pushes name the clocks that it was given. Common's h is a function of the clock alone, so the log need not tell of a
 learner that asked again, without a push, as shards lagged. With Each no pull is without a push, but the last. So replay has the
 bits of every run.
@@ -68,11 +71,17 @@ class Deltas(ABC):
     def answers(self, learner_ids: Sequence[int], weights: Any, clock: int) -> Iterator[tuple[list[int], Any]]:
         """What is sent to learners that are given these weights, of this clock; all that was sent before must have left.
 
-        Yields learners, and the body that goes to them: the bits of d, or all of h, as int16; must have left before the next.
+        Yields learners, and the body that goes to them: the bits of d, or all of h, as int16; must have left before the next. But
+        where answers leave at once, only what was sent to the same learner must have.
         """
 
-    def gone(self, learner_id: int) -> None:  # noqa: B027 - as above
+    @abstractmethod
+    def gone(self, learner_id: int) -> None:
         """A learner holds nothing any more."""
+
+    def renew(self) -> None:
+        """Go on in other memory: from the old one something may yet be sent, to a learner that hangs."""
+        self._delta = _copied(self._delta)
 
 
 class Common(Deltas):
@@ -107,13 +116,24 @@ class Common(Deltas):
         if far:
             yield far, _words(self.held)
 
+    def gone(self, learner_id: int) -> None:
+        self._clocks.pop(learner_id, None)
+
+    def renew(self) -> None:
+        super().renew()
+        self.held = _copied(self.held)
+
 
 class Each(Deltas):
-    """What a learner holds is its own."""
+    """What a learner holds is its own.
 
-    def __init__(self, weights: Any) -> None:
+    `at_once`: answers leave while others are made (`duplex.py`), each from memory of its own: half a slice more for each learner.
+    """
+
+    def __init__(self, weights: Any, *, at_once: bool = False) -> None:
         super().__init__(weights)
         self._held: dict[int, Any] = {}
+        self._ways: dict[int, Any] | None = {} if at_once else None
 
     def kept(self, weights: Any) -> Any:
         return weights
@@ -123,24 +143,36 @@ class Each(Deltas):
         if held is None:
             self._held[learner_id] = held = _copied(kept)
         elif isinstance(held, Tensor):
-            advance(held, kept, self._delta)
+            advance(held, kept, self._way_to(learner_id))
         return held
+
+    def _way_to(self, learner_id: int) -> Any:
+        """Where the bits of a learner's d are made."""
+        if self._ways is None:
+            return self._delta
+        if learner_id not in self._ways:
+            self._ways[learner_id] = _copied(self._delta)
+        return self._ways[learner_id]
 
     def answers(self, learner_ids: Sequence[int], weights: Any, clock: int) -> Iterator[tuple[list[int], Any]]:
         for learner_id in learner_ids:
             first = learner_id not in self._held
             held = self.given(learner_id, weights)
-            yield [learner_id], _words(held if first else self._delta)
+            yield [learner_id], _words(held if first else self._way_to(learner_id))
 
     def gone(self, learner_id: int) -> None:
         self._held.pop(learner_id, None)
+
+    def renew(self) -> None:
+        super().renew()
+        self._held = {learner_id: _copied(held) for learner_id, held in self._held.items()}
 
 
 def of_run(config: Config, protocol: Protocol, weights: Any) -> Deltas | None:
     """What learners hold of a shard's slice, as `Deltas` takes that; None where weights are pulled as they are."""
     if config.pull_format == "float32":
         return None
-    return Common(weights) if protocol.consistent else Each(weights)
+    return Common(weights) if protocol.consistent else Each(weights, at_once=config.both_ways)
 
 
 class Held:

@@ -33,7 +33,7 @@ class Accumulated(Travels):
         self._count = count
         self._clip_norm = clip_norm
         self._tell_nonfinite = tell_nonfinite
-        self.memory = gradient.memory
+        self.memory, self.scaled = gradient.memory, gradient.scaled
         self.samples = 0
         if self.memory.has_numbers:
             self._vector = self.memory.tensors[1]

@@ -154,7 +154,7 @@ class Leader(Travels):
 
     def __init__(self, member: Member, drop_nonfinite: bool) -> None:
         self._member = member
-        self.memory = member.memory
+        self.memory, self.scaled = member.memory, member.gradient.scaled
         self._drop_nonfinite = drop_nonfinite and self.memory.has_numbers
         self.samples = 0
 

@@ -62,6 +62,8 @@ class Gradient(Travels):
         self._prepared: tuple[int, Any, int] | None = None
         self._ahead: ReadAhead | None = None
         self._scale = LossScale() if model.overflows else None
+        if self._scale is not None:
+            self.scaled = self._scale.scaled
 
     def read_ahead(self) -> None:
         """From now on workers fetch mini-batches in the order in which they are prepared, where the data have workers."""

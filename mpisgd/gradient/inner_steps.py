@@ -61,7 +61,7 @@ class InnerSteps(Travels):
         self._segments = segments
         self._tell_nonfinite = tell_nonfinite
         self._clock = 0
-        self.memory = gradient.memory
+        self.memory, self.scaled = gradient.memory, gradient.scaled
         if self.memory.shared:
             raise ProtocolError("InnerSteps in shared memory: a learner's own steps would move the weights of its whole team")
         self.samples = 0

@@ -42,7 +42,7 @@ class LocalSteps(Travels):
         self._rate = rate
         self._alpha = np.float32(rate(0))
         self.memory = memory = gradient.memory
-        self.waited = gradient.waited
+        self.waited, self.scaled = gradient.waited, gradient.scaled
         if memory.shared:
             raise ProtocolError("LocalSteps in shared memory: a learner's own steps would move the weights of its whole team")
         self.samples = 0

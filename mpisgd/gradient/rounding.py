@@ -14,6 +14,7 @@ one, has the bits of every run.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,7 +82,8 @@ class Rounded(Travels):
 
     Args:
         gradient: computes; or, where only sizes travel, stands for that.
-        bounds: the slices that are exchanged one by one, and rounded so; by default, all is one.
+        bounds: the parts that are rounded by themselves: slices that are exchanged one by one, or stages of a model, each of which
+            may be of several slices; by default, all is one.
         tell_nonfinite: give a gradient that is not finite, once rounded, the loss NaN, so that all shards drop it alike.
         push_format, slices: how it travels, where that is not as bfloat16, and the slices of the shards.
     """
@@ -98,6 +100,7 @@ class Rounded(Travels):
         self._gradient = gradient
         self._tell_nonfinite = tell_nonfinite
         self.samples = gradient.samples
+        self.waited, self.scaled = gradient.waited, gradient.scaled
         self._vector: Tensor | None = None
         below = gradient.memory
         largest = push_format.name == "topk"
@@ -110,6 +113,8 @@ class Rounded(Travels):
             pushed = SizedVector(cuts[-1][1]) if largest else push_format.sized(below.gradients)
         self._bounds = bounds or [(0, len(self._vector) if self._vector is not None else 0)]
         self._rounded = [0.0 for _ in self._bounds]
+        ends = [end for _, end in self._bounds]
+        self._part_of = [bisect.bisect(ends, start) for start, _ in slices] if len(ends) > 1 else [0 for _ in slices]
         self.memory = Memory(below.weights, pushed, cuts=cuts)
 
     def prepare(self, seq: int) -> None:
@@ -131,17 +136,18 @@ class Rounded(Travels):
         return self.finish(loss)
 
     def finish(self, loss: float) -> float:
-        for shard in range(len(self._bounds)):
-            self.finish_slice(shard)
+        for part in range(len(self._bounds)):
+            self.finish_slice(part)
         return math.nan if self._tell_nonfinite and any(map(math.isnan, self._rounded)) else loss
 
     def finish_slice(self, shard: int) -> None:
+        """Of a part; where slices are exchanged one by one, each is one."""
         if self._vector is not None:
             self._rounded[shard] = self._rounding.round(self._vector, *self._bounds[shard])
         self.rounded = self._rounded[0]
 
     def rounded_of(self, shard: int) -> float:
-        return self._rounded[shard if len(self._rounded) > 1 else 0]
+        return self._rounded[self._part_of[shard]]
 
     def take_own_step(self) -> None:
         """Along the gradient as it was computed."""

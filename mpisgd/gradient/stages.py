@@ -86,8 +86,12 @@ def chain(
     train_samples: int,
     gradients_per_update: float,
     segments: Sequence[Segment] = (),
+    pieces: Sequence[tuple[int, int]] = (),
 ) -> Travels:
-    """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters."""
+    """Make what is pushed of what a rank, or its team, computes; `segments`: the groups of parameters.
+
+    `pieces`: of the vector, those of the stages of a group, where one process computes what all its ranks push.
+    """
     if steps_by_itself(config):
         protocol = config.protocol
         alpha = config.alpha0 if protocol.own_alpha is None else protocol.own_alpha
@@ -99,7 +103,7 @@ def chain(
         count, drops = config.local_steps, config.nonfinite == "drop"
         computed = InnerSteps(computed, count, config.inner_optimizer, inner_rate, segments=segments, tell_nonfinite=drops)
     if config.push_format != "float32":
-        by_itself, how = bounds if config.exchange == "layerwise" else (), PushFormat.of(config)
+        by_itself, how = bounds if config.exchange == "layerwise" else pieces, PushFormat.of(config)
         computed = Rounded(computed, by_itself, tell_nonfinite=config.nonfinite == "drop", push_format=how, slices=bounds)
     return computed
 

@@ -33,7 +33,7 @@ class Collective(Exchange):
         self._learners = sorted(shard.rules.present)
         self._pushed = 0
         shard.begin()
-        channel.start_answers(self._learners, shard.update.served, shard.rules.clock, {})
+        shard.answering.give_first(self._learners)
 
     def now_ns(self) -> int:
         return self._channel.now_ns()

@@ -28,7 +28,11 @@ from mpisgd.replay.proof import Proof
 from mpisgd.simulate.job import Job
 
 #: Computed by the serial replay, to the bits of the run or within its tolerance; and whether a run diverged follows from them.
-_COMPUTED = {"pushes": ("loss", "rounded"), "updates": ("mean_loss", "gradient_sq", "sum_sq"), "evaluations": ("loss", "error")}
+_COMPUTED = {
+    "pushes": ("loss", "rounded", "scale"),
+    "updates": ("mean_loss", "gradient_sq", "sum_sq"),
+    "evaluations": ("loss", "error"),
+}
 
 
 def simulate_again(record: Record, brought: Brought, proof: Proof, *, evaluated: bool) -> None:
@@ -78,7 +82,7 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
         for table in ("pushes", "updates", "events"):
             ours, theirs = (read_table(path / name, table) for path in (again, record.path))
             if ours.dtype != theirs.dtype:
-                ours = _before_neighbours(ours, theirs.dtype)
+                ours = _as_before(ours, theirs.dtype)
             if table == "events" and record.older:  # which had no goodbyes
                 ours = ours[ours["kind"] != Event.GOODBYE]
             skipped = _COMPUTED.get(table, ()) if record.computed else ()
@@ -96,12 +100,13 @@ def _compare_files(record: Record, again: Path, evaluated: bool) -> None:
     _compare(ours, theirs, -1, "evaluations", skipped, whole=record.done is not None)
 
 
-def _before_neighbours(pushes: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """As they were logged before waiting for neighbours was told apart from computing."""
+def _as_before(pushes: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """As they were logged before scales were, or before waiting for neighbours was told apart from computing."""
     found = np.empty(len(pushes), dtype)
     for name in dtype.names or ():
         found[name] = pushes[name]
-    found["compute_s"] = (np.rint(1e9 * pushes["compute_s"]) + np.rint(1e9 * pushes["neighbour_s"])) * 1e-9
+    if "neighbour_s" in schema.extra(pushes.dtype):
+        found["compute_s"] = (np.rint(1e9 * pushes["compute_s"]) + np.rint(1e9 * pushes["neighbour_s"])) * 1e-9
     return found
 
 

@@ -86,8 +86,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-SOME = {name: _claim("pushes", name, _C) for name in ("portion", "neighbour_s")}
-"""Of columns that only some runs have: where data are dealt, and where learners are groups of ranks."""
+SOME = {name: _claim("pushes", name, how) for name, how in (("portion", _C), ("neighbour_s", _C), ("scale", _P))}
+"""Of columns that only some runs have: where data are dealt, learners are groups of ranks, or losses are scaled."""
 
 BATCH: tuple[Claim, ...] = (
     _claim("portions", "clock portion learner_id seq samples loss outcome", _P),

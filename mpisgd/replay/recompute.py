@@ -114,6 +114,9 @@ class Recompute:
         place = {"row": number, "clock": row.clock, "learner_id": row.learner_id, "seq": row.seq}
         if samples != row.samples:
             self._find(Finding(f"{row.samples} samples, recomputed {samples}", log.shard, "pushes", **place))
+        scale = self.serial.scale_of(action.learner_id)
+        if not same(told := log.scale_of(number), scale) and not math.isnan(told):  # of a row that was there before the column was
+            self._find(Finding(f"scale {told!r}, recomputed {scale!r}", log.shard, "pushes", **place))
         for each, share in zip(self.record.shards, rounded, strict=True):
             at = int(each.rows_of[action.learner_id][action.number])
             said = float(each.pushes["rounded"][at])

@@ -55,6 +55,7 @@ class _InTurn(Travels):
         self._take_turn = take_turn
         self._drop_nonfinite = drop_nonfinite
         (first, *others) = ranks.values()
+        self.scaled = first.scaled
         self.memory = Memory(first.memory.weights, np.empty_like(first.memory.gradients)) if others else first.memory
         self.samples = 0
 
@@ -147,6 +148,10 @@ class Serial:
         self._under_way[learner_id, number] = _Gradient(vector, loss, to_take=len(shards))
         return loss, gradient.samples, [gradient.rounded_of(shard) for shard in shards]
 
+    def scale_of(self, learner_id: int) -> float:
+        """By what the loss was multiplied in the last backward pass of a learner."""
+        return self._gradients[learner_id].scaled.by
+
     def take(self, action: Take, row: Row) -> float:
         """A shard sums its slice of a gradient, if the log says so, with the weight that the log says; returns the loss."""
         key = (action.learner_id, action.number)
@@ -181,13 +186,18 @@ class Serial:
         own = {rank: stages.accumulated(self.config, self.tensors.gradient(rank)) for rank in ranks}
         in_turn = _InTurn(own, self._take_turn, self.config.nonfinite == "drop")
         samples, gradients = self.tensors.meta.train_samples, self.record.gradients_per_update
-        return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments)
+        cut = self.tensors.stages
+        pieces = () if cut is None else cut.bounds
+        return stages.chain(self.config, in_turn, self.bounds, samples, gradients, self.tensors.segments, pieces)
 
     def _begin_anew(self, learner_id: int) -> None:
         """A spare has taken a learner's place, and has none of what that had kept between mini-batches."""
         (rank,) = ranks = self.record.members[learner_id]
         self._take_turn(-1)
         self._buffers.pop(rank, None)
+        for held in self._deltas:
+            if held is not None:
+                held.gone(learner_id)
         self._gradients[learner_id] = self._chain(ranks)
 
     def _take_turn(self, rank: int) -> None:

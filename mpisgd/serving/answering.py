@@ -50,6 +50,13 @@ class Answering:
         if self._deltas is not None:
             self._deltas.begin(self._update.weights)
 
+    def give_first(self, learner_ids: list[int]) -> None:
+        """To all learners at once, where they double as shards: they need not ask."""
+        weights, clock = self._update.weights, self._rules.clock
+        to_all = [(learner_ids, self._update.served)]
+        for alike, body in to_all if self._deltas is None else self._deltas.answers(learner_ids, weights, clock):
+            self._channel.start_answers(alike, body, clock, {})
+
     def follow(self) -> None:
         """An update was made."""
         if self._deltas is not None:
@@ -95,7 +102,8 @@ class Answering:
         elif self._deltas is not None:
             for alike, body in self._deltas.answers(learner_ids, update.weights, rules.clock):
                 channel.start_answers(alike, body, rules.clock, rules.verdicts)
-                channel.finish_answers()
+                if not (channel.duplex or channel.finish_answers()):
+                    self._deltas.renew()
         else:
             channel.start_answers(learner_ids, update.served, rules.clock, rules.verdicts)
         self._finish(learner_ids, now_s)

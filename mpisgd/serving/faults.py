@@ -9,9 +9,8 @@ or in part (*torn*): each shard does with it what its protocol does with a gradi
 on without a learner and another has not, the learner asks the one that lags for the clock of the other, as ever; so that one knows
 that no gradient of its own clock will come (*passed*).
 
-A spare rank may take the place of a learner that is dead (*succeeded*, `spares.py`). It goes on with the mini-batch after the last
-that any shard has had. A shard that does not know yet that the learner is dead takes it from the spare: from then on nothing counts
-that may still come of the dead one.
+A spare rank may take the place of a learner that is dead, or that shard 0 misses (*succeeded*, `spares.py`). It goes on with the
+mini-batch after the last that any shard has had. A shard that does not know yet that the learner is gone takes it from the spare.
 
 What follows from it is decided by the rules (`rules/rules.py`), and done by the shard.
 """
@@ -115,7 +114,7 @@ class Faults:
         self._since_s = [0.0] * len(shard.received)
         """Per learner, since when it owes a push or a pull; inf = its pull waits."""
         self._owes_push = [False] * len(shard.received)
-        self._spares = Spares(channel)
+        self._spares = Spares(channel, patience_s)
         self._last_seq = [-1] * len(shard.received)
         """Per learner, the mini-batch that has come last in this attempt."""
         self._closes_s = math.inf
@@ -200,8 +199,7 @@ class Faults:
             warn(f"mpisgd: {self._name}, clock {self._rules.clock}: a spare, rank {rank}, is lost")
         if learner_id >= 0 and dead:
             spares.vacate(learner_id)
-        if self._succession is not None and self._shard.desk.is_open and not self._closes:
-            spares.appoint()
+        self._appoint_spares()
         self._end_if_none_is_left(self._note_if_lost(learner_id) or is_spare)
         if is_spare:
             self._end_evaluation()
@@ -211,6 +209,10 @@ class Faults:
         if self._succession is not None:
             self._succession.lost(DEDICATED if learner_id < 0 else learner_id)
             self._appoint()
+
+    def _appoint_spares(self, hangs: int = -1) -> None:
+        if self._succession is not None and self._shard.desk.is_open and not self._closes:
+            self._spares.appoint(self._channel.now_s(), hangs)
 
     def _note_if_lost(self, learner_id: int) -> bool:
         """Whether a learner that has not left is lost: the others go on without it."""
@@ -230,9 +232,10 @@ class Faults:
         self._shard.end_if_deserted()
 
     def _succeed(self, rank: int, learner_id: int) -> None:
-        """A spare takes the place of a learner that is dead: this shard may hear of both by that alone."""
+        """A spare takes the place of a learner: this shard may hear by that alone that it is gone."""
         shard, channel, before = self._shard, self._channel, self._channel.rank_of(learner_id)
-        channel.lose(before)
+        if not self._spares.displaces(rank, before):
+            return
         self._spares.taken(rank, learner_id)
         self._note_if_lost(learner_id)
         if before == channel.evaluator_rank:
@@ -262,6 +265,7 @@ class Faults:
             self._spares.give_up()
             self._end_evaluation()
         self.look_s = now_s + self._patience_s / 4
+        self._appoint_spares()
         for learner_id in sorted(present if whose is None else {whose} & present):
             if now_s - self._since_s[learner_id] <= self._patience_s:
                 continue
@@ -269,12 +273,15 @@ class Faults:
                 self._miss(learner_id)
             elif learner_id in self._unheeded:
                 self._lose_for_good(self._channel.rank_of(learner_id), learner_id)
+            else:
+                self._appoint_spares(hangs=learner_id)
 
     def _miss(self, learner_id: int) -> None:
         """Go on without a learner, until it asks for weights."""
         silent_s = max(0.0, self._channel.now_s() - self._since_s[learner_id])
         self._note(Event.MISSED, learner_id, f"was not heard of for {silent_s:.2f} s: the others go on without it", silent_s)
         self._shard.go_on_without(learner_id, Gone.MISSED)
+        self._appoint_spares(hangs=learner_id)
 
     def note_if_back(self, learner_id: int) -> None:
         """A learner that was missed has pushed."""

@@ -1,25 +1,35 @@
-"""Spare ranks, as one shard knows them: shard 0 alone appoints them, each to the place of one learner that is dead.
+"""Spare ranks, as one shard knows them: shard 0 alone appoints them, each to the place of one learner that is dead, or hangs.
 
-The spare then tells each shard, shard 0 last, whose place it takes; so until shard 0 has heard of it, others may not have.
+The spare then tells each shard, shard 0 last, whose place it takes; so until shard 0 has heard of it, others may not have; and a
+learner that hangs may be back until then. Of a rank whose place is taken no shard takes anything any more, nor answers it.
+
+Where a spare that was appointed is not heard of, the next one is appointed to the same place. Their ranks ascend: so one that wakes
+late is known by its rank, and takes no place from one that came after it.
 """
 
 from __future__ import annotations
 
+from mpisgd.base.speech import warn
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 
 
 class Spares:
     """Who waits, and whose places are vacant.
 
+    Args:
+        patience_s: how long one that was appointed may take to come to its place.
+
     Attributes:
         appointed: on shard 0, the learners whose places spares are to take that have not yet said that they do, by rank.
     """
 
-    def __init__(self, channel: TolerantShardChannel) -> None:
+    def __init__(self, channel: TolerantShardChannel, patience_s: float) -> None:
         self._channel = channel
+        self._patience_s = patience_s
         self._idle = list(channel.spare_ranks)
         self._vacant: list[int] = []
         self.appointed: dict[int, int] = {}
+        self._since_s: dict[int, float] = {}
 
     @property
     def expected(self) -> bool:
@@ -27,8 +37,8 @@ class Spares:
         return bool(self.appointed or (self._vacant and self._idle))
 
     def vacate(self, learner_id: int) -> None:
-        """A learner is dead."""
-        if learner_id not in self._vacant:
+        """A learner is dead, or hangs."""
+        if learner_id not in (*self._vacant, *self.appointed.values()):
             self._vacant.append(learner_id)
 
     def lost(self, rank: int) -> bool:
@@ -41,11 +51,14 @@ class Spares:
             return True
         return False
 
-    def appoint(self) -> None:
-        """By shard 0: the first spare takes the place that is vacant longest, and so on."""
+    def appoint(self, now_s: float, hangs: int = -1) -> None:
+        """By shard 0: the first spare takes the place that is vacant longest, and so on; also that of a learner that hangs."""
+        self._miss(now_s - self._patience_s)
+        if hangs >= 0 and self._idle:
+            self.vacate(hangs)
         while self._idle and self._vacant:
             rank, learner_id = self._idle.pop(0), self._vacant.pop(0)
-            self.appointed[rank] = learner_id
+            self.appointed[rank], self._since_s[rank] = learner_id, now_s
             self._channel.appoint(rank, learner_id)
 
     def taken(self, rank: int, learner_id: int) -> None:
@@ -54,6 +67,23 @@ class Spares:
         for those, each in ((self._idle, rank), (self._vacant, learner_id)):
             if each in those:
                 those.remove(each)
+
+    def _miss(self, before_s: float) -> None:
+        """Those that were appointed before this second, and have not been heard of, are spares no more."""
+        for rank in [rank for rank in self.appointed if self._since_s[rank] < before_s]:
+            warn(f"mpisgd: a spare, rank {rank}, was not heard of since it was to take the place of learner {self.appointed[rank]}")
+            self.vacate(self.appointed.pop(rank))
+            self._leave_out(rank)
+
+    def displaces(self, rank: int, before: int) -> bool:
+        """Whether a spare that says so takes the place of this rank, which counts no more; else the spare does not."""
+        late = before in self._channel.spare_ranks and rank < before
+        self._leave_out(rank if late else before)
+        return not late
+
+    def _leave_out(self, rank: int) -> None:
+        self._channel.lose(rank)
+        self._channel.give_up(rank)
 
     def dismiss(self) -> None:
         """By shard 0: the run is over for those who wait."""

@@ -65,7 +65,7 @@ class SizedUpdate(Updates):
         return self.samples / self._train_samples
 
     def make_room(self, gradients: int) -> Any:
-        return SizedVector(gradients * self.scratch.size)
+        return self.inbox.times(gradients)
 
     def scratch_is_finite(self) -> bool:
         return True

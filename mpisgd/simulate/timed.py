@@ -58,7 +58,7 @@ class Timed(Travels):
     """A virtual learner's gradient, which is computed when its virtual time is over."""
 
     def __init__(self, gradient: Travels, wire: VirtualWire, next_ns: Callable[[], int]) -> None:
-        self.memory = gradient.memory
+        self.memory, self.scaled = gradient.memory, gradient.scaled
         self.samples = 0
         self._gradient = gradient
         self._wire = wire

@@ -112,7 +112,7 @@ class StagedUpdate(DeviceUpdate):
 
     def take_in(self) -> None:
         if self._turn is not None:
-            self._scratch.copy_(self._turn, non_blocking=True)
+            (self._scratch if self._coded is None else self._coded).copy_(self._turn, non_blocking=True)
         else:
             self._emptying[0] = Copy(self._scratch if self._coded is None else self._coded, self._inboxes[0])
             self._inboxes.reverse()
@@ -124,8 +124,9 @@ class StagedUpdate(DeviceUpdate):
         self._inboxes[0], self._emptying[0] = self._new_inbox(), None
 
     def make_room(self, gradients: int) -> np.ndarray:
-        room = staging(self.weights.new_empty(gradients * len(self.weights)))
-        self._room = torch.split(room, len(self.weights))
+        like = self._scratch if self._coded is None else self._coded
+        room = staging(like.new_empty(gradients * len(like)))
+        self._room = torch.split(room, len(like))
         return host_view(room)
 
     def turn_to(self, place: int) -> None:

@@ -68,13 +68,22 @@ class Reception(Updates):
         self._receive_into(self._parked.pop(learner_id))
 
     def make_room(self, gradients: int) -> np.ndarray:
-        room = host_vector(gradients * len(self.weights))
-        self._room = torch.split(room, len(self.weights))
+        if self._coded is None:
+            room = host_vector(gradients * len(self.weights))
+        else:
+            room = self._coded.new_zeros(gradients * len(self._coded))
+        self._room = torch.split(room, len(room) // gradients)
         return host_view(room)
 
     def turn_to(self, place: int) -> None:
-        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied."""
-        self._receive_into(self._room[place])
+        """The gradient at this place of that memory is in `scratch`; it, and a sum that begins with it, are never copied.
+
+        In words of another format it is what `take_in` takes in.
+        """
+        if self._coded is None:
+            self._receive_into(self._room[place])
+        else:
+            self._coded = self._room[place]
 
     def renew_scratch(self) -> None:
         """The next gradient is received into memory of its own."""

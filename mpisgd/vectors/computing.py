@@ -21,6 +21,18 @@ class Waited:
         self.ns = 0
 
 
+class Scaled:
+    """By what a learner's loss was multiplied in its last backward pass (`scaling.py`); shared as `Waited` is.
+
+    Of a team that is its first rank's.
+    """
+
+    __slots__ = ("by",)
+
+    def __init__(self) -> None:
+        self.by = 1.0
+
+
 class Computes(ABC):
     """A gradient, as a learner's loop asks for it. After `compute`, it lies where the channel sends it from."""
 
@@ -30,6 +42,8 @@ class Computes(ABC):
     """Norm of what was rounded off its gradient, as a share of the gradient's (`rounding.py`)."""
     waited: Waited = Waited()
     """Stays 0 where a learner is one rank."""
+    scaled: Scaled = Scaled()
+    """Stays 1 where no loss is scaled."""
 
     def prepare(self, seq: int) -> None:  # noqa: B027 - virtual learners, who wait in virtual time, gain nothing
         """Do what mini-batch `seq` needs before its weights are known."""
@@ -147,13 +161,13 @@ class Updates(ABC):
 
     @abstractmethod
     def make_room(self, gradients: int) -> Any:
-        """Memory for so many gradients that are received at once, one behind the other: (gradients * slice,) float32."""
+        """Memory for so many gradients that are received at once, one behind the other, each as `inbox`."""
 
     def live_in(self, weights: Any, gradients: Sequence[Any]) -> None:  # noqa: B027 - only where there are tensors
         """Let this memory, each (slice,) float32, take the place of `weights`, as they are, and of what `make_room` makes."""
 
     def turn_to(self, place: int) -> None:  # noqa: B027 - only where there are tensors
-        """The gradient at this place of that memory is in `scratch`."""
+        """The gradient at this place of that memory is in `scratch`, or `take_in` will see to it."""
 
     def renew_scratch(self) -> None:  # noqa: B027 - only where there are tensors
         """Receive the next gradient elsewhere: into the old place something may yet be written."""

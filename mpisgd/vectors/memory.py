@@ -35,6 +35,10 @@ class SizedVector:
         start, stop, _ = part.indices(self.size)
         return SizedVector(stop - start, self._itemsize)
 
+    def times(self, count: int) -> SizedVector:
+        """Size of so many of it, one behind the other."""
+        return SizedVector(count * self.size, self._itemsize)
+
     def in_half(self) -> SizedVector:
         """Size of as many elements of half the bytes (`rounding.py`)."""
         return SizedVector(self.size, self._itemsize // 2)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mpisgd.vectors.computing import Scaled
 from mpisgd.vectors.flat import FlatModel, is_finite
 
 FIRST, LARGEST = 2.0**16, 2.0**24
@@ -23,10 +24,16 @@ GROWS_AFTER = 2000
 
 
 class LossScale:
-    """The scale of one learner, a power of two: dividing by it loses nothing."""
+    """The scale of one learner, a power of two: dividing by it loses nothing.
+
+    Attributes:
+        scale: of the next pass.
+        scaled: that of the last one.
+    """
 
     def __init__(self) -> None:
         self.scale = FIRST
+        self.scaled = Scaled()
         self._finite = 0
 
     def passes(self, forward: Callable[[], Tensor], model: FlatModel) -> Tensor:
@@ -44,6 +51,7 @@ class LossScale:
             scale /= 2
             model.zero_gradients()
         model.gradients.div_(scale)
+        self.scaled.by = scale
         if finite:
             self._keep(scale)
         return loss

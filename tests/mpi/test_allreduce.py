@@ -16,6 +16,7 @@ from mpisgd.update.optimizer import CACHED_NBYTES
 
 from .conftest import Shared, dealt
 
+BFLOAT16 = {"push_format": "bfloat16", "pull_format": "bfloat16"}
 UNEVEN = {"delay": "exponential", "delay_mean_s": 0.003, "slowdown": {"0": 2.0}}
 #: name -> (learners, shards of its twin, what differs from COMMON). Only SGD of small slices has the same bits however the
 #: vector is cut: the others' kernels treat the last elements of a slice by themselves.
@@ -26,6 +27,8 @@ RUNS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "cnn": (4, 1, {"model": "small_cnn", "sampling": "replacement", "optimizer": {"name": "sgd", "nesterov": True}}),
     "diverged": (2, 2, {"alpha0": 1e30, "nonfinite": "continue"}),
     "large": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03}),
+    "large-bfloat16": (2, 2, {"model": {"name": "mlp", "hidden": [1500, 1500]}, "epochs": 0.03, **BFLOAT16}),
+    "4-few": (4, 4, {"push_format": "topk", "topk_share": 0.1, "pull_format": "bfloat16"}),
 }
 NODE = "-node"
 """The same in memory that all share."""
@@ -34,7 +37,7 @@ for _each in ("4", "cnn", "large"):
 COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
 
 
-CASES = dealt(RUNS, always=("4-node", "5", "diverged", "large"))
+CASES = dealt(RUNS, always=("4-node", "5", "diverged", "large", "large-bfloat16"))
 TWIN = "twin-"
 """The same by hardsync, those of an evaluator evaluated by learner 0; made once."""
 

@@ -96,6 +96,11 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "backup": (8, {"protocol": {"name": "backup", "b": 1}, "group_size": 2, "shards": 2, "straggler": LATE}),
     "downpour": (6, {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "group_size": 2, "shards": 2, "alpha0": 0.01}),
+    "rounded": (
+        8,
+        {"protocol": {"name": "softsync", "n": 2}, "group_size": 2, "shards": 4, "micro_batches": 2}
+        | {"push_format": "bfloat16", "pull_format": "bfloat16"},
+    ),
     "large-async-autocast": (
         4,
         {"model": {"name": "mlp", "hidden": [1200, 1200]}, "protocol": "async", "group_size": 2, "shards": 2, "epochs": 0.1}

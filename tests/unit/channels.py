@@ -111,7 +111,7 @@ def header(tag: int, *fields: float) -> bytes:
 
 
 def a_push(learner_id: int = 0, nbytes: int = SLICE, gradients: int = 1) -> bytes:
-    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 0.5)
+    return header(Tag.PUSH, learner_id, 0, 0, 0, gradients, *(0,) * 6, nbytes, -1, 0.0, 1.0, 0.5)
 
 
 class Door:

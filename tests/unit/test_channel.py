@@ -42,7 +42,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
         job.gradients[2][:] = range(SIZE)
         waited.append((channel._wait_ns, channel._pull_ns))
         channel.push_ns = 7
-        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25, neighbour_ns=6))
+        channel.push(Report(seq=11, samples=16, loss=0.125, compute_ns=3, delay_ns=4, rounded=0.25, neighbour_ns=6, scale=8.0))
         assert channel.push_ns > 7
         assert channel.pushed == [1, 1]
         channel.goodbye(ending=Ending.FINISHED)
@@ -59,7 +59,7 @@ def test_a_push_arrives_as_it_was_sent() -> None:
     assert job.weights[2].tolist() == [7, 7, 7, 19, 19, 19]
     for number, timestamp in enumerate((7, 9)):
         _, push, goodbye = (message for whose, message in job.received if whose == number)
-        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 0.125)
+        assert told(push) == (Push, 2, timestamp, 11, 16, 1, 3, 4, 7, *waited[0], 6, SLICE // 2, -1, 0.25, 8.0, 0.125)
         assert push.arrival_ns > 0
         assert job.scratch[number].tolist() == [3 * number, 3 * number + 1, 3 * number + 2]
         assert goodbye == Goodbye(2, 1, Ending.FINISHED)

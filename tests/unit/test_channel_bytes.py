@@ -39,13 +39,13 @@ from tests.unit.fakes import Comm, Envelope, Stuck, told
 def test_valid_messages_pass_whole(polite: bool) -> None:
     """So that the refusals below are for what they say; and pulls go first."""
     door = Door(polite)
-    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125))
+    door.comes(1, Tag.PUSH, header(Tag.PUSH, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125))
     door.comes(1, Tag.GRADIENT, np.arange(SIZE, dtype=np.float32))
     door.comes(1, Tag.GOODBYE, header(Tag.GOODBYE, 0, 3, 1))
     door.comes(3, Tag.SNAPSHOT_PULL, header(Tag.SNAPSHOT_PULL, 3, 0))
     door.comes(2, Tag.PULL, header(Tag.PULL, 1, 7))
     assert told(door.receive()) == (Pull, 1, 7)
-    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 0.125)
+    assert told(door.receive()) == (Push, 0, 3, 11, 16, 1, 1, 2, 3, 4, 5, 6, SLICE, 7, 0.25, 8.0, 0.125)
     assert door.scratch.tolist() == list(range(SIZE))
     assert [door.receive(), door.receive()] == [Goodbye(0, 3, Ending.FINISHED), SnapshotPull(3)]
     with pytest.raises(Stuck):
@@ -102,10 +102,10 @@ def test_a_shard_that_waits_for_one_learner_sees_pulls_of_all() -> None:
 @pytest.mark.parametrize(
     ("source", "tag", "payload", "message"),
     [
-        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 128"),
-        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 136 bytes, expected 128"),
+        (1, Tag.PUSH, b"\0" * 8, "PUSH from rank 1: 8 bytes, expected 136"),
+        (1, Tag.PUSH, a_push(0) + b"\0" * 8, "PUSH from rank 1: 144 bytes, expected 136"),
         (1, Tag.PULL, b"", "PULL from rank 1: 0 bytes, expected 24"),
-        (1, Tag.PUSH, b"\0" * 128, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
+        (1, Tag.PUSH, b"\0" * 136, f"rank 1 sent magic 0x0: expected {MAGIC:#x}; another program or version"),
         (1, Tag.PULL, b"\xff" * 24, "rank 1 sent magic -0x1"),
         (
             1,
@@ -251,7 +251,7 @@ def test_an_announced_header_is_synchronous_however_a_rank_waits(polite: bool, m
     for synchronous, plain in ((False, "Isend"), (True, "Issend")):
         monkeypatch.setenv("MPISGD_SSEND", str(int(synchronous)))
         wire = real.Wire(comm := Comm(), polite=polite)
-        push = (0,) * 11 + (SLICE, -1, 0.0, 0.5)
+        push = (0,) * 11 + (SLICE, -1, 0.0, 1.0, 0.5)
         wire.finish(wire.start(1, Tag.PUSH, push, slice_))
         wire.finish(wire.start(1, Tag.PULL, (0, 0)))
         wire.finish(wire.start(1, Tag.GOODBYE, (0, 0, 1)))

@@ -112,7 +112,7 @@ def test_print_config_and_dry_run_refuse_what_train_does(tmp_path: Path) -> None
         assert len(said.splitlines()) == 3
         assert "exchange = 'layerwise': expected 'whole' beside protocol allreduce, whose learners double as shards" in said
         assert "aggregation = 'node': expected 'none' beside exchange = 'layerwise'" in said
-        assert "push_format = 'bfloat16': expected 'float32' beside protocol allreduce" in said
+        assert "push_format = 'bfloat16': expected 'float32' beside protocol allreduce with aggregation = 'node'" in said
     path.write_text('compensation = 0.5\nprotocol = "hardsync"\n')
     said = refusal(lambda: train_cli.main([str(path), "--print-config"]))
     assert said.startswith("compensation = 0.5: expected 0 beside protocol hardsync, which applies no stale gradients: ")

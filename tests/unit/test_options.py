@@ -18,6 +18,7 @@ from mpisgd.config import (
     DigitsOptions,
     GroupOptions,
     MlpOptions,
+    SgdOptions,
     StragglerOptions,
     config_file,
     replace,
@@ -178,6 +179,23 @@ def test_help_of_training_is_two_screens_without_the_virtual_cluster(capsys: pyt
     assert "--resume" not in told
     assert "--log.max-bytes" not in told, "few need it"
     assert "--straggler.pause-s" not in told and "--straggler.pause-s" in helped("--straggler.pause-learner 1 --help", capsys)
+
+
+def test_the_inner_optimizer_has_kinds_and_says_whose_option_is_wrong() -> None:
+    """Its kinds are those of `optimizer`."""
+    words = "--local-steps 2 --inner-optimizer sgd --inner-optimizer.momentum"
+    found = parse([*words.split(), "0.5"], "mpisgd train")[0].inner_optimizer
+    assert found == SgdOptions(momentum=0.5)
+    for more, said in (
+        ("2", "inner_optimizer.momentum = 2.0: expected a number below 1"),
+        ("0 --inner-optimizer.beta1 0", "which has no 'beta1'; it belongs to --inner-optimizer adam or adamw or lamb"),
+        ("0 --optimizer.momentum 2", "optimizer.momentum = 2.0: expected a number below 1"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+            parse([*words.split(), *more.split()], "mpisgd train")
+        assert ("inner" in str(caught.value)) == ("inner" in said)
+    with pytest.raises(ConfigError, match=r"^inner_optimizer\.momentum = 2\.0"):
+        config_file.from_mapping({"local_steps": 2, "inner_optimizer": {"name": "sgd", "momentum": 2.0}})
 
 
 def test_help_shows_the_values_of_the_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,10 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import DigitsOptions, MlpOptions
 from mpisgd.data.sampling import EpochSampling
 from mpisgd.job.parts import Brought
+from mpisgd.records.log import schema
 from mpisgd.replay import replay
+from mpisgd.vectors.scaling import FIRST
+from tests.forge import forge
 from tests.virtual.jobs import simulated
 from tests.virtual.test_optimisers import JOB, LEARNERS, MU, SEED, UPDATES, weights
 
@@ -79,6 +84,8 @@ HALF: dict[str, Any] = {**JOB, "autocast": "float16", "log": {"progress": "off"}
         {"protocol": {"name": "backup", "b": 1}},
         {"protocol": "versioned", "accumulation": 2},
         {"local_steps": 3, "alpha0": 0.5},
+        {"push_format": "bfloat16", "sampling": "dealt"},
+        {"protocol": "hardsync", "aggregation": "node", "virtual": {"ranks_per_node": 6}},
     ],
     ids=str,
 )
@@ -94,6 +101,17 @@ def test_replay_has_the_bits_of_gradients_that_overflowed(changes: dict[str, Any
     shards, per_push = changes.get("shards", 1), changes.get("accumulation", 1) * changes.get("local_steps", 1)
     assert len(passes) > len(run.pushes) // shards * per_push
     assert replay(tmp_path / "run", Brought(loss=loss)).holds
+    scales = run.pushes["scale"]
+    assert scales.max() < FIRST, "it was halved"
+    assert all(math.log2(scale).is_integer() for scale in scales)
+    with h5py.File(tmp_path / "run" / schema.shard_file(0, 0), "r+") as file:
+        forge(file)
+        rows = file["pushes"][:]
+        rows["scale"][3] /= 2
+        file["pushes"][:] = rows
+    proof = replay(tmp_path / "run", Brought(loss=loss))
+    assert not proof.holds
+    assert "scale " in proof.reason
 
 
 def test_float16_where_a_pass_is_not_known_as_a_whole(tmp_path: Path) -> None:

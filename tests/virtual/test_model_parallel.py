@@ -64,6 +64,8 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
         "group_size": size,
         "micro_batches": draw(st.integers(1, 6).filter(lambda many: many != 5)),
         "pipeline": draw(st.sampled_from(["gpipe", "1f1b"])) if size > 1 else "gpipe",
+        "push_format": draw(st.sampled_from(["float32", "float32", "bfloat16", "topk"])),
+        "pull_format": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
     }, draw(st.sampled_from([0.0, 0.01, 0.2]))
 
 
@@ -107,13 +109,13 @@ def digits_of(run: Run) -> tuple[Any, ...]:
     return first["loss"].tobytes(), first["seq"].tobytes(), *(each.numpy().tobytes() for each in weights(run.path).values())
 
 
+@pytest.mark.parametrize("rounded", [{}, {"push_format": "bfloat16", "pull_format": "bfloat16"}], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("protocol", ["hardsync", {"name": "backup", "b": 0}])
-def test_stages_have_the_bits_of_one_rank(protocol: Any, tmp_path: Path) -> None:
-    constant = {"name": "constant", "mean_s": 0.1}
+def test_stages_have_the_bits_of_one_rank(protocol: Any, rounded: dict[str, Any], tmp_path: Path) -> None:
+    """Each element is rounded by itself, and what was rounded off is kept where it is computed, or held."""
+    job = {**SOME, **rounded, "model": DEEP, "protocol": protocol, "compute": {"name": "constant", "mean_s": 0.1}}
     runs = [
-        simulated(
-            tmp_path / f"{size}-{shards}", SOME, model=DEEP, protocol=protocol, group_size=size, shards=shards, compute=constant
-        )
+        simulated(tmp_path / f"{size}-{shards}", job, group_size=size, shards=shards)
         for size, shards in ((1, 1), (1, 3), (2, 2), (3, 4), (4, 4))
     ]
     assert len({digits_of(run) for run in runs}) == 1
@@ -369,3 +371,15 @@ def test_what_needs_seconds_of_whole_learners_says_so(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", TENSORS, group_size=2, shards=2)
     with pytest.raises(ConfigError, match="is a run of groups"):
         fit.fit(run)
+
+
+@pytest.mark.parametrize(
+    "how", [{"push_format": "bfloat16"}, {"push_format": "topk"}, {"pull_format": "bfloat16", "push_format": "bfloat16"}], ids=str
+)
+@pytest.mark.parametrize("protocol", [{"name": "softsync", "n": 2}, {"name": "downpour", "n_push": 2, "n_fetch": 4}], ids=str)
+def test_what_stages_round_is_replayed(protocol: dict[str, Any], how: dict[str, Any], tmp_path: Path) -> None:
+    """A stage tells how much of its own piece was rounded off: its shards say the same, and others something else."""
+    run = simulated(tmp_path / "run", TENSORS, model={"hidden": [5, 4]}, group_size=3, shards=4, protocol=protocol, **how)
+    assert replay.replay(run.path).holds
+    first = run.pushes[(run.pushes["learner_id"] == 0) & (run.pushes["seq"] == run.pushes["seq"].min())]
+    assert len(set(first["rounded"].tolist())) == 3

@@ -19,7 +19,7 @@ from tests.virtual.test_told import reported
 HALF = {"push_format": "bfloat16"}
 
 
-@pytest.mark.parametrize("name", [name for name in ALONE if name != "allreduce"])
+@pytest.mark.parametrize("name", ALONE)
 def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_path: Path) -> None:
     by_hand = ByHand(tmp_path / "by_hand")
     theta = by_hand.weights()
@@ -39,10 +39,6 @@ def test_with_one_learner_it_is_serial_sgd_with_error_feedback(name: str, tmp_pa
 @drawn_jobs(max_examples=4, most_learners=4, step=4)
 def test_any_such_job_obeys(directory: Path, changes: dict[str, Any], jitter_s: float) -> None:
     job = {**changes, **HALF, "alpha0": 0.001}
-    if changes["protocol"]["name"] == "allreduce":
-        with pytest.raises(ConfigError, match="'float32' beside protocol allreduce"):
-            simulated(directory / "run", TENSORS, **job)
-        return
     run = obeys(directory / "run", TENSORS, job, jitter_s).run
     rounded = run.pushes["rounded"]
     assert ((rounded > 0) & (rounded < 1 / 256)).all()
@@ -91,9 +87,10 @@ def test_the_report_says_how_much(tmp_path: Path) -> None:
     assert "gradients pushed" not in reported(tmp_path / "exact")
 
 
-def test_allreduce_exchanges_float32(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"push_format = 'bfloat16': expected 'float32' beside protocol allreduce, .*: its coll"):
-        simulated(tmp_path / "run", SIZES, **HALF, protocol="allreduce")
+def test_in_memory_that_all_share_nothing_is_exchanged(tmp_path: Path) -> None:
+    why = r"push_format = 'bfloat16': expected 'float32' beside protocol allreduce with aggregation = 'node': in memory that"
+    with pytest.raises(ConfigError, match=why):
+        simulated(tmp_path / "run", SIZES, **HALF, protocol="allreduce", aggregation="node")
     assert not (tmp_path / "run").exists()
 
 

@@ -19,8 +19,8 @@ from mpisgd.exchange.tolerant_channel import SpareChannel
 from mpisgd.job.roles.sgd import BuiltLearner
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
-from tests.virtual.storm import aftermath, package
-from tests.virtual.storm.draw import WAYS, Draw, Fault
+from tests.virtual.storm import aftermath, draw, package
+from tests.virtual.storm.draw import LONG_S, PATIENCE_S, WAYS, Draw, Fault
 
 QUICK = ("hardsync", "async", "versioned")
 
@@ -36,10 +36,10 @@ def drawn(way: str, shards: int, *faults: Fault, learners: int = 3, spares: int 
     return Draw(way=way, shards=shards, learners=learners, spares=spares, **fields)  # type: ignore[arg-type]
 
 
-def weathered(draw: Draw, path: Path) -> Run:
+def weathered(drawn_: Draw, path: Path) -> Run:
     """The run that is DONE in one attempt, in whose end no rank was in want of anything, and that replay has proved."""
-    seen = aftermath.weather(draw, path)
-    assert not seen.failures, f"{seen.failures[0]}\n{draw!r}"
+    seen = aftermath.weather(drawn_, path)
+    assert not seen.failures, f"{seen.failures[0]}\n{drawn_!r}"
     assert seen.totals["attempts"] == 1, seen.ends
     return Run(path / "run-0")
 
@@ -159,3 +159,50 @@ def test_a_learner_that_dies_as_it_evaluates_is_followed_by_a_spare(tmp_path: Pa
     assert told(run, Event.SUCCEEDED, 0)
     assert len(run.evaluations)
     assert (tmp_path / "run-0" / "weights.pt").is_file()
+
+
+HANGS = [(way, wakes, shards) for way in WAYS for wakes in (False, True) for shards in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("way", "wakes", "shards"),
+    [pytest.param(*each, marks=() if each in (("hardsync", False, 1), ("async", True, 2)) else pytest.mark.slow) for each in HANGS],
+)
+def test_a_spare_takes_the_place_of_a_learner_that_hangs(way: str, wakes: bool, shards: int, tmp_path: Path) -> None:
+    """For longer than anybody is patient; one that wakes later is heard no more, and others end as if it had died."""
+    learner, spare = shards + 1, shards + 3
+    hangs = Fault("stop", learner, at_s=0.03, lasts_s=2 * PATIENCE_S if wakes else LONG_S)
+    with mock.patch.dict(draw._OF_SGD, epochs=16):  # some go on without it, and would be done before anybody has lost patience
+        run = weathered(drawn(way, shards, hangs), tmp_path)
+    for shard in range(shards):
+        assert told(run, Event.SUCCEEDED, shard) == [(1, spare)]
+        assert {learner_id for learner_id, _ in told(run, Event.GOODBYE, shard)} == {0, 1, 2}
+
+
+def test_a_spare_takes_the_place_of_the_only_learner(tmp_path: Path) -> None:
+    """Which is never missed: somebody must be waited for."""
+    run = weathered(drawn("hardsync", 2, Fault("stop", 2, at_s=0.03, lasts_s=LONG_S), learners=1), tmp_path)
+    assert told(run, Event.SUCCEEDED, 0) == told(run, Event.SUCCEEDED, 1) == [(0, 3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heard", [0, 1, 2])
+@pytest.mark.parametrize("way", ["hardsync", "async"])
+def test_a_spare_that_hangs_while_it_takes_a_place_is_followed_by_the_next(way: str, heard: int, tmp_path: Path) -> None:
+    """`heard`: how many shards it has told; shard 0 is the last. When it wakes, it displaces nobody."""
+    succeed = SpareChannel.succeed
+
+    def hangs(channel: Any, learner_id: int, first_seq: int) -> int:
+        ranks, machine = channel._ranks, package._machines[-1]
+        if channel._wire.rank == 5:
+            channel._ranks = ranks[2 - heard :]
+            succeed(channel, learner_id, first_seq)
+            process = machine.processes[5]
+            process.at_call[process.calls + 1] = process.stop
+            machine.at(int(3e9 * PATIENCE_S), process.go_on)
+            channel._ranks = ranks
+        return succeed(channel, learner_id, first_seq)
+
+    with mock.patch.object(SpareChannel, "succeed", hangs), mock.patch.dict(draw._OF_SGD, epochs=30):
+        run = weathered(drawn(way, 2, Fault("kill", 3, at_s=0.02), spares=2), tmp_path)
+    assert all(told(run, Event.SUCCEEDED, shard)[-1] == (1, 6.0) for shard in range(2))

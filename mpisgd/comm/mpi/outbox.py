@@ -21,7 +21,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.newest: np.ndarray | None = None
-        """The copy made last; what is sent of it is said by `keep`, before the next one is made."""
+        """The copy made last; what is sent of it is said by `keep` as soon as it has begun."""
         self._under_way: list[tuple[np.ndarray, list[MPI.Request]]] = []
         self._free: list[np.ndarray] = []
 

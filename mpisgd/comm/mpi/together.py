@@ -22,14 +22,17 @@ class Team:
     Args:
         comm: theirs, in the order of places; belongs to the team.
         bounds: the slice of a vector that each place owns, in elements.
+        cuts: of one that is exchanged, where that is not `bounds`.
     """
 
-    def __init__(self, wire: Wire, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, wire: Wire, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._wire = wire
         self._comm = comm
-        self._starts = [start for start, _ in bounds]
-        self._sizes = [end - start for start, end in bounds]
-        own = self._sizes[comm.Get_rank()]
+        self._sizes, self._starts = _sizes_and_starts(bounds)
+        self._cut_sizes, self._cut_starts = _sizes_and_starts(cuts or bounds)
+        own = self._cut_sizes[comm.Get_rank()]
         self._own_sizes = [own for _ in bounds]
         self._own_starts = [own * place for place in range(len(bounds))]
 
@@ -45,13 +48,15 @@ class Team:
     def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
         """All-to-all of slices."""
         self._wire.say("all", Tag.GRADIENT, vector.nbytes)
-        sent = (vector, (self._sizes, self._starts), MPI.FLOAT)
-        self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), MPI.FLOAT)))
+        kind = _kind_of(vector)
+        sent = (vector, (self._cut_sizes, self._cut_starts), kind)
+        self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), kind)))
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
         self._wire.say("all", Tag.WEIGHTS, own.nbytes)
-        return self._comm.Iallgatherv(own, (vector, (self._sizes, self._starts), MPI.FLOAT))
+        kind = _kind_of(vector)
+        return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
 
     def finish(self, shared: MPI.Request, meanwhile: Callable[[], None]) -> None:
         meanwhile()
@@ -65,6 +70,14 @@ class Team:
 
     def disband(self) -> None:
         self._comm.Free()
+
+
+def _kind_of(vector: np.ndarray) -> MPI.Datatype:
+    return {"float32": MPI.FLOAT, "int16": MPI.SHORT, "int32": MPI.INT}[vector.dtype.name]
+
+
+def _sizes_and_starts(bounds: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [end - start for start, end in bounds], [start for start, _ in bounds]
 
 
 class Node:

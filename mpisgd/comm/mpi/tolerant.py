@@ -75,6 +75,8 @@ class TolerantWire(Wire):
         self._describe = describe
         self._patience_s = patience_s
         self._lost: set[int] = set()
+        self._replaced: set[int] = set()
+        """Of these, who has been replaced, and may live."""
         self._given_up: set[int] = set()
         self._news: deque[tuple[int, int]] = deque()
         self._kept: list[Any] = []
@@ -97,6 +99,7 @@ class TolerantWire(Wire):
         if not ulfm.is_failure(error):
             raise error
         for rank in ulfm.failed(self._comm):
+            self._replaced.discard(rank)
             if rank in self._vital and not self._parting:
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
             if rank not in self._lost:
@@ -108,7 +111,9 @@ class TolerantWire(Wire):
         self._given_up.add(rank)
 
     def lose(self, rank: int) -> None:
-        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
+        """Another rank has its place, as it is dead or hangs: nothing of it is taken any more, and it is not told again."""
+        if rank not in self._lost:
+            self._replaced.add(rank)
         self._lost.add(rank)
         self._news = deque(each for each in self._news if each[0] != rank)
 
@@ -376,7 +381,7 @@ class TolerantWire(Wire):
             self._learn(error)
 
     def given_up(self) -> list[int]:
-        return sorted(self._given_up - self._lost)
+        return sorted(self._given_up - (self._lost - self._replaced))
 
     def away(self) -> list[int]:
         return sorted(self._given_up | self._lost)

@@ -131,6 +131,8 @@ class Wire:
             requests.append(begin(body, dest, layout.body))
         self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
         outbox = self._outbox if self._outbox is not None and len(bodies) == 1 and bodies[0] is self._outbox.newest else None
+        if outbox is not None:
+            outbox.keep(requests)
         return Sending(dest, tag, layout.announced, requests, outbox)
 
     def aside(self, body: np.ndarray) -> np.ndarray:
@@ -269,7 +271,6 @@ class Wire:
         """Wait for a message that is under way, politely if need be."""
         requests = transfer.requests
         if type(transfer) is Sending and transfer.outbox is not None:
-            transfer.outbox.keep(requests)
             return True
         self.awaited = transfer
         try:
@@ -353,9 +354,9 @@ class Wire:
         """Ranks that are given up or dead, as far as is known before ranks part."""
         return []
 
-    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> Team:
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; only they call this."""
-        return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds)
+        return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds, cuts)
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; only they call this."""

@@ -19,11 +19,14 @@ class VirtualTeam(Team):
     are large, go from each rank to each other one directly, to the next place first, so that no link is everybody's first.
     """
 
-    def __init__(self, wire: Communicator, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self, wire: Communicator, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()
+    ) -> None:
         place = ranks.index(wire.rank)
         self._wire = wire
         self._ranks = ranks
         self._bounds = bounds
+        self._cuts = cuts or bounds
         self._place = place
         self._others = [(place + away) % len(ranks) for away in range(1, len(ranks))]
 
@@ -39,12 +42,12 @@ class VirtualTeam(Team):
         return known[len(ranks) - place :] + known[: len(ranks) - place]
 
     def exchange(self, vector: Any, received: Any) -> None:
-        own, wire = self._slice(vector, self._place), self._wire
-        size = len(range(*self._bounds[self._place]))
+        slices, wire = [vector[start:end] for start, end in self._cuts], self._wire
+        size = len(range(*self._cuts[self._place]))
         rows = [received[place * size : (place + 1) * size] for place in range(len(self._ranks))]
-        _copy(own, rows[self._place])
+        _copy(slices[self._place], rows[self._place])
         posted = [wire.post(self._ranks[place], Tag.GRADIENT, rows[place]) for place in reversed(self._others)]
-        sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), self._slice(vector, place)) for place in self._others]
+        sent = [wire.start(self._ranks[place], Tag.GRADIENT, (), slices[place]) for place in self._others]
         self._wait(posted, sent)
 
     def share(self, own: Any, vector: Any) -> tuple[list[Any], list[Any]]:

@@ -187,8 +187,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def meet(self) -> None:
         self._cluster.meet(self)
 
-    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]]) -> VirtualTeam:
-        return VirtualTeam(self, ranks, bounds)
+    def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
+        return VirtualTeam(self, ranks, bounds, cuts)
 
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]

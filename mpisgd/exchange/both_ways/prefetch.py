@@ -24,18 +24,33 @@ from mpisgd.comm.communicator import Communicator
 from mpisgd.comm.messages import PushFields
 from mpisgd.exchange.base import Answers, Report
 from mpisgd.exchange.channel import LearnerChannel
+from mpisgd.exchange.deltas import Held
 from mpisgd.exchange.roles import Roles
 from mpisgd.vectors.memory import Memory, copy_into
 
 
 class PrefetchChannel(LearnerChannel):
-    """A learner's end, for protocols whose pulls need not wait for the learner's own push; it computes in `memory`."""
+    """A learner's end, for protocols whose pulls need not wait for the learner's own push; it computes in `memory`.
+
+    `rounded`: weights come as bfloat16 (`deltas.py`).
+    """
 
     duplex = True
 
-    def __init__(self, wire: Communicator, roles: Roles, learner_id: int, memory: Memory, bounds: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        memory: Memory,
+        bounds: list[tuple[int, int]],
+        *,
+        rounded: bool = False,
+    ) -> None:
         self._memory, self._travels = memory, memory.another()
         vectors: dict[str, Any] = {"weights": self._travels.weights, "gradients": self._travels.gradients, "cuts": memory.cuts}
+        if rounded:
+            vectors["held"] = Held(self._travels.weights, bounds, apart=False)
         super().__init__(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
         self._asked: list[Any] = []
         self._least = 0

@@ -11,6 +11,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Team
 from mpisgd.comm.messages import Goodbye, Push, SnapshotPull, Tag
 from mpisgd.exchange.base import Report
+from mpisgd.exchange.collectives.held import Gathered
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.rules.portions import NO_PORTION
@@ -25,9 +26,10 @@ class TeamChannel(ShardChannel):
 
     Args:
         team: all learners.
-        memory: of the learner, on the host, (parameters,) float32.
-        received: (learners * slice,) float32, the gradients of all learners for the slice of this shard; None where they lie
-            in memory that all share.
+        memory: of the learner, on the host.
+        received: the gradients of all learners for the slice of this shard, one behind the other, as they travel; None where they
+            lie in memory that all share.
+        held: of the weights, where what is gathered is rounded.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class TeamChannel(ShardChannel):
         team: Team,
         memory: Memory,
         received: np.ndarray | None,
+        held: Gathered | None = None,
     ) -> None:
         super().__init__(wire, roles, learner_id)
         wire.deaf = True  # nobody may come to an end alone: `exchange` tells all
@@ -48,6 +51,7 @@ class TeamChannel(ShardChannel):
         self._weights = memory.weights
         self._gradients = memory.gradients
         self._received = received
+        self._held = held
         self._sharing: Any = None
         self._made: Buffer | None = None
         self._clock = 0
@@ -68,7 +72,8 @@ class TeamChannel(ShardChannel):
         """
         start_ns, nbytes = self.now_ns(), self._gradients.nbytes
         seconds = (report.compute_ns, report.delay_ns, self._push_ns, self._wait_ns, self._pull_ns, 0)
-        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, NO_PORTION, 0.0, report.loss)
+        computed = (report.rounded, report.scale, report.loss)
+        told = (self._shard, self._clock, report.seq, report.samples, 1, *seconds, nbytes, NO_PORTION, *computed)
         headers = self._team.tell(Tag.ROUND, (self._wire.signal, *told))
         arrival_ns = self.now_ns()
         pushes = []
@@ -90,7 +95,8 @@ class TeamChannel(ShardChannel):
         """Begin to share the new weights of this shard with all learners."""
         self._clock = clock
         self._shared_ns = self.now_ns()
-        self._sharing = self._team.share(weights, self._weights)
+        held, team = self._held, self._team
+        self._sharing = team.share(weights, self._weights) if held is None else held.share(team, weights)
 
     def open_answers(self, learner_ids: list[int], weights: Buffer, clock: int, verdicts: dict[int, int]) -> None:
         """All of them will be shared at once, when they are made."""
@@ -111,6 +117,8 @@ class TeamChannel(ShardChannel):
     def pull(self, meanwhile: Callable[[], None]) -> int:
         """Wait until the weights of all shards are in place; returns their clock. `meanwhile`, the gradients may change."""
         self._team.finish(self._sharing, meanwhile)
+        if self._held is not None:
+            self._held.take()
         self._wait_ns = self._shared_ns - self._exchanged_ns
         self._pull_ns = self.now_ns() - self._shared_ns
         return self._clock

@@ -19,6 +19,7 @@ import numpy as np
 from mpisgd.comm.communicator import Communicator, Team
 from mpisgd.comm.messages import LAYOUTS, Fields
 from mpisgd.exchange.collectives.channel import TeamChannel
+from mpisgd.exchange.collectives.held import Gathered
 from mpisgd.exchange.roles import Roles
 from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.vectors.computing import Travels, Updates
@@ -87,11 +88,20 @@ def team_channel(
     update: Updates,
     bounds: list[tuple[int, int]],
     shared: SharedMemory | None = None,
+    *,
+    rounded: bool = False,
 ) -> TeamChannel:
-    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share."""
+    """Both ends of a learner that is a shard, too: slices are sent, or lie in memory that all learners share.
+
+    `rounded`: weights are gathered as bfloat16.
+    """
     team: Team
+    memory, held = gradient.memory, None
     if shared is not None:
         team, received = SharedTeam(shared, gradient, update, bounds), None
     else:
-        team, received = wire.team(roles.learner_ranks, bounds), update.make_room(roles.lambda_)
-    return TeamChannel(wire, roles, learner_id, team=team, memory=gradient.memory, received=received)
+        team, received = wire.team(roles.learner_ranks, bounds, memory.cuts), update.make_room(roles.lambda_)
+    if rounded:
+        start, end = bounds[learner_id]
+        held = Gathered(memory.weights, memory.weights[start:end].nbytes)
+    return TeamChannel(wire, roles, learner_id, team=team, memory=memory, received=received, held=held)

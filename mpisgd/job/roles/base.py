@@ -126,6 +126,7 @@ class Built:
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config
+        tables = schema.tables_for(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
         return open_tables(
             self.setup.path / name if log.enabled and name else None,
             max_bytes=log.max_bytes if shard >= 0 else 0,
@@ -136,5 +137,5 @@ class Built:
             attributes=attributes | ({"appointed": appointed} if appointed else {}),
             instead=shard < 0 and self.setup.tolerant,
             metrics=metrics,
-            tables=schema.tables_for(config.sampling, in_groups=config.in_groups) if shard >= 0 else schema.TABLES,
+            tables=tables if shard >= 0 else schema.TABLES,
         )

@@ -20,6 +20,12 @@ from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.memory import Memory
 
 
+def vectors_of(config: Config, memory: Memory, bounds: list[tuple[int, int]]) -> dict[str, Any]:
+    """What a learner's end is given of its memory, as both formats say."""
+    held = Held(memory.weights, bounds, apart=stages.moves_weights(config)) if config.pull_format == "bfloat16" else None
+    return {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts, "held": held}
+
+
 def learner_channel(
     config: Config,
     protocol: Protocol,
@@ -31,11 +37,8 @@ def learner_channel(
 ) -> LearnerChannel:
     """A learner's end; layers are pulled whole where shards promise one clock, or reject."""
     if config.exchange == "prefetch":
-        return PrefetchChannel(wire, roles, learner_id, memory, bounds)
-    vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "cuts": memory.cuts}
-    if config.pull_format == "bfloat16":
-        vectors["held"] = Held(memory.weights, bounds, apart=stages.moves_weights(config))
-    consistent = protocol.consistent
+        return PrefetchChannel(wire, roles, learner_id, memory, bounds, rounded=config.pull_format == "bfloat16")
+    vectors, consistent = vectors_of(config, memory, bounds), protocol.consistent
     if config.exchange == "duplex":
         return DuplexChannel(wire, roles, learner_id, **vectors, bounds=bounds, consistent=False)
     if config.exchange == "streamed":

@@ -20,7 +20,7 @@ from mpisgd.job import parts
 from mpisgd.job.allreduce import Collective
 from mpisgd.job.finish import account, blown_up
 from mpisgd.job.roles.base import Built
-from mpisgd.job.roles.channels import learner_channel, shard_channel
+from mpisgd.job.roles.channels import learner_channel, shard_channel, vectors_of
 from mpisgd.job.world import Setup, World
 from mpisgd.learner import learn
 from mpisgd.liveness import watchdog
@@ -121,8 +121,11 @@ class BuiltBoth(BuiltShard):
         Built.__init__(self, setup, world, rank)
         in_memory = setup.config.aggregation == "node"
         shared = world.shared(self.wire.node(setup.roles.learner_ranks)) if in_memory else None
-        self._gradient, update = self._gradient_of(shared), world.update(rank, setup.gradients_per_update)
-        self._channel = team_channel(self.wire, setup.roles, self.index, self._gradient, update, setup.bounds, shared)
+        config, bounds, samples = setup.config, setup.bounds, setup.meta.train_samples
+        update = world.update(rank, setup.gradients_per_update)
+        self._gradient = stages.chain(config, self._gradient_of(shared), bounds, samples, setup.gradients_per_update)
+        rounded = config.pull_format == "bfloat16"
+        self._channel = team_channel(self.wire, setup.roles, self.index, self._gradient, update, bounds, shared, rounded=rounded)
         self.server = self._make_server(self._channel, update)
 
     def train(self) -> None:
@@ -160,7 +163,7 @@ class BuiltLearner(Built):
         memory, protocol = pushed.memory, setup.protocol
         self._channel: LearnerChannel
         if config.in_groups:
-            vectors: dict[str, Any] = {"weights": memory.weights, "gradients": memory.gradients, "bounds": seen.bounds}
+            vectors: dict[str, Any] = {**vectors_of(config, memory, seen.bounds), "bounds": seen.bounds}
             group = setup.roles.groups[self.index]
             self._channel = GroupChannel(self.wire, seen.roles, self.index, group, **vectors, consistent=protocol.consistent)
         else:

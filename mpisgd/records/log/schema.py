@@ -32,7 +32,7 @@ clocks `first_clock` and `last_clock` as attributes.
 
 Where learners are groups of ranks, `pushes` of shards have one column more, `neighbour_s`, float64: seconds in which the rank of
 this stage waited for those of the stages before and after it; they are not in `compute_s`. An earlier mpisgd wrote no such column,
-and counted them as computing: such logs are read as they are.
+and counted them as computing; nor did it write `scale`, float64, of `autocast = "float16"`. Such logs are read as they are.
 
 Where the log is bounded (`log.max_bytes`), a shard's file may not have all rows of `pushes` and `updates`. Its attribute `room`,
 int64 (2,), says how many it may keep of each. k is 1 at first, and four times what it was whenever half of the room that was left
@@ -182,6 +182,9 @@ PUSHES_OF_GROUPS = _extended(
     PUSHES,
     ("neighbour_s", np.float64, "s", "only of groups: waiting for the ranks of the stages before and after; not in compute_s"),
 )
+_SCALE = ("scale", np.float64, "1", "only of float16: the factor of the loss in the last backward pass of its learner")
+SCALED = _extended("pushes", PUSHES, _SCALE)
+DEALT_SCALED = np.dtype([*((name, DEALT[name]) for name in DEALT.names or ()), _SCALE[:2]])
 
 UPDATES = _table(
     "updates",
@@ -287,7 +290,7 @@ def metrics_of(dtype: np.dtype) -> tuple[str, ...]:
 def fits(table: str, dtype: np.dtype) -> bool:
     """Whether rows of this dtype are of a table."""
     if table == "pushes":
-        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS)
+        return dtype in (PUSHES, DEALT, PUSHES_OF_GROUPS, SCALED, DEALT_SCALED)
     return dtype == (with_metrics(metrics_of(dtype)) if table == "evaluations" else {**TABLES, **COORDINATOR}[table])
 
 
@@ -302,11 +305,11 @@ def place(table: str) -> int:
 
 
 def joined(table: str, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of several files, one after the other; a metric, or `neighbour_s`, that one of them has not is NaN there."""
+    """Rows of several files, one after the other; a metric, `neighbour_s` or `scale` that one of them has not is NaN there."""
     if table == "pushes":
         parts = [part for part in parts if len(part)] or parts[:1]  # an evaluator's file has none, in the plain layout
         if len({part.dtype for part in parts}) > 1:
-            return rows_as(PUSHES_OF_GROUPS, parts)
+            return rows_as(max((part.dtype for part in parts), key=lambda dtype: len(dtype.names or ())), parts)
     names = tuple(dict.fromkeys(name for part in parts if table == "evaluations" for name in metrics_of(part.dtype)))
     if not names:
         return np.concatenate(parts) if parts else np.empty(0, TABLES[table])
@@ -322,9 +325,15 @@ def rows_as(dtype: np.dtype, parts: Sequence[np.ndarray]) -> np.ndarray:
     return rows
 
 
-def tables_for(sampling: str, *, in_groups: bool) -> dict[str, np.dtype]:
-    """Tables of a shard's file, and their dtypes, where learners draw so, or are groups of ranks."""
-    return {**TABLES, "pushes": DEALT if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else PUSHES}
+def extra(pushes: np.dtype) -> tuple[str, ...]:
+    """Columns that only some runs have."""
+    return (pushes.names or ())[len(PUSHES.names or ()) :]
+
+
+def tables_for(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
+    dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
+    return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
 
 
 THINNED = ("pushes", "updates")

@@ -270,6 +270,13 @@ class TableFile:
         return crc32
 
 
+_EXTRA: Mapping[str, Callable[[Push], float]] = {
+    "portion": lambda push: push.portion,
+    "neighbour_s": lambda push: push.neighbour_ns * 1e-9,
+    "scale": lambda push: push.scale,
+}  # columns that only some runs have
+
+
 class ShardLog:
     """Log of a shard.
 
@@ -279,9 +286,8 @@ class ShardLog:
     def __init__(self, file: TableFile, shard: int, *, duplex: bool = False) -> None:
         self._file = file
         self._shard = shard
-        self._dealt = file.kept and file.tables["pushes"] == schema.DEALT
         self._unanswered: dict[int, int] = {}
-        self._of_groups = file.tables["pushes"] == schema.PUSHES_OF_GROUPS
+        self._extra = [_EXTRA[name] for name in schema.extra(file.tables["pushes"])]
         self._answered: dict[int, list[float]] | None = {} if duplex else None
         """Per learner, when pulls were answered whose push before is to come."""
         self._begun = set[int]()
@@ -316,8 +322,7 @@ class ShardLog:
                 push.pull_ns * 1e-9,
                 push.rounded,
                 push.loss,
-                *((push.portion,) if self._dealt else ()),
-                *((push.neighbour_ns * 1e-9,) if self._of_groups else ()),
+                *[value(push) for value in self._extra],
             ),
         )
         if math.isnan(answer_s):

@@ -58,7 +58,7 @@ def begun(path: Path, lambda_: int, events: np.ndarray) -> Start:
 
 def _portions(pushes: np.ndarray) -> list[int]:
     """Those that were applied; none where learners draw by themselves."""
-    if pushes.dtype != schema.DEALT:
+    if "portion" not in (pushes.dtype.names or ()):
         return []
     applied: list[int] = pushes["portion"][pushes["verdict"] == Verdict.APPLY].tolist()
     return applied

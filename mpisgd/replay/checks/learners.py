@@ -1,7 +1,7 @@
 """Do the shards' logs agree about what each learner did? A learner sends the same header to every shard, but for the timestamp.
 
 Where layers are exchanged one by one, each slice also has its own seconds of computing, and of the delay put in so far, and its own
-share that was rounded off. In a group of ranks, each stage has all seconds of its own (`neighbour_s`, too).
+share that was rounded off. In a group of ranks, each stage has those and all seconds of its own (`neighbour_s`, too).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from mpisgd.protocols import Protocol
+from mpisgd.records.log import schema
 from mpisgd.replay.checks.finding import refuse
 from mpisgd.replay.checks.record import Record, ShardRecord
 from mpisgd.rules.verdict import Kind
@@ -20,7 +21,7 @@ TOLD = ("seq", "samples", "gradients", "loss", "compute_s", "delay_s", "push_s",
 #: But not where slices are exchanged one by one.
 OWN = ("compute_s", "delay_s", "rounded")
 #: And not where each stage of the model has a rank of its own.
-OF_STAGES = ("compute_s", "delay_s", "push_s", "wait_s", "pull_s")
+OF_STAGES = (*OWN, "push_s", "wait_s", "pull_s")
 
 
 def compare_shards(record: Record) -> None:
@@ -34,8 +35,9 @@ def compare_shards(record: Record) -> None:
 def _check_told(record: Record, learner_id: int) -> None:
     first, config = record.shards[0], record.config
     own: tuple[str, ...] = OF_STAGES if config.in_groups else OWN if config.exchange == "layerwise" else ()
-    dealt = ("portion",) if config.sampling == "dealt" else ()
-    told = [name for name in (*TOLD, *dealt) if name not in own]
+    own = (*own, "neighbour_s")
+    extra = {name for shard in record.shards for name in schema.extra(shard.pushes.dtype)}
+    told = [name for name in (*TOLD, *sorted(extra)) if name not in own]
     for other in record.shards[1:]:
         ours, theirs = (shard.pushes[shard.rows_of[learner_id]] for shard in (first, other))
         both = min(len(ours), len(theirs))

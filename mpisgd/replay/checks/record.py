@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,6 +139,10 @@ class ShardRecord:
 
     def row(self, number: int) -> Row:
         return Row(*self.pushes[number][Row.columns(self.pushes.dtype)].item())
+
+    def scale_of(self, number: int) -> float:
+        """By what the loss of a gradient was multiplied; NaN where the log does not say."""
+        return float(self.pushes["scale"][number]) if "scale" in schema.extra(self.pushes.dtype) else math.nan
 
     @cached_property
     def rows_of(self) -> list[np.ndarray]:

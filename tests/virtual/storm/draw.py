@@ -30,6 +30,8 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "versioned-stale": {"name": "versioned", "grads_to_wait": 2, "tolerance": 1},
     "hardsync-local": {"name": "hardsync"},
     "async-accumulated": {"name": "async"},
+    "hardsync-rounded": {"name": "hardsync"},
+    "async-rounded": {"name": "async"},
 }
 #: Batch optimisation, whose schedules are drawn apart (`draw_batch`).
 BATCH_WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -49,6 +51,8 @@ BATCH_WAYS: Mapping[str, Mapping[str, Any]] = {
 MORE: Mapping[str, Mapping[str, Any]] = {
     "hardsync-local": {"local_steps": 2, "inner_alpha0": 0.01, "alpha0": 0.7},
     "async-accumulated": {"accumulation": 2, "push_format": "bfloat16"},
+    "hardsync-rounded": {"push_format": "bfloat16", "pull_format": "bfloat16"},
+    "async-rounded": {"push_format": "topk", "topk_share": 0.2, "pull_format": "bfloat16"},
 }
 #: Ways of which draws are made by themselves (`tests/virtual/test_dealt.py`): shard 0 deals the data.
 DEALT: Mapping[str, Mapping[str, Any]] = {

@@ -1,0 +1,58 @@
+"""A learner of a fault-tolerant run hangs, on real ranks: a spare takes its place, and what wakes late is in nobody's way."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from mpisgd import replay
+from mpisgd.records.log.schema import Event
+from tests.faults.job import Job
+
+from .test_tolerant import HELD, _needs_ulfm, begin, ended, let_go, started, told, users_module
+
+__all__ = ["_needs_ulfm", "started", "users_module"]
+
+PATIENCE_S = "3"
+ROUNDED = ("--push-format", "bfloat16", "--pull-format", "bfloat16")
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("users_module")
+@pytest.mark.parametrize("wakes", [False, True], ids=["for ever", "wakes"])
+@pytest.mark.parametrize("protocol", ["hardsync", "async"])
+def test_a_spare_takes_the_place_of_one_that_hangs(started: list[Job], protocol: str, wakes: bool, tmp_path: Path) -> None:
+    """All travels as bfloat16: the spare begins with all of the weights, which its shards then know that it holds."""
+    out = tmp_path / "run"
+    words = ("--shards", "2", "--spares", "1", "--epochs", "5", "--protocol", protocol, "--faults.patience-s", PATIENCE_S)
+    job = begin(started, out, 6, *HELD, *ROUNDED, *words)
+    job.send(3, signal.SIGSTOP)
+    job.wait_for("a spare, goes on as learner 1 from mini-batch")
+    if wakes:
+        job.send(3, signal.SIGCONT)
+    let_go(tmp_path, "once", "twice")
+    run = ended(job, out)
+    for shard in (0, 1):
+        assert told(run, Event.SUCCEEDED, shard) == [1]
+        assert sorted(told(run, Event.GOODBYE, shard)) == [0, 1, 2]
+    assert replay.check(out, trust=True) == ""
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("users_module")
+def test_one_that_is_missed_comes_back_and_its_shards_know_what_it_holds(started: list[Job], tmp_path: Path) -> None:
+    """No spare; weights travel as the way from what it held."""
+    out = tmp_path / "run"
+    words = ("--shards", "2", "--epochs", "5", "--protocol", "async", "--faults.patience-s", "1.5", "--log.flush-s", "0.1")
+    job = begin(started, out, 5, *HELD, *ROUNDED, *words)
+    job.send(3, signal.SIGSTOP)
+    let_go(tmp_path, "once")
+    missed = job.wait_for("learner 1 was not heard of for")
+    job.send(3, signal.SIGCONT)
+    job.wait_for("learner 1 is back", after_s=missed)
+    let_go(tmp_path, "twice")
+    run = ended(job, out)
+    assert told(run, Event.RETURNED).count(1) >= 1
+    assert replay.check(out, trust=True) == ""
