@@ -1,12 +1,12 @@
 """Three real jobs, each by hardsync, softsync and DiLoCo: error or perplexity against seconds, and against bytes.
 
 The jobs are scripts as users write them, in `jobs/`: ResNet-20 on CIFAR-10 with crops and flips, a transformer on this project's
-own pages, and the ResNet-20 fine-tuned to digits. This script imports their models, data, steps and configurations, and trains
-them on the virtual cluster with real gradients: four learners, one shard, and 1 Gbit/s into and out of each rank. A mini-batch
-takes what one core of the machine of README.md takes for it, give or take 20 % (lognormal). Bytes are those of pushes and pulls of
-all learners.
+own pages, and the ResNet-20 fine-tuned to another camera. This script imports their models, data, steps and configurations, and
+trains them on the virtual cluster with real gradients: four learners, one shard, and 1 Gbit/s into and out of each rank. A
+mini-batch takes what one core of the machine of README.md takes for it, give or take 20 % (lognormal). Bytes are those of pushes
+and pulls of all learners.
 
-`MPISGD_DATA=... python results/real_jobs.py`; needs CIFAR-10 and MNIST; ten minutes of one core. Every run is kept as a JSON
+`MPISGD_DATA=... python results/real_jobs.py`; needs CIFAR-10; half an hour of one core. Every run is kept as a JSON
 file in `real-jobs/` when it is done, and is not made again as long as its settings are the same: start the script again after an
 interruption. `--draw` makes none, and draws those that are there.
 """
@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ from mpisgd.simulate import simulate
 
 HERE = Path(__file__).parent
 GIGABIT = 1e9 / 8
+GIGABYTES = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+NUMBERS = (6, 8, 10, 15, 20, 50, 100, 200)
 LEARNERS = 4
 WAYS = {"hardsync": "hardsync", "softsync": "softsync n = λ, α₀/τ", "diloco": "DiLoCo"}
 
@@ -50,7 +52,7 @@ class Task:
         measure: column of evaluations that is shown; `unit` is "%" for a share.
         more: settings that are those of this script alone: when to evaluate.
         kwargs: arguments of the factory of its data.
-        after: the task with whose hardsync weights it begins.
+        after: the task with whose hardsync weights it begins; `begun`: what differs in that run, which is longer.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Task:
     step: str = ""
     kwargs: Mapping[str, Any] | None = None
     after: str = ""
+    begun: Mapping[str, Any] | None = None
 
     @property
     def axis(self) -> str:
@@ -77,13 +80,13 @@ class Task:
 TASKS = (
     Task(
         "resnet20",
-        "ResNet-20, 25,000 pictures of CIFAR-10",
-        epochs=6.0,
+        "ResNet-20, 12,500 pictures of CIFAR-10",
+        epochs=3.0,
         compute_s=0.042,
         measure="error",
         unit="%",
         more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
-        kwargs={"samples": 25_000, "test_samples": 2000},
+        kwargs={"samples": 12_500, "test_samples": 2000},
     ),
     Task(
         "transformer",
@@ -106,6 +109,7 @@ TASKS = (
         more={"evaluation": {"every_epochs": 2.0, "recalibrate_batches": 1}},
         kwargs={"test_samples": 2000},
         after="resnet20",
+        begun={"epochs": 6.0, "kwargs": {"samples": 25_000, "test_samples": 2000}},
     ),
 )
 
@@ -128,12 +132,16 @@ def job(task: Task, way: str) -> Job:
     }
 
 
-def trained(task: Task, way: str, runs: Path) -> dict[str, Any]:
+def trained(task: Task, way: str, runs: Path, name: str = "") -> dict[str, Any]:
     """Train in a directory of `runs`, which stays; what is kept of it."""
     whole, begun_s = job(task, way), time.process_time()
-    here: dict[str, Any] = {"out": str(runs / f"{task.name}-{way}"), "overwrite": True, "log": {"progress": "off"}}
+    here: dict[str, Any] = {"out": str(runs / (name or f"{task.name}-{way}")), "overwrite": True, "log": {"progress": "off"}}
     if whole.get("init_from"):
-        here["init_from"] = str(runs / f"{task.after}-hardsync")
+        start = runs / f"{task.name}-start"
+        if not (start / "DONE").is_file():
+            before = next(each for each in TASKS if each.name == task.after)
+            trained(replace(before, **(task.begun or {})), "hardsync", runs, start.name)
+        here["init_from"] = str(start)
     run = Run(simulate(from_mapping({**whole, **here})).path)
     found = training.on_test_data(run)
     if found is None:
@@ -180,11 +188,17 @@ def shown(task: Task, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[
         last = (float(seconds[-1]), float(nbytes[-1]) / 1e9, one["mean_staleness"], one["updates"], scale * float(value[-1]))
         rows.append((label + steps, *last))
     scaled = "linear" if task.unit else "log"
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
     over_s.set(xlabel="virtual seconds", yscale=scaled)
     over_bytes.set(xlabel="GB pushed and pulled by all", xscale="log", yscale=scaled)
-    over_bytes.set_xticks([0.1, 0.2, 0.5, 1.0, 2.0])
-    over_bytes.xaxis.set_major_formatter(FuncFormatter(lambda gigabytes, _: f"{gigabytes:g}"))
-    over_bytes.xaxis.set_minor_formatter(NullFormatter())
+    for axis, ticks in (
+        (over_bytes.xaxis, GIGABYTES),
+        *(((axes.yaxis, NUMBERS) for axes in (over_s, over_bytes)) if not task.unit else ()),
+    ):
+        low, high = axis.get_view_interval()
+        axis.set_ticks([tick for tick in ticks if low <= tick <= high])
+        axis.set_major_formatter(plain)
+        axis.set_minor_formatter(NullFormatter())
     over_s.legend(fontsize=7)
     columns = (
         Column("way"),

@@ -216,12 +216,18 @@ def groups_of(run: Run) -> list[list[int]]:
     return [list(group) for group in run.environment.get("groups", [])]
 
 
+def partitioned(run: Run) -> bool:
+    """Whether the ranks of a learner are all at work on the same layer."""
+    return bool(run.config.get("group_form", "stages") == "partition")
+
+
 def _groups(run: Run) -> list[tuple[str, str]]:
     size, parts = run.config.get("group_size", 1), run.config.get("micro_batches", 1)
     passed = f"mini-batches are passed in {parts} parts"
     if size == 1:
         return [("micro-batches", passed)] if parts > 1 else []
-    return [("groups", f"learners are groups of {size} ranks, each with a stage of the model; {passed}")]
+    own = "a piece of each layer" if partitioned(run) else "a stage of the model"
+    return [("groups", f"learners are groups of {size} ranks, each with {own}; {passed}")]
 
 
 def _teams(run: Run) -> list[tuple[str, str]]:

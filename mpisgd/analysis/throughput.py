@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpisgd.analysis import books
+from mpisgd.analysis import about, books
 from mpisgd.analysis.tables import Cell, Table, columns_of
 from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Outcome
@@ -105,7 +105,8 @@ def tells_neighbours(run: Run) -> bool:
 
 def bubble_table(run: Run) -> Table:
     """Where the ranks of groups were while they passed mini-batches: computing, or waiting for their neighbours."""
-    columns = columns_of("stage | shards | pushes | computing [s] | neighbours [s] | cycle [s] | bubble [%] :.1f")
+    what = "piece" if about.partitioned(run) else "stage"
+    columns = columns_of(f"{what} | shards | pushes | computing [s] | neighbours [s] | cycle [s] | bubble [%] :.1f")
     rows: list[tuple[Cell, ...]] = []
     for stage, shards in enumerate(run.environment["stages"]):
         own = run.pushes[run.pushes["shard"] == shards[0]]
@@ -116,11 +117,12 @@ def bubble_table(run: Run) -> Table:
         rows.append((stage, ", ".join(map(str, shards)), len(own), computing, neighbours, cycle, bubble))
     parts, size = run.config.get("micro_batches", 1), len(rows)
     ideal = 100 * (size - 1) / (parts + size - 1)
+    alike = f"{ideal:.1f} % with {parts} micro-batches" if what == "stage" else "none"
     note = (
-        "Sums over the learners. Bubble: of the seconds between weights and gradient, those in which a stage waited for its"
-        f" neighbours; stages that take the same, and messages that take nothing, have {ideal:.1f} % with {parts} micro-batches."
+        f"Sums over the learners. Bubble: of the seconds between weights and gradient, those in which a {what} waited for its"
+        f" neighbours; {what}s that take the same, and messages that take nothing, have {alike}."
     )
-    return Table("stages", "Stages of the model [Dean12 3]", columns, tuple(rows), note)
+    return Table("stages", f"{what.capitalize()}s of the model [Dean12 3]", columns, tuple(rows), note)
 
 
 def rate_table(run: Run) -> Table:

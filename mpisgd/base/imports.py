@@ -126,6 +126,12 @@ def call_factory(factory: Any, kwargs: Mapping[str, Any], offered: Mapping[str, 
     return factory(**arguments)
 
 
+def takes(factory: Any, parameter: str) -> bool:
+    """Whether `factory` has a parameter of this name, by which `call_factory` would hand it something."""
+    signature = _signature(factory) if callable(factory) else None
+    return signature is not None and parameter in signature.parameters
+
+
 def required_of(factory: Any) -> set[str]:
     """The names of the parameters without which `factory` cannot be called."""
     signature = _signature(factory) if callable(factory) else None

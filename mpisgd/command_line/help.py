@@ -34,6 +34,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Ranks": (
         "shards",
         "group_size",
+        "group_form",
         "micro_batches",
         "pipeline",
         "stages",
@@ -68,6 +69,7 @@ BESIDE: Mapping[str, str] = {
     "team_size": "aggregation",
     "micro_batches": "group_size",
     "pipeline": "group_size",
+    "group_form": "group_size",
     "stages": "group_size",
     "clip_average_of": "clip_average",
     "modulate": "protocol.modulation",

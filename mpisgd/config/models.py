@@ -54,6 +54,33 @@ class AlexNetOptions:
 
 
 @dataclass(frozen=True)
+class SpeechOptions:
+    """Fully connected layers of sigmoids, the acoustic model of [Dean12 5]: 42 M parameters for 440 inputs and 8,192 classes."""
+
+    hidden: tuple[int, ...] = (2560, 2560, 2560, 2560)
+    """Units of each hidden layer. In a partition, each rank has some of them."""
+
+    def __post_init__(self) -> None:
+        require(all(units >= 1 for units in self.hidden), "model.hidden", self.hidden, "positive numbers of units")
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """Locally connected images, after [Dean12 5]: like convolutions, but each place of an image has weights of its own."""
+
+    channels: tuple[int, ...] = (8, 8)
+    """Output channels of each layer, of one row and column for each of its inputs'."""
+    field: int = 3
+    """Rows and columns that each place is connected to, an odd number. In a partition, each rank has some of the columns."""
+
+    def __post_init__(self) -> None:
+        require(
+            len(self.channels) > 0 and all(each >= 1 for each in self.channels), "model.channels", self.channels, "positive numbers"
+        )
+        require(self.field >= 1 and self.field % 2 == 1, "model.field", self.field, "an odd number >= 1")
+
+
+@dataclass(frozen=True)
 class CustomModelOptions:
     """The user's own model, from a factory."""
 
@@ -64,7 +91,15 @@ class CustomModelOptions:
 
 
 ModelOptions = (
-    SoftmaxOptions | MlpOptions | SmallCnnOptions | MnistCnnOptions | Cifar10FullOptions | AlexNetOptions | CustomModelOptions
+    SoftmaxOptions
+    | MlpOptions
+    | SmallCnnOptions
+    | MnistCnnOptions
+    | Cifar10FullOptions
+    | AlexNetOptions
+    | SpeechOptions
+    | LocalOptions
+    | CustomModelOptions
 )
 MODELS: Mapping[str, type] = {
     "softmax": SoftmaxOptions,
@@ -73,5 +108,7 @@ MODELS: Mapping[str, type] = {
     "mnist_cnn": MnistCnnOptions,
     "cifar10_full": Cifar10FullOptions,
     "alexnet": AlexNetOptions,
+    "speech": SpeechOptions,
+    "local": LocalOptions,
     "custom": CustomModelOptions,
 }

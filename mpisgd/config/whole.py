@@ -122,6 +122,9 @@ class Config:
     micro_batches: int = 1
     """Parts of a mini-batch that pass the stages one behind the other, M; a divisor of mu. The gradient is the mean of theirs, also
     where a learner is one rank. Batch norm's statistics are of each part."""
+    group_form: Literal["stages", "partition"] = "stages"
+    """What the ranks of a group do. stages: pass each mini-batch on, from layers to later layers. partition: all are at work on the
+    same layer, each on its piece of it [Dean12 3]: your factory takes a parameter `partition`, whose calls join the pieces."""
     pipeline: Literal["gpipe", "1f1b"] = "gpipe"
     """Order of a group's passes: gpipe, all parts forward, then all back; or 1f1b, one forward, one back, so that a rank keeps the
     activations of at most K parts, instead of M. The bits are the same."""
@@ -262,6 +265,11 @@ class Config:
     def in_groups(self) -> bool:
         """Whether learners are groups of ranks, each with a stage of the model."""
         return self.group_size > 1
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether these ranks are all at work on the same layer."""
+        return self.in_groups and self.group_form == "partition"
 
     @property
     def in_teams(self) -> bool:

@@ -30,6 +30,7 @@ from mpisgd.gradient.gradient import Gradient, pair
 from mpisgd.gradient.measure import ERROR, Measure
 from mpisgd.gradient.objective import Loss, Objective, OwnStep, described, scalar
 from mpisgd.models.in_pieces import InPieces, Needed
+from mpisgd.models.partitioned import Partitioned
 from mpisgd.protocols import Protocol, SandblasterOptions
 from mpisgd.records import initial
 from mpisgd.records.callbacks import NO_CALLBACKS, Callbacks
@@ -39,7 +40,7 @@ from mpisgd.rules.portions import Portions
 from mpisgd.update import groups
 from mpisgd.update.groups import Segment
 from mpisgd.vectors import nest
-from mpisgd.vectors.cut import Stages, are_children, check_names, stages_from
+from mpisgd.vectors.cut import Stages, are_children, check_names, cut_between_pieces, stages_from
 from mpisgd.vectors.flat import FlatModel, Layer, bounds_of, cut_between, in_channels_last, slice_bounds
 from mpisgd.vectors.split import Traced, split
 
@@ -150,6 +151,7 @@ def build_model(
 def make_module(config: Config, meta: Meta, brought: Brought, needed: Needed | None = None) -> nn.Module:
     """As `models.make`."""
     named: dict[str, Any] = {"input_shape": meta.input_shape, "classes": meta.classes, "seed": config.seed, "needed": needed}
+    named["places"] = config.group_size if config.partitioned else 1
     if brought.model is not None:
         return models.from_factory(brought.model, **named)
     return models.make(config.model, **named)
@@ -175,6 +177,8 @@ def cut(config: Config, model: FlatModel) -> list[list[Layer]]:
 
 def stages_of(config: Config, model: FlatModel) -> Stages | None:
     """The stages that the model is cut into; None where each learner has all of it. Raises ConfigError where it cannot be."""
+    if isinstance(model.module, Partitioned):
+        return cut_between_pieces(model.module, config.shards)
     return stages_from(model, config.group_size, config.shards, config.stages.at) if config.in_groups else None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mpisgd.base.draws import kept
 from mpisgd.base.errors import ConfigError
+from mpisgd.comm.communicator import Communicator
 from mpisgd.config import Config, replace
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
@@ -29,8 +30,11 @@ from mpisgd.gradient.objective import Loss, Objective, OwnStep, scalar
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.models.in_pieces import InPieces, Needed
-from mpisgd.pipeline import balance
-from mpisgd.pipeline.pieces import Pieces, StagePasses, kind_of_gradient, make_passes, output_shapes
+from mpisgd.models.partitioned import Partitioned
+from mpisgd.models.together import Dealt
+from mpisgd.pipeline import balance, partitioned
+from mpisgd.pipeline.partitioned import PartitionedGradient, PartitionGradient, kind_of_gradient
+from mpisgd.pipeline.pieces import Pieces, StagePasses, make_passes, output_shapes
 from mpisgd.records.best import Best
 from mpisgd.records.checkpoint.snapshots import Snapshots
 from mpisgd.records.log import schema
@@ -54,6 +58,7 @@ class Tensors:
         shard_device: where updates are made: "cpu", or a rank's GPU.
         evaluated: whether snapshots are, or only pulled.
         metrics: names of those of an own step, once `check` has found them.
+        dealt: what the pieces of a model give to each other (`dealt_between`), once `check` has found it.
     """
 
     config: Config
@@ -65,6 +70,7 @@ class Tensors:
     shard_device: str = "cpu"
     evaluated: bool = True
     metrics: tuple[str, ...] = ()
+    dealt: Sequence[Sequence[Dealt]] = ()
 
     @classmethod
     def load(cls, config: Config, brought: Brought, data: DataSet, ranks: int) -> Tensors:
@@ -106,10 +112,21 @@ class Tensors:
         return stages.make_gradient(self.config, self.model, self.loss, self.data, self.sampling, number, memory, kind)
 
     def passes(self, number: int, stage: int) -> StagePasses:
-        """As `make_passes`. The stage takes its parameters out of the model, until that is to be evaluated."""
-        assert self.data is not None and self.stages is not None
-        model = self.stages.model_of(self.model, stage, self.config.memory_format, self.config.autocast)
-        return make_passes(self.config, model, self.loss, self.data, self.sampling, number, stage)
+        """As `make_passes`."""
+        assert self.data is not None
+        return make_passes(self.config, self._taken_out(stage), self.loss, self.data, self.sampling, number, stage)
+
+    def of_piece(self, number: int, place: int, wire: Communicator, ranks: tuple[int, ...]) -> PartitionGradient:
+        """As `partitioned.make_gradient`."""
+        assert self.data is not None and isinstance(self.model.module, Partitioned)
+        partition, model = self.model.module.partitions[place], self._taken_out(place)
+        others = self.loss, self.data.train, self.sampling
+        return partitioned.make_gradient(self.config, model, partition, wire, ranks, *others, number=number)
+
+    def _taken_out(self, stage: int) -> FlatModel:
+        """A stage, which takes its parameters out of the model, until that is to be evaluated."""
+        assert self.stages is not None
+        return self.stages.model_of(self.model, stage, self.config.memory_format, self.config.autocast)
 
     def check(self, number: int = 0) -> float:
         """The loss of the first mini-batch, which must fit the model, as groups and a first evaluation must.
@@ -126,6 +143,7 @@ class Tensors:
             _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
             return math.nan
         loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
+        self.dealt = dealt_between(self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
         self.data.train.forget()
         return loss
@@ -299,3 +317,18 @@ def crossing_nbytes(model: FlatModel, gradient: Gradient) -> list[int]:
         gradient.prepare(0)
         gradient.output(0)
     return gradient.crossed
+
+
+def dealt_between(model: FlatModel, gradient: Gradient) -> list[list[Dealt]]:
+    """What each piece of a model gives to the others in the calls of a micro-batch, forward and backward; none where it has none.
+
+    Raises ConfigError where pieces do not make the same calls, or do not come to the same loss.
+    """
+    if not isinstance(gradient, PartitionedGradient):
+        return []
+    with parts.buffers_kept(model.module):
+        try:
+            gradient.compute(0)
+        except parts.WRONG as error:
+            raise parts.failing_model("the first mini-batch, forward and backward", error) from error
+    return gradient.dealt

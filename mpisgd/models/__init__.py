@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
 from mpisgd.base.draws import seeded, seeds_of
+from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
 from mpisgd.config import (
     AlexNetOptions,
     Cifar10FullOptions,
     CustomModelOptions,
+    LocalOptions,
     MlpOptions,
     MnistCnnOptions,
     ModelOptions,
     SmallCnnOptions,
     SoftmaxOptions,
+    SpeechOptions,
     kind_of,
 )
-from mpisgd.models import alexnet, cifar10_full, custom, mnist_cnn, small
+from mpisgd.models import alexnet, cifar10_full, custom, local, mnist_cnn, small, speech
 from mpisgd.models.in_pieces import Needed
 
 __all__ = ["from_factory", "make"]
 
+#: Networks that can be split layer by layer, and what makes a piece of each.
+PARTITIONED: Mapping[type, Callable[..., nn.Module]] = {SpeechOptions: speech.make, LocalOptions: local.make}
+
 
 def make(
-    options: ModelOptions, *, input_shape: tuple[int, ...], classes: int | None, seed: int, needed: Needed | None = None
+    options: ModelOptions,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    seed: int,
+    needed: Needed | None = None,
+    places: int = 1,
 ) -> nn.Module:
     """The network of `options`, with the same bits on every rank; the global generators are left as they were.
 
-    `needed`: of a model in pieces, which of them this rank is to have (`in_pieces`).
+    `needed`: of a model in pieces, which of them this rank is to have (`in_pieces`). `places`: ranks that are at work on each layer
+    together; of several, it is `Partitioned`.
 
     Raises ConfigError where the network is not cut for `input_shape`, the number of classes, which it needs, is not known (None),
-    or the user's factory is not one.
+    the user's factory is not one, or there are no pieces of such a network.
     """
     with _seeded(seed):
         if isinstance(options, CustomModelOptions):
-            return custom.make(options, input_shape, classes, seed, needed)
+            return custom.make(options, input_shape, classes, seed, needed, places)
         if classes is None:
             raise custom.unknown_classes(f"model {kind_of(options)!r}")
+        if type(options) in PARTITIONED or places > 1:
+            return _in_pieces(options, input_shape, classes, seed, places)
         match options:
             case SoftmaxOptions():
                 model = small.softmax(input_shape, classes)
@@ -57,6 +73,16 @@ def make(
     return model
 
 
+def _in_pieces(options: ModelOptions, input_shape: tuple[int, ...], classes: int, seed: int, places: int) -> nn.Module:
+    kind, name = PARTITIONED.get(type(options)), kind_of(options)
+    if kind is None:
+        able = " or ".join(repr(kind_of(each())) for each in PARTITIONED)
+        raise ConfigError(f"group_form = 'partition': model {name!r} has no pieces, expected {able}, or a factory of your own")
+    offered = {"options": options, "input_shape": input_shape, "classes": classes}
+    model: nn.Module = custom.build_pieces(kind, {}, offered, seed, f"model = {name!r}", places)
+    return model
+
+
 def from_factory(
     factory: Callable[..., nn.Module],
     *,
@@ -64,10 +90,12 @@ def from_factory(
     classes: int | None,
     seed: int,
     needed: Needed | None = None,
+    places: int = 1,
 ) -> nn.Module:
     """`make`, of the factory that a user of the Python API hands over."""
     with _seeded(seed):
-        return custom.build(factory, {}, input_shape=input_shape, classes=classes, seed=seed, field="model", needed=needed)
+        own: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "seed": seed, "needed": needed, "places": places}
+        return custom.build(factory, {}, field="model", **own)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.imports import call_factory, load_attribute, required_of
 from mpisgd.config import CustomModelOptions
-from mpisgd.models import in_pieces
+from mpisgd.models import in_pieces, partitioned
+from mpisgd.models.partition import Partition
 
 
 def make(
@@ -20,6 +21,7 @@ def make(
     classes: int | None,
     seed: int,
     needed: in_pieces.Needed | None = None,
+    places: int = 1,
 ) -> nn.Module:
     """The module of `options.factory`, called with `options.kwargs`, and with input_shape, classes and seed where it
     has such parameters.
@@ -28,7 +30,8 @@ def make(
     """
     factory = load_attribute(options.factory, "model.factory")
     field = f"model.factory = {options.factory!r}"
-    return build(factory, options.kwargs, input_shape=input_shape, classes=classes, seed=seed, field=field, needed=needed)
+    own: dict[str, Any] = {"input_shape": input_shape, "classes": classes, "seed": seed, "needed": needed, "places": places}
+    return build(factory, options.kwargs, field=field, **own)
 
 
 def build(
@@ -40,9 +43,10 @@ def build(
     seed: int,
     field: str,
     needed: in_pieces.Needed | None = None,
+    places: int = 1,
 ) -> nn.Module:
     """Make a model as `make` does, from a factory that is already at hand. A list of modules is their Sequential; of a list of
-    factories, those that are `needed` make their pieces."""
+    factories, those that are `needed` make their pieces; for several `places`, the factory makes the piece of each."""
     if isinstance(factory, nn.Module):
         raise ConfigError(f"{field}: found a {type(factory).__name__}, expected a function (or class) that makes one on each rank")
     offered = {"input_shape": input_shape, "seed": seed}
@@ -50,7 +54,7 @@ def build(
         offered["classes"] = classes
     elif "classes" not in kwargs and "classes" in required_of(factory):
         raise unknown_classes(field)
-    model = call_factory(factory, kwargs, offered, field)
+    model = build_pieces(factory, kwargs, offered, seed, field, places)
     if in_pieces.are_factories(model):
         model = in_pieces.build(model, offered, seed, field, needed)
     elif isinstance(model, list | tuple | nn.ModuleList) and all(isinstance(each, nn.Module) for each in model):
@@ -61,6 +65,13 @@ def build(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{field}: returned {type(model).__name__} without parameters to train, expected at least one")
     return model
+
+
+def build_pieces(factory: Any, kwargs: dict[str, Any], offered: dict[str, Any], seed: int, field: str, places: int) -> Any:
+    """What the factory makes: by itself, or for each of several places."""
+    if places > 1:
+        return partitioned.build(factory, kwargs, offered, seed, field, places)
+    return call_factory(factory, kwargs, {**offered, "partition": Partition()}, field)
 
 
 def _check_values(model: nn.Module, input_shape: tuple[int, ...], field: str, *, in_parts: bool) -> None:

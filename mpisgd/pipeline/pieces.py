@@ -18,32 +18,21 @@ from torch import Tensor, nn
 from mpisgd.base.draws import seed_all, seeds_of
 from mpisgd.base.errors import ConfigError
 from mpisgd.base.streams import Domain
-from mpisgd.comm.messages import MOST_DIMENSIONS
 from mpisgd.config import Config
 from mpisgd.data import DataSet
 from mpisgd.data.sampling import Sampling
 from mpisgd.gradient.gradient import Gradient, moved
 from mpisgd.gradient.objective import Objective, described
+from mpisgd.pipeline import travelling
+from mpisgd.pipeline.travelling import travelled
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages
 from mpisgd.vectors.flat import FlatModel
 
-_TYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.uint8,
-    torch.bool,
-)
-_NONE = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 _MISFIT = (RuntimeError, ValueError, TypeError, IndexError)
 
 
-class _InMicroBatches(Gradient):
+class InMicroBatches(Gradient):
     """What both have in common."""
 
     def __init__(self, *arguments: Any, micro_batches: int, **named: Any) -> None:
@@ -72,7 +61,7 @@ class _InMicroBatches(Gradient):
         return loss / self._micro_batches if self._micro_batches > 1 else loss
 
 
-class Pieces(_InMicroBatches):
+class Pieces(InMicroBatches):
     """A learner's gradient, in one process; `stages` are those of `model`, one after the other, or the model alone.
 
     Attributes:
@@ -108,7 +97,7 @@ class Pieces(_InMicroBatches):
             losses.append(loss.detach())
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
             for output, given in reversed(self._borders):
-                _pass_back(output, _mapped(_travelled, _gradients_of(given)))
+                _pass_back(output, _mapped(travelled, _gradients_of(given)))
         return self.hand_over(torch.stack(losses).mean())
 
     def _through(self, inputs: Any, seq: int, micro: int) -> Any:
@@ -125,7 +114,7 @@ class Pieces(_InMicroBatches):
         return passed
 
 
-class StagePasses(_InMicroBatches):
+class StagePasses(InMicroBatches):
     """The passes of one stage (`exchange.pipeline.Passes`); `model` is that stage, number `stage` of `stages`, on the CPU."""
 
     def __init__(self, *arguments: Any, stage: int, stages: int, **named: Any) -> None:
@@ -192,26 +181,11 @@ class StagePasses(_InMicroBatches):
         return len(passed) if isinstance(passed, tuple) else 0, _tensors(passed)
 
     def describe(self, passed: Any) -> tuple[tuple[int, ...], Any]:
-        """As `Passes.describe`: of a tensor that is not dense, a contiguous copy. Raises ConfigError for what cannot travel."""
-        if passed is None:
-            return _NONE, None
-        if passed.dtype not in _TYPES or passed.dim() > MOST_DIMENSIONS:
-            found = f"{passed.dtype} of {passed.dim()} dimensions"
-            raise ConfigError(f"stage {self._stage} passes on {found}, expected at most {MOST_DIMENSIONS}, of floats or integers")
-        tensor = _travelled(passed.detach())
-        rest = [0] * (MOST_DIMENSIONS - tensor.dim())
-        kind = (_TYPES.index(tensor.dtype), int(passed.requires_grad), tensor.dim())
-        flat = torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
-        return (*kind, *tensor.shape, *rest, *tensor.stride(), *rest), flat.view(torch.uint8).numpy()
+        """As `Passes.describe`. Raises ConfigError for what cannot travel."""
+        return travelling.describe(passed, f"stage {self._stage}")
 
     def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
-        kind, wanted, dimensions, *rest = described
-        if dimensions < 0:
-            return None, None
-        sizes, strides = rest[:dimensions], rest[MOST_DIMENSIONS : MOST_DIMENSIONS + dimensions]
-        tensor = torch.empty_strided(sizes, strides, dtype=_TYPES[kind])
-        body = torch.as_strided(tensor, (tensor.numel(),), (1,)).view(torch.uint8).numpy()
-        return tensor.requires_grad_() if wanted else tensor, body
+        return travelling.room(described)
 
 
 def _run(module: nn.Module, passed: Any, stage: int, stages: int) -> Any:
@@ -255,7 +229,7 @@ def _entered(received: Tensor) -> Tensor:
     """What a stage computes from: a copy, for it may change it in place, that keeps its gradient as it comes, strides and all."""
     if not received.requires_grad:
         return received
-    copy: Tensor = _travelled(received.detach()).requires_grad_().clone()
+    copy: Tensor = travelled(received.detach()).requires_grad_().clone()
     copy.retain_grad()
     return copy
 
@@ -278,22 +252,6 @@ def _mapped(function: Callable[[Any], Any], passed: Any) -> Any:
 
 def _tensors(passed: Any) -> tuple[Any, ...]:
     return passed if isinstance(passed, tuple) else (passed,)
-
-
-def _travelled(tensor: Any) -> Any:
-    """A tensor as it is on the other side: strides are kept, but of one that is not dense."""
-    return tensor if tensor is None or _dense(tensor) else tensor.contiguous()
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether its elements lie one behind the other in memory, in the order of any of its dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:

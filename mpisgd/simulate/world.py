@@ -19,13 +19,15 @@ from mpisgd.gradient.aggregate import SharedMemory
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought, Meta
 from mpisgd.job.roles import Built
-from mpisgd.job.tensors import Tensors, crossing_nbytes
+from mpisgd.job.tensors import Tensors, crossing_nbytes, dealt_between
 from mpisgd.job.world import World
+from mpisgd.models.together import Dealt
 from mpisgd.pipeline.stage import Stage
 from mpisgd.simulate import compute
 from mpisgd.simulate.batch import Batch
 from mpisgd.simulate.failures import Failures, LearnerFailed
 from mpisgd.simulate.passes import Passes
+from mpisgd.simulate.piece_seconds import PieceSeconds, WholeGroup, program_of
 from mpisgd.simulate.sized import SizedGradient, SizedUpdate, StreamedSizedUpdate
 from mpisgd.simulate.stage_seconds import StageSeconds
 from mpisgd.simulate.timed import BatchedGradient, Timed, TimedStreamedUpdate, TimedUpdate
@@ -50,7 +52,8 @@ class VirtualWorld(World):
         wires: of all ranks; filled before a role is built.
         meta, parameters, bounds: of the data, and of the model and its slices.
         slices: the layers of each slice; [] where they are cut evenly.
-        stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next.
+        stages: of the model, where learners are groups; `crossing` has the bytes that go from each to the next, or `dealt` those
+            that pieces give to each other.
         facts: for config.toml.
     """
 
@@ -60,6 +63,7 @@ class VirtualWorld(World):
     slices: list[list[Layer]]
     stages: Stages | None = None
     crossing: Sequence[int] = ()
+    dealt: Sequence[Sequence[Dealt]] = ()
     facts: dict[str, Any]
 
     def __init__(self, config: Config, roles: Roles, nodes: list[int]) -> None:
@@ -70,6 +74,7 @@ class VirtualWorld(World):
         self.roles = roles
         self.network = Network(config.network, nodes)
         self.wires: list[VirtualWire] = []
+        self._wholes: dict[int, WholeGroup] = {}
 
     def wire(self, rank: int) -> VirtualWire:
         return self.wires[rank]
@@ -117,19 +122,25 @@ class VirtualWorld(World):
 
         return cost_until_failure
 
-    def _stage(self, rank: int, memory: Memory, whole: Travels | None) -> Stage:
-        """A rank's stage of a group, in the memory of all its stages; `whole` computes the gradient of all of them there."""
+    def _stage(self, rank: int, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
+        """A rank's stage, or piece, of a group, in the memory of all of it; `whole` computes the gradient of all of it there."""
         assert self.stages is not None
-        group, stage = self.roles.groups[self.roles.index(rank)], self.roles.stage(rank)
-        start, end = self.stages.bounds[stage]
+        learner_id, stage = self.roles.index(rank), self.roles.stage(rank)
+        group, (start, end) = self.roles.groups[learner_id], self.stages.bounds[stage]
         cost, share = self._next_ns(rank), (end - start) / self.parameters
+        own, next_ns = Memory(memory.weights[start:end], memory.gradients[start:end]), lambda: round(share * cost())
+        if self.config.partitioned:
+            if learner_id not in self._wholes:
+                self._wholes[learner_id] = WholeGroup(whole(), len(group))
+            program = program_of(self.dealt[stage])
+            return PieceSeconds(self.wires[rank], group, own, next_ns, self.config, program, self._wholes[learner_id])
         passes = StageSeconds(
             self.wires[rank],
-            Memory(memory.weights[start:end], memory.gradients[start:end]),
-            lambda: round(share * cost()),
+            own,
+            next_ns,
             self.config,
             crossing=(0, *self.crossing, 0)[stage : stage + 2],
-            whole=whole if rank == group[-1] else None,
+            whole=whole() if rank == group[-1] else None,
         )
         alternating = self.config.pipeline == "1f1b"
         return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating)
@@ -165,7 +176,7 @@ class TensorWorld(VirtualWorld):
         self.facts = tensors.facts
         tensors.check()
         self.stages = tensors.stages
-        self.crossing = crossing_nbytes(tensors.model, tensors.gradient(0))
+        self.crossing, self.dealt = crossing_nbytes(tensors.model, tensors.gradient(0)), tensors.dealt
         self._of_groups: dict[int, Memory] = {}
         """By learner_id: what all ranks of its group compute in."""
         self._batch = Batch(config, tensors.model, tensors.loss, data, tensors.sampling) if config.virtual.batched else None
@@ -176,7 +187,7 @@ class TensorWorld(VirtualWorld):
         if self.stages is not None:
             learner_id = self.roles.index(rank)
             memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
-            return self._stage(rank, memory, self.tensors.gradient(learner_id, memory))
+            return self._stage(rank, memory, lambda: self.tensors.gradient(learner_id, memory))
         memory = Memory.zeros(self.parameters) if shared is None else shared.own
         number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
         gradient: Travels = self.tensors.gradient(number, memory)
@@ -204,7 +215,7 @@ class SizedWorld(VirtualWorld):
         self.parameters = options.parameters if model is None else model.size
         self.bounds = slice_bounds(self.parameters, config.shards) if model is None else parts.bounds(config, model)
         if config.in_groups and model is not None:
-            self.stages, self.crossing = parts.stages_of(config, model), _crossing(config, brought, roles)
+            self.stages, (self.crossing, self.dealt) = parts.stages_of(config, model), _crossing(config, brought, roles)
         self.slices = []
         if model is not None:
             self.slices = parts.cut(config, model)
@@ -220,7 +231,7 @@ class SizedWorld(VirtualWorld):
 
     def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
         if self.stages is not None:
-            return self._stage(rank, self._memory, None)
+            return self._stage(rank, self._memory, lambda: None)
         return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
 
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:
@@ -239,10 +250,14 @@ class SizedWorld(VirtualWorld):
         )
 
 
-def _crossing(config: Config, brought: Brought, roles: Roles) -> list[int]:
-    """Bytes that go from each stage of the model to the next, found by one micro-batch. Raises ConfigError, DataError."""
+def _crossing(config: Config, brought: Brought, roles: Roles) -> tuple[list[int], Sequence[Sequence[Dealt]]]:
+    """Bytes that go from each stage of the model to the next, or between pieces, found by one micro-batch.
+
+    Raises ConfigError, DataError.
+    """
     tensors = Tensors.load(replace(config, init_from=""), brought, parts.load_data(config, brought), roles.streams)
-    return crossing_nbytes(tensors.model, tensors.gradient(0))
+    model = tensors.model
+    return crossing_nbytes(model, tensors.gradient(0)), dealt_between(model, tensors.gradient(0))
 
 
 def _model(config: Config, brought: Brought) -> FlatModel:

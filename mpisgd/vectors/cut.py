@@ -168,6 +168,15 @@ def cut_into_stages(model: nn.Module, count: int, shards: int, begin: Sequence[s
     return Stages(runs, bounds, deal(shards, [end - start for start, end in bounds]))
 
 
+def cut_between_pieces(model: nn.Sequential, shards: int) -> Stages:
+    """Of a model whose children are pieces that are at work at the same time: each rank of a group has one."""
+    sizes = [sum(parameter.numel() for parameter in piece.parameters() if parameter.requires_grad) for piece in model]
+    edges = itertools.accumulate(sizes, initial=0)
+    return Stages(
+        tuple(range(place, place + 1) for place in range(len(sizes))), list(itertools.pairwise(edges)), deal(shards, sizes)
+    )
+
+
 def check_names(begin: Sequence[str], count: int) -> None:
     """Raises ConfigError where these are not as many as stages after the first."""
     if len(begin) != count - 1:

@@ -292,9 +292,15 @@ class MpiWorld(World):
         self._gradient = gradient
         return gradient
 
-    def _stage(self, rank: int, roles: Roles) -> Stage:
-        """A rank's stage; of the rest of the model it has no further use, unless it is to evaluate it."""
-        self._gradient = passes = self.tensors.passes(roles.stream(rank), roles.stage(rank))
+    def _stage(self, rank: int, roles: Roles) -> Travels:
+        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is to evaluate it."""
+        names = roles.stream(rank), roles.stage(rank)
+        if self._config.partitioned:
+            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)])
+            if rank != roles.evaluator_rank:
+                del self.tensors.model
+            return gradient
+        self._gradient = passes = self.tensors.passes(*names)
         if rank != roles.evaluator_rank:
             del self.tensors.model
         elif self.tensors.in_pieces is not None:

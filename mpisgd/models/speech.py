@@ -1,0 +1,67 @@
+"""The acoustic model of [Dean12 5], split by columns and rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd.config import SpeechOptions
+from mpisgd.models.partition import Partition
+
+
+class Columns(nn.Module):
+    """A Linear of which each piece has some of the outputs: it needs all inputs, and computes its part alone."""
+
+    def __init__(self, partition: Partition, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, len(partition.share(outputs)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+class Rows(nn.Module):
+    """A Linear of which each piece has some of the inputs; all pieces have its output. The bias is that of piece 0."""
+
+    def __init__(self, partition: Partition, inputs: int, outputs: int) -> None:
+        super().__init__()
+        own = len(partition.share(inputs))
+        self.partition = partition
+        self.layer = nn.Linear(own, outputs, bias=partition.place == 0)
+        with torch.no_grad():  # as of the whole layer, which has more inputs
+            for parameter in self.layer.parameters():
+                parameter.mul_(math.sqrt(own / inputs))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.partition.sum(self.layer(inputs))
+
+
+class Speech(nn.Module):
+    """Pairs of layers, the first by columns, the second by rows: one sum for two layers. What is over is gathered."""
+
+    def __init__(self, options: SpeechOptions, inputs: int, classes: int, partition: Partition) -> None:
+        super().__init__()
+        widths = [inputs, *options.hidden, classes]
+        self.partition = partition
+        self.layers = nn.ModuleList(
+            (Rows if at % 2 else Columns)(partition, widths[at], widths[at + 1]) for at in range(len(widths) - 1)
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        passed = inputs.flatten(1)
+        for at, layer in enumerate(self.layers):
+            passed = layer(passed if at == 0 else torch.sigmoid(passed))
+        return passed if len(self.layers) % 2 == 0 else self.partition.gather(passed)
+
+
+def make(options: SpeechOptions, input_shape: tuple[int, ...], classes: int, partition: Partition) -> nn.Module:
+    """Inputs of any shape, flattened. The whole is a Sequential, which can be cut into stages."""
+    if partition.places == 1:
+        widths = [math.prod(input_shape), *options.hidden]
+        hidden = [(nn.Linear(before, after), nn.Sigmoid()) for before, after in itertools.pairwise(widths)]
+        return nn.Sequential(nn.Flatten(), *itertools.chain(*hidden), nn.Linear(widths[-1], classes))
+    return Speech(options, math.prod(input_shape), classes, partition)

@@ -1,0 +1,159 @@
+"""The gradient of a model whose pieces are all at work on the same layer: of one, between messages, or of all, in one process.
+
+The bits are the same: what a piece computes depends on what it is given alone, sums are made in the order of pieces, gradients are
+summed in the order of micro-batches, and what a piece draws is named by (seed, learner_id, seq, piece, micro-batch).
+
+All pieces return the whole output, and compute the loss of it. That of piece 0 is the mini-batch's: the others begin their backward
+pass with zero, so each gradient is counted once, whatever the calls sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpisgd.base.errors import ConfigError
+from mpisgd.comm.communicator import Communicator
+from mpisgd.config import Config
+from mpisgd.gradient.gradient import Gradient
+from mpisgd.models.partition import Partition
+from mpisgd.models.partitioned import Partitioned
+from mpisgd.models.together import Dealt, Together
+from mpisgd.pipeline import pieces, travelling
+from mpisgd.pipeline.links import WireLinks
+from mpisgd.pipeline.pieces import InMicroBatches
+from mpisgd.vectors.computing import Waited
+from mpisgd.vectors.cut import Stages
+from mpisgd.vectors.flat import FlatModel
+
+
+class _Passes(InMicroBatches):
+    """What both have in common."""
+
+    def _pass(self, place: int, module: nn.Module, batch: tuple[Any, Any], seq: int, micro: int) -> Tensor:
+        """A micro-batch through one piece, forward and backward; returns the loss."""
+        inputs, targets = (self._part(each, micro) for each in batch)
+        self._draw_for(seq, place, micro)
+        with self._model.casting():
+            loss = self.loss_of(module(inputs), targets)
+        if not loss.requires_grad:
+            raise self.detached()
+        scaled = self._scaled(loss)
+        scaled.backward(None if place == 0 else torch.zeros_like(scaled))  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+
+class PartitionedGradient(_Passes):
+    """A learner's gradient, in one process; `model` has all pieces.
+
+    Attributes:
+        dealt: of each piece, what it gave in the micro-batch computed last (`Together.dealt`).
+    """
+
+    def __init__(self, *arguments: Any, module: Partitioned, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._module = module
+        self.dealt: list[list[Dealt]] = []
+
+    def compute(self, seq: int) -> float:
+        """As `Gradient.compute`: the mean gradient of the micro-batches, and their mean loss. Raises ConfigError as `_alike`."""
+        self._have(seq)
+        if self._apart is not None:
+            self._model.weights.copy_(self._apart[0])
+        batch = self._begin(seq)
+        self._prepared = None
+        losses = []
+        for micro in range(self._micro_batches):
+            together = Together(self._module.partitions)
+            passes = [
+                lambda place=place, piece=piece, micro=micro: self._pass(place, piece, batch, seq, micro)
+                for place, piece in enumerate(self._module)
+            ]
+            found = together.run(passes)
+            _alike(found, self._module.partitions[0])
+            losses.append(found[0])
+            self.dealt = together.dealt
+        return self.hand_over(torch.stack(losses).mean())
+
+
+class PartitionGradient(_Passes):
+    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's."""
+
+    def __init__(self, *arguments: Any, wire: Communicator, ranks: tuple[int, ...], partition: Partition, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.waited = Waited()
+        self._links = WireLinks(wire, ranks, _Tensors(), self.waited)
+        self._partition = partition
+        self._checked = False
+
+    def compute(self, seq: int) -> float:
+        """Compute this piece's gradient of mini-batch `seq`, with its group; returns the loss. Raises ConfigError as `_alike`."""
+        self._have(seq)
+        batch = self._begin(seq)
+        self._prepared, self._links.seq = None, seq
+        losses = []
+        for micro in range(self._micro_batches):
+            self._links.micro = micro
+            self._partition.begin(self._links)
+            losses.append(self._pass(self._partition.place, self._model.module, batch, seq, micro))
+            self._partition.end()
+            if not self._checked:
+                self._check(losses[0])
+        return self.hand_over(torch.stack(losses).mean())
+
+    def _check(self, loss: Tensor) -> None:
+        """Once: of all others, only shapes were known."""
+        own = [loss.reshape(1)] * self._partition.places
+        _alike([part for part in self._links.deal(-1, own, back=True) if part is not None], self._partition)
+        self._checked = True
+
+
+class _Tensors:
+    """Parts that are tensors (`links.Carrier`)."""
+
+    def describe(self, part: Tensor) -> tuple[tuple[int, ...], Any]:
+        return travelling.describe(part.detach(), "a piece")
+
+    def room(self, described: tuple[int, ...]) -> tuple[Any, Any]:
+        return travelling.room(described)
+
+
+def _alike(losses: list[Tensor], partition: Partition) -> None:
+    """Raises ConfigError where pieces have not computed the same loss, or no call joins all of them."""
+    first = losses[0].reshape(())
+    if not partition.reaches_all:
+        raise ConfigError("model: no call of its partition joins all pieces: expected at least one gather or sum in each pass")
+    for place, loss in enumerate(losses):
+        if loss.item() != first.item() and not (loss.isnan() and first.isnan()):
+            raise ConfigError(
+                f"model: piece {place} computed the loss {loss.item()!r}, piece 0 {first.item()!r}: expected the same whole output"
+                " in all pieces, as partition.gather or sum gives it, without dropout behind it"
+            )
+
+
+def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) -> Callable[..., Gradient]:
+    """What makes the gradient of a rank that has this whole model: in one piece, or as it is cut."""
+    if isinstance(model.module, Partitioned):
+        return functools.partial(PartitionedGradient, module=model.module, micro_batches=config.micro_batches)
+    return pieces.kind_of_gradient(config, model, stages)
+
+
+def make_gradient(
+    config: Config, model: FlatModel, partition: Partition, wire: Communicator, ranks: tuple[int, ...], *others: Any, number: int
+) -> PartitionGradient:
+    """Make the gradient of one piece, which `model` is; `others`: loss, split, sampling; `number` as in `stages.make_gradient`."""
+    gradient = PartitionGradient(
+        *(model, *others, model.memory),
+        seed=config.seed,
+        learner_id=number,
+        micro_batches=config.micro_batches,
+        wire=wire,
+        ranks=ranks,
+        partition=partition,
+    )
+    gradient.read_ahead()
+    return gradient

@@ -1,0 +1,113 @@
+"""The gradient of one piece of a virtual group whose ranks are all at work on the same layer, in virtual time.
+
+A piece costs its share of the parameters of what a mini-batch costs its rank: a third of it forward, two thirds backward, in equal
+parts between the calls that join the pieces; in each of these, sizes travel. Where there are tensors, the gradient of all pieces is
+computed at once, when the last of them begins: virtual ranks share one model, and must not wait for each other in an autograd pass.
+Until then no other has come through the call by which all are joined; and what each had pushed before was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mpisgd.comm.messages import MOST_DIMENSIONS
+from mpisgd.comm.virtual.wire import VirtualWire
+from mpisgd.config import Config
+from mpisgd.models.together import Dealt
+from mpisgd.pipeline.links import WireLinks
+from mpisgd.vectors.computing import Travels, Waited
+from mpisgd.vectors.memory import Memory, SizedVector
+
+
+class Step(NamedTuple):
+    """What a piece does in a micro-batch until its next call, and that call; None: there is no other.
+
+    Attributes:
+        share: of its nanoseconds of a micro-batch.
+    """
+
+    share: float
+    call: int
+    dealt: Dealt | None
+
+
+def program_of(dealt: Sequence[Dealt]) -> list[Step]:
+    """The steps of a piece, of which it is known what it gave in each call of a micro-batch."""
+    forward, backward = ([each for each in dealt if each.back is back] for back in (False, True))
+    program = []
+    for calls, part in ((forward, 1 / 3), (backward, 2 / 3)):
+        share = part / (len(calls) + 1)
+        program += [Step(share, call, each) for call, each in enumerate(calls)]
+        program.append(Step(share, -1, None))
+    return program
+
+
+class WholeGroup:
+    """What the pieces of a group have in common: who has begun, and the gradient of all; None = there are no tensors."""
+
+    def __init__(self, whole: Travels | None, places: int) -> None:
+        self._whole = whole
+        self._places = places
+        self._begun = 0
+        self.loss = 0.0
+
+    def begin(self, seq: int) -> None:
+        self._begun += 1
+        if self._begun % self._places == 0 and self._whole is not None:
+            self.loss = self._whole.compute(seq)
+
+
+class PieceSeconds(Travels):
+    """One piece of a group.
+
+    Args:
+        rank: on whose clock nanoseconds pass.
+        ranks: of the group, in the order of pieces.
+        next_ns: how many this piece takes of the next mini-batch.
+        program: of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        rank: VirtualWire,
+        ranks: Sequence[int],
+        memory: Memory,
+        next_ns: Callable[[], int],
+        config: Config,
+        program: Sequence[Step],
+        group: WholeGroup,
+    ) -> None:
+        self.memory = memory
+        self.samples = config.mu
+        self.waited = Waited()
+        self._rank = rank
+        self._links = WireLinks(rank, ranks, _Sizes(), self.waited)
+        self._next_ns = next_ns
+        self._micro_batches = config.micro_batches
+        self._program = program
+        self._group = group
+
+    def compute(self, seq: int) -> float:
+        ns, links = self._next_ns() / self._micro_batches, self._links
+        self._group.begin(seq)
+        links.seq, done = seq, 0.0
+        for links.micro in range(self._micro_batches):
+            for share, call, dealt in self._program:
+                self._rank.work(round(done + share * ns) - round(done))
+                done += share * ns
+                if dealt is not None:
+                    parts = [None if nbytes is None else SizedVector(nbytes, 1) for nbytes in dealt.nbytes]
+                    links.deal(call, parts, back=dealt.back)
+        return self._group.loss
+
+
+class _Sizes:
+    """Parts that are sizes alone (`links.Carrier`)."""
+
+    def describe(self, part: SizedVector) -> tuple[tuple[int, ...], SizedVector]:
+        return (part.nbytes, *([0] * (2 + 2 * MOST_DIMENSIONS))), part
+
+    def room(self, described: tuple[int, ...]) -> tuple[SizedVector, SizedVector]:
+        vector = SizedVector(described[0], 1)
+        return vector, vector

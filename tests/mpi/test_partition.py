@@ -1,0 +1,98 @@
+"""Groups of real ranks that are all at work on the same layer, every way to send and wait: laws, replay, and what ends a job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mpisgd import replay
+from mpisgd.models.partition import Partition
+from mpisgd.records.log.reader import Run
+
+from . import laws
+from .conftest import Shared, dealt, jobs_of, launch
+
+
+class Own(nn.Module):
+    """Columns that are gathered, rows that are summed; batch norm and dropout of own units."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self.partition, units = partition, len(partition.share(24))
+        self.first = nn.Sequential(nn.Linear(64, units), nn.BatchNorm1d(units), nn.ReLU(), nn.Dropout(0.2))
+        self.second = nn.Linear(24, units)
+        self.last = nn.Linear(units, 10, bias=partition.place == 0)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        gathered = self.partition.gather(self.first(images.flatten(1)))
+        return self.partition.sum(self.last(torch.relu(self.second(gathered))))
+
+
+LOCAL = {"model": {"name": "local", "channels": [2, 3]}, "group_form": "partition"}
+SPEECH = {"model": {"name": "speech", "hidden": [20, 16, 18]}, "group_form": "partition"}
+OWN = {"model": {"name": f"{__name__}:Own"}, "group_form": "partition"}
+#: name -> (ranks, what differs from COMMON)
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "local-hardsync": (7, {**LOCAL, "protocol": "hardsync", "group_size": 3, "shards": 4, "epochs": 0.2}),
+    "own-softsync": (
+        8,
+        {**OWN, "protocol": {"name": "softsync", "n": 1}, "group_size": 2, "shards": 3, "micro_batches": 2, "evaluator": True},
+    ),
+    "speech-backup": (
+        8,
+        {**SPEECH, "protocol": {"name": "backup", "b": 1}, "group_size": 2, "shards": 2}
+        | {"straggler": {"delay": "exponential", "delay_mean_s": 0.003}},
+    ),
+    "speech-versioned": (8, {**SPEECH, "protocol": {"name": "versioned", "grads_to_wait": 1}, "group_size": 4, "shards": 4}),
+    "large-async-autocast": (
+        6,
+        {"model": {"name": "speech", "hidden": [700, 700]}, "group_form": "partition", "protocol": "async", "group_size": 3}
+        | {"shards": 3, "epochs": 0.05, "mu": 32, "autocast": "bfloat16", "alpha0": 0.01},
+    ),
+}
+COMMON = {"epochs": 0.4, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
+CASES = dealt(RUNS, always=("local-hardsync", "own-softsync"))
+SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
+
+
+@pytest.mark.parametrize(("switch", "name"), CASES)
+def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
+    run = Run(runs / switch / name)
+    laws.hold(run, again="versioned" in name)
+    assert replay.check(run.path, trust=True) == ""
+    assert [len(group) for group in run.environment["groups"]] == [RUNS[name][1]["group_size"]] * run.lambda_
+    assert (run.pushes["neighbour_s"] > 0).all()
+
+
+MINE = """\
+import sys
+import torch, mpisgd
+class Odd(torch.nn.Module):
+    "From its third training pass on, one piece makes a call more than the other, or draws its output."
+    def __init__(self, partition):
+        super().__init__()
+        self.layer, self.partition, self.calls = torch.nn.Linear(64, 10), partition, 0
+    def forward(self, inputs):
+        self.calls += self.training and torch.is_grad_enabled()
+        output = self.layer(inputs.flatten(1))
+        odd = self.calls > 2 and self.partition.place == 1
+        output = self.partition.sum(output)
+        return self.partition.sum(output) if odd and sys.argv[1] == "calls" else output
+config = {"epochs": 1.0, "mu": 8, "threads": 1, "shards": 2, "group_size": 2, "group_form": "partition", "out": "run"}
+mpisgd.train(model=Odd, config={**config, "log": {"progress": "off"}})
+"""
+
+
+@pytest.mark.slow
+def test_pieces_that_go_apart_end_the_job_on_all_ranks(tmp_path: Path) -> None:
+    done = launch(4, "-c", MINE, "calls", cwd=tmp_path)
+    assert done.status != 0
+    wanted = (
+        r"PeerError: rank \d is at call \d of its partition, \w+, in .* of mini-batch 2, expected .*: all pieces of a model make"
+    )
+    assert re.search(wanted, done.text), done.text

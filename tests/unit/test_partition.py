@@ -1,0 +1,295 @@
+"""The calls that join the pieces of a model: what they compute, that each fits its backward pass, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mpisgd import models
+from mpisgd.base.errors import ConfigError
+from mpisgd.config import Config, LocalOptions, MlpOptions, ModelOptions, SpeechOptions
+from mpisgd.job import parts
+from mpisgd.job.parts import Brought
+from mpisgd.job.tensors import Tensors
+from mpisgd.models.partition import Partition
+from mpisgd.models.together import Together
+from mpisgd.vectors.flat import FlatModel
+
+
+def partitions(places: int) -> list[Partition]:
+    return [Partition(place, places) for place in range(places)]
+
+
+def together(places: int, call: Callable[[Partition], Any]) -> list[Any]:
+    own = partitions(places)
+    return Together(own).run([lambda partition=partition: call(partition) for partition in own])
+
+
+# --------------------------------------------------------------------------------------------------------- what they compute
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 9), st.sampled_from([-1, 0, 1]))
+@settings(deadline=None)
+def test_pieces_of_a_tensor_are_what_they_are_in_it(data: st.DataObject, places: int, most: int, dim: int) -> None:
+    whole = torch.randn(places * 2 + most, places * 2 + most)
+    halo = data.draw(st.integers(0, 2))
+
+    def call(partition: Partition) -> tuple[Tensor, Tensor, Tensor]:
+        share = partition.share(whole.shape[dim])
+        own = whole.narrow(dim, share.start, len(share))
+        return partition.exchange(own, halo, dim), partition.gather(own, dim), partition.sum(whole[partition.place])
+
+    with torch.no_grad():
+        found = together(places, call)
+    padded = torch.cat([(zeros := torch.zeros_like(whole.narrow(dim, 0, halo))), whole, zeros], dim)
+    for partition, (bordered, gathered, total) in zip(partitions(places), found, strict=True):
+        share = partition.share(whole.shape[dim])
+        assert torch.equal(bordered, padded.narrow(dim, share.start, len(share) + 2 * halo))
+        assert torch.equal(gathered, whole)
+        in_order = whole[0].clone()
+        for other in whole[1:places]:
+            in_order += other
+        assert torch.equal(total, in_order), "summed in the order of pieces"
+
+
+@given(st.integers(1, 5), st.sampled_from(["exchange", "gather", "sum"]), st.integers(0, 2**31))
+@settings(deadline=None)
+def test_each_call_is_the_adjoint_of_its_backward_pass(places: int, name: str, seed: int) -> None:
+    """<A x, y> = <x, A' y>, over all pieces together, whatever the others do with what they have."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [3 + (0 if name == "sum" else place % 3) for place in range(places)]
+    inputs = [torch.randint(-9, 9, (2, size), generator=generator).double() for size in sizes]
+
+    def call(partition: Partition) -> tuple[Tensor, Tensor]:
+        own = inputs[partition.place].clone().requires_grad_()
+        output = partition.exchange(own, 2) if name == "exchange" else getattr(partition, name)(own)
+        weights = torch.randint(-9, 9, output.shape, generator=torch.Generator().manual_seed(seed + partition.place)).double()
+        output.backward(weights)
+        assert own.grad is not None
+        return (output * weights).sum(), (own * own.grad).sum()
+
+    forward, backward = zip(*together(places, call), strict=True)
+    assert sum(forward) == sum(backward)
+
+
+def fill(model: nn.Module, whole: nn.Sequential, kind: str) -> None:
+    """Give the pieces the weights of the unsplit network."""
+    own: Any
+    for piece in model.children():
+        layers: list[Any] = [layer for layer in whole if any(True for _ in layer.parameters())]
+        for at, own in enumerate(piece.layers):  # type: ignore[arg-type, union-attr]
+            if kind == "local":
+                columns = slice(piece.own.start, piece.own.stop)  # type: ignore[union-attr]
+                own.weight.copy_(layers[at].weight[:, columns])
+                own.bias.copy_(layers[at].bias[..., columns])
+                continue
+            inner, partition = own.layer, piece.partition
+            if at % 2 == 0:
+                share = partition.share(len(layers[at].weight))  # type: ignore[union-attr, operator]
+                inner.weight.copy_(layers[at].weight[share.start : share.stop])
+                inner.bias.copy_(layers[at].bias[share.start : share.stop])
+            else:
+                share = partition.share(layers[at].weight.shape[1])  # type: ignore[union-attr, operator]
+                inner.weight.copy_(layers[at].weight[:, share.start : share.stop])
+                if inner.bias is not None:
+                    inner.bias.copy_(layers[at].bias)
+        if kind == "local":
+            rows, _, channels, *_ = layers[-2].weight.shape
+            weight = layers[-1].weight.view(len(layers[-1].weight), channels, rows, -1)[..., columns]
+            piece.last.weight.copy_(weight.flatten(1))  # type: ignore[union-attr, operator]
+            if piece.last.bias is not None:  # type: ignore[union-attr]
+                piece.last.bias.copy_(layers[-1].bias)  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize("places", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("kind", "options", "shape"),
+    [
+        ("speech", SpeechOptions(hidden=(10, 8, 9, 7)), (3, 4)),
+        ("speech", SpeechOptions(hidden=(10, 8, 9)), (3, 4)),
+        ("local", LocalOptions(channels=(4, 3)), (2, 4, 10)),
+        ("local", LocalOptions(channels=(2,), field=5), (1, 3, 11)),
+    ],
+)
+def test_pieces_are_the_unsplit_network(kind: str, options: ModelOptions, shape: tuple[int, ...], places: int) -> None:
+    """Loss and gradient of the papers' shapes, in pieces, beside torch's on the whole: within what rounding otherwise makes."""
+    config = Config(model=options, group_size=places, group_form="partition", shards=places, mu=8)
+    inputs, targets = torch.randn(16, *shape), torch.randint(0, 6, (16,))
+    brought = Brought(data=((inputs, targets), (inputs, targets)))
+    tensors = Tensors.load(config, brought, parts.load_data(config, brought), 1)
+    whole: Any = models.make(options, input_shape=shape, classes=6, seed=3)
+    sizes = [len(list(piece.parameters())) for piece in tensors.model.module.children()]
+    assert len(sizes) == places and sum(each.numel() for each in whole.parameters()) == tensors.model.size
+    with torch.no_grad():
+        fill(tensors.model.module, whole, kind)
+    gradient = tensors.gradient(0)
+    loss = gradient.compute(0)
+    batch = torch.as_tensor(tensors.sampling.indices(0, 0))
+    expected = functional.cross_entropy(whole(inputs[batch]), targets[batch])
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    twin = models.make(options, input_shape=shape, classes=6, seed=3, places=places)
+    flat = FlatModel(twin)
+    for each in whole.parameters():
+        each.data = each.grad
+    with torch.no_grad():
+        fill(twin, whole, kind)
+    assert flat.weights.norm() > 0
+    torch.testing.assert_close(tensors.model.gradients, flat.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_the_papers_speech_model_has_42_million_parameters() -> None:
+    with torch.device("meta"):
+        model = models.make(SpeechOptions(), input_shape=(11, 40), classes=8192, seed=1)
+    assert sum(each.numel() for each in model.parameters()) == 41_777_152
+
+
+# --------------------------------------------------------------------------------------------------------------- the turns
+
+
+class Draws(nn.Module):
+    """Draws before and after a call, and in the backward pass of a second one."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self.partition, self.layer, self.drop = partition, nn.Linear(4, 6), nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        passed = self.partition.sum(self.drop(self.layer(self.drop(inputs))))
+        output: Tensor = self.partition.gather(self.drop(passed)[:, : 1 + self.partition.place])
+        return output
+
+
+def tensors_of(factory: Any, **options: Any) -> Tensors:
+    inputs, targets = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    config = Config(**{"group_size": 2, "group_form": "partition", "shards": 2, "mu": 4, **options})
+    brought = Brought(model=factory, data=((inputs, targets), (inputs, targets)))
+    return Tensors.load(config, brought, parts.load_data(config, brought), 2)
+
+
+def test_what_a_piece_draws_is_its_own() -> None:
+    """As if each had its process: the other pieces of a turn draw in between."""
+    torch.manual_seed(5)
+    alone = [torch.rand(3) for _ in range(2)]
+
+    def call(partition: Partition) -> list[Tensor]:
+        torch.manual_seed(5)
+        first = torch.rand(3)
+        with torch.no_grad():
+            partition.sum(first)
+        return [first, torch.rand(3)]
+
+    for found in together(3, call):
+        assert all(map(torch.equal, found, alone))
+    one, other = (tensors_of(Draws, seed=seed).gradient(0).compute(0) for seed in (1, 1))
+    assert one == other != tensors_of(Draws, seed=2).gradient(0).compute(0)
+
+
+def test_what_a_piece_raises_goes_through() -> None:
+    def call(partition: Partition) -> Tensor:
+        if partition.place == 1:
+            raise KeyError("of piece 1")
+        return partition.sum(torch.zeros(2))
+
+    with pytest.raises(KeyError, match="of piece 1"):
+        together(3, call)
+
+
+# ----------------------------------------------------------------------------------------------------------------- refused
+
+
+class Piece(nn.Module):
+    def __init__(self, partition: Partition, forward: Callable[[Partition, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.partition, self.layer, self.how = partition, nn.Linear(4, 3), forward
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.how(self.partition, self.layer(inputs))
+
+
+def unequal(partition: Partition, passed: Tensor) -> Tensor:
+    return partition.sum(partition.sum(passed) if partition.place == 0 else passed)
+
+
+def unused(partition: Partition, passed: Tensor) -> Tensor:
+    partition.gather(passed)
+    return partition.sum(passed)
+
+
+def unused_by_one(partition: Partition, passed: Tensor) -> Tensor:
+    other = partition.sum(passed)
+    return partition.sum(passed) + (other if partition.place else 0 * other.detach())
+
+
+shared = nn.Linear(4, 3)
+
+
+def tied(partition: Partition) -> nn.Module:
+    return nn.Sequential(shared, Piece(partition, lambda _, passed: passed))
+
+
+@pytest.mark.parametrize(
+    ("how", "refused"),
+    [
+        (unequal, "piece . makes call 1 of its partition, which piece . does not make there: expected the same calls"),
+        (unused, "piece 0 of 2 made 2 calls of its partition, and in the backward pass 1: expected what each returns to be used"),
+        (unused_by_one, "piece . makes call 0 of its partition in the backward pass, which|piece 0 of 2 made 2 calls"),
+        (lambda partition, passed: passed, "no call of its partition joins all pieces: expected at least one gather or sum"),
+        (
+            lambda partition, passed: partition.sum(passed) + partition.place,
+            "|".join(["piece 1 computed the loss .*, piece 0 .*: expected the same whole output in all pieces"]),
+        ),
+        (lambda partition, passed: partition.sum(passed) * torch.rand(1), "piece 1 computed the loss"),
+        (
+            lambda partition, passed: partition.sum(partition.exchange(passed, 4)),
+            r"exchange: halo = 4: piece 0 of 2 has a tensor of shape \(4, 3\): expected a halo from 0 to its size along dim -1, 3",
+        ),
+        (lambda partition, passed: partition.sum(passed[:, : 1 + partition.place]), "fails at the first mini-batch"),
+        (
+            lambda partition, passed: partition.sum(passed).detach(),
+            "piece 0 of 2 made 1 calls|does not depend on the model's weights",
+        ),
+    ],
+)
+def test_pieces_that_do_not_go_together_are_refused(how: Any, refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        tensors_of(lambda partition: Piece(partition, how)).check()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "refused"),
+    [
+        (lambda: nn.Linear(4, 3), {}, "group_form = 'partition': expected a factory with a parameter `partition`, model has none"),
+        (lambda partition: "piece", {}, "model: piece 0 of 2 is str, expected a torch.nn.Module"),
+        (lambda partition: nn.ReLU(), {}, "model: piece 0 of 2 has no parameters to train"),
+        (tied, {}, "piece 1 of 2: its parameter 0.weight is one of piece 0, too: expected each in one piece"),
+        (None, {"model": MlpOptions()}, "model 'mlp' has no pieces, expected 'speech' or 'local', or a factory of your own"),
+        (None, {"model": SpeechOptions(hidden=(1,))}, "group_size = 2: expected at most what a layer can be cut into, 1"),
+        (None, {"model": LocalOptions()}, r"model = 'local': inputs of shape \(4,\), expected \(channels, height, width\)"),
+    ],
+)
+def test_models_that_have_no_such_pieces_are_refused(model: Any, options: dict[str, Any], refused: str) -> None:
+    with pytest.raises(ConfigError, match=refused):
+        tensors_of(model, **options)
+
+
+def test_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.field = 2: expected an odd number >= 1"):
+        LocalOptions(field=2)
+    with pytest.raises(ConfigError, match=r"model.channels = \(\): expected positive numbers"):
+        LocalOptions(channels=())
+    with pytest.raises(ConfigError, match=r"model.hidden = \(0,\): expected positive numbers"):
+        SpeechOptions(hidden=(0,))
+
+
+def test_a_call_outside_of_a_pass_is_refused() -> None:
+    with pytest.raises(ConfigError, match="piece 1 of 2 made a call outside of a pass of its model"):
+        Partition(1, 2).sum(torch.zeros(2))
+    assert torch.equal(Partition().exchange(torch.ones(2), 1), torch.tensor([0.0, 1.0, 1.0, 0.0])), "one alone needs no others"
