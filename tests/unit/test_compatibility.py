@@ -175,6 +175,8 @@ def test_every_pair_can_come_up() -> None:
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
         {"pipeline": "1f1b"},
         {"stages": {"at": ["1"], "balance": "seconds"}},
+        {"group_form": "partition", "stages": {"at": ["1"], "balance": "seconds"}, "pipeline": "1f1b", "push_format": "topk"},
+        {"group_form": "partition", "push_format": "bfloat16", "nonfinite": "drop", "clip_norm": 1.0},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
