@@ -237,10 +237,9 @@ class Shard:
         """Whether a push is refused, whatever the protocol says of it."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
-        if not why:
-            return False
-        self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
-        return True
+        if why:
+            self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
+        return bool(why)
 
     def refuse(self, refused: Refused) -> None:
         """The shard lives on: what one rank sends is not to end the work of all; the run says so at its end (`refusals`)."""

@@ -11,8 +11,7 @@ that no gradient of its own clock will come (*passed*).
 
 A spare rank may take the place of a learner that is dead, or that shard 0 misses (*succeeded*, `spares.py`). It goes on with the
 mini-batch after the last that any shard has had. A shard that does not know yet that the learner is gone takes it from the spare.
-
-What follows from it is decided by the rules (`rules/rules.py`), and done by the shard.
+What follows is decided by the rules (`rules/`), and done by the shard.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Every shard writes one HDF5 file per attempt, `shard-000.attempt-0.h5`, the eval
 has the tables of all of them. A file holds the tables below as one-dimensional compound data sets, the data set
 `committed` (int64, one entry per table in the order of `TABLES`: rows that are safely there; later rows may be torn), and the
 data set `summary` (one row, written when the rank leaves in order; `final_clock` = -1 before). Seconds count from the start
-barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint.
-
-In a fault-tolerant run another may follow an evaluator that hangs, and its file replaces that one's. Its attribute `appointed` says
-as the how-manieth it was appointed, from 1: so one that wakes late replaces nothing.
+barrier of the run, on the clock of the rank that writes; where a run was continued, they go on from its checkpoint. In a
+fault-tolerant run another may follow an evaluator that hangs, and its file replaces that one's. Its attribute `appointed` says as
+the how-manieth it was appointed, from 1: so one that wakes late replaces nothing.
 
 Under a coordinator (protocol sandblaster), `clock` counts evaluations of the whole batch: a push is the sum of the gradients of
 `gradients` portions, and a row of `updates` is an evaluation, whose `learning_rate` is the step length at which it was made, and
@@ -40,7 +39,6 @@ is filled; each row stands for itself and the k - 1 rows after it, which are not
 of all (`records/counts.py`), the newer of them as of the last flush. `log.h5` says it for its tables by data sets `pushes_every`
 and `updates_every`, int64 (parts, 2): from which row on, k; and has the counts as tables `learners`, of each shard and learner how
 many were pushed, applied, dropped, rejected and in flight, and `staleness`, of each shard how many gradients applied of which.
-
 Each data set of a table says what its columns are: attributes `units` ("" counts nothing, "1" is a ratio) and `meanings`, texts in
 the order of the columns. Files of earlier versions have none.
 """
@@ -336,8 +334,7 @@ def tables_for(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[
     return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
 
 
-THINNED = ("pushes", "updates")
-"""Tables of which a bounded log keeps some rows."""
+THINNED = ("pushes", "updates")  # a bounded log keeps some rows of these
 
 SUMMARY = _table(
     "summary",
@@ -370,18 +367,12 @@ STALENESS = _table(
     ("gradients", np.int64, "gradients", "how many were applied of this staleness"),
 )
 
-STEP = 1 << 16
-"""Rows that are read at a time, where there may be more than memory holds."""
+STEP = 1 << 16  # rows that are read at a time, where there may be more than memory holds
 
-LOG = "log.h5"
-CONFIG = "config.toml"
-DONE = "DONE"
+LOG, CONFIG, DONE = "log.h5", "config.toml", "DONE"
 DONE_ENTRIES = ("clock", "samples", "diverged", "seconds", "books_balanced")
-WEIGHTS = "weights.pt"
-BEST = "best.pt"
-LOCK = "LOCK"
-RUNNING = "RUNNING"
-"""There while a fault-tolerant job runs, or one on several nodes (`usher.py`)."""
+WEIGHTS, BEST, LOCK = "weights.pt", "best.pt", "LOCK"
+RUNNING = "RUNNING"  # there while a fault-tolerant job runs, or one on several nodes (`usher.py`)
 CHECKPOINTS = "checkpoint"
 SPOOL = ".snapshots-"
 ASIDE = ".*.h5.new"
