@@ -199,7 +199,7 @@ def test_every_pair_can_come_up() -> None:
         {"sampling": "dealt", "aggregation": "node", "exchange": "duplex"},
         {"sampling": "dealt", "group_size": 2},
         {"autocast": "float16", "exchange": "layerwise"},
-        {"group_size": 2, "group_form": "partition", "clip_norm": 1.0, "nonfinite": "drop", "failures": {"mean_s": 1.0}},
+        {"group_size": 2, "group_form": "partition", "failures": {"mean_s": 1.0}},
         {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
     pairs = list(itertools.combinations(CHOICES, 2))
