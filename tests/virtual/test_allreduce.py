@@ -109,6 +109,7 @@ class Told:
 
     rank = 0
     signal = 0
+    take_body = None
 
     def __init__(self, headers: list[Fields]) -> None:
         self.headers = headers
