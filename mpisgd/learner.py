@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 
-from mpisgd.exchange.base import Exchange, Interrupted, Report
+from mpisgd.comm.messages import Ending
+from mpisgd.exchange.base import Exchange, Interrupted, Left, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.rules.protocol import Protocol
 from mpisgd.vectors.computing import Computes
@@ -39,14 +40,18 @@ def learn(
             delay_s = delays.of(begun - 1, compute_ns * 1e-9)
             if delay_s > 0:
                 channel.sleep(delay_s)
+            goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
+            delay_ns, scale = int(delay_s * 1e9), gradient.scaled.by
+            report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, gradient.rounded, neighbour_ns, scale)
+            channel.push(report, gradient.take_own_step if goes_on else None)
         except Interrupted:  # an update was made without it: the same mini-batch anew, on the new weights; or the run is over
+            gradient.give_up()
             channel.gave_up(seq)
             answers = channel.pull(protocol.next_clock(clock))
             continue
-        goes_on = (seq + 1) % pushes_per_pull != 0  # without a pull, from weights of its own
-        delay_ns, scale = int(delay_s * 1e9), gradient.scaled.by
-        report = Report(seq, gradient.samples, loss, compute_ns, delay_ns, gradient.rounded, neighbour_ns, scale)
-        channel.push(report, gradient.take_own_step if goes_on else None)
+        except Left:
+            channel.goodbye(ending=Ending.NONE)
+            return
         if goes_on:
             seq += 1
             gradient.prepare(seq)

@@ -29,6 +29,9 @@ class Options:
     """Gradient noise scale in samples, in place of the log's; inf: as many samples whatever N is."""
     learners: int | None = None
     """Most learners for which shards are planned; default: four times the run's."""
+    group_size: int = 1
+    """Most ranks of a learner (a group, each with a stage of the model) for which seconds of a mini-batch are planned; the model is
+    made."""
     ranks_per_node: int | None = None
     """Ranks on each node; default: the run's."""
     bandwidth: float | None = None

@@ -44,6 +44,8 @@ class Tag(enum.IntEnum):
     DELTA_BODY = 33
     AGREE = 34
     TAKEN = 35
+    NORM = 36
+    WANTED = 37
     APPOINTED = 40
     SUCCEEDS = 41
     GOES_ON = 42
@@ -162,6 +164,8 @@ LAYOUTS: Mapping[int, Layout] = {
     Tag.ACTIVATION: Layout(*_PASSED, body=Tag.ACTIVATION_BODY),
     Tag.DELTA: Layout(*_PASSED, body=Tag.DELTA_BODY),
     Tag.AGREE: Layout("ending", "oldest", "newest", "rejected"),
+    Tag.NORM: Layout("value"),
+    Tag.WANTED: Layout("given_up", "leaves", "loss"),
     Tag.GIVEN_UP: Layout("learner_id"),
     Tag.APPOINTED: Layout("learner_id"),
     Tag.SUCCEEDS: Layout("learner_id"),

@@ -170,7 +170,7 @@ VIRTUAL: Mapping[str, Feature] = {
 _OWN_STEPS = "layers are exchanged in each mini-batch; with own steps several are pulled for, or pushed, as one"
 _TWICE = "both are own steps of a learner between two pulls"
 _NONE = "it is of own steps, and there are none"
-_STAGE = "each rank of a group knows its own stage's part of a gradient"
+_PIECE = "what ranks that are at work on the same layer would have to agree on has not been tried"
 _NORM = "shards decide alone, and none knows the norm of the others' slices"
 _SUM = "a team's sum must be of gradients of one clock, and taken or dropped as a whole"
 
@@ -248,17 +248,14 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("spares", "stages"): "a group cannot do without any of its ranks",
     ("spares", "batch"): "what a learner that is gone was to do is dealt to the others",
     ("stages", "collective"): "its learners are shards, each of all layers",
-    ("stages", "aborts"): "a notice to one rank would have to stop all of its group",
     ("stages", "layerwise"): "stages pull and push by themselves already, each with its own shards",
     ("stages", "node"): "a team's ranks have whole models",
-    ("stages", "local steps"): "own steps of stages have not been tried",
-    ("clipping", "stages"): _STAGE,
-    ("drops", "stages"): _STAGE,
+    **dict.fromkeys(((each, "partition") for each in ("local steps", "leaving")), _PIECE),
+    ("partition", "aborts"): "a notice to one rank would have to stop all of its group in the middle of a layer",
     ("accumulation", "stages"): "micro_batches are parts of a batch that does not fit into memory",
     ("duplex", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with duplex",
     ("cuda", "stages"): "stages have not been tried on GPUs",
     ("tolerant", "stages"): "a group cannot do without any of its ranks",
-    ("leaving", "stages"): "a group cannot do without any of its ranks",
     ("batched", "stages"): "torch.func.vmap computes whole models",
     ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as one",
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",

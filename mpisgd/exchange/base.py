@@ -40,6 +40,10 @@ class Interrupted(Exception):
     """The gradient that this learner is computing is not wanted: an update was made without it, or the run is over."""
 
 
+class Left(Exception):
+    """This learner is to leave while others go on: a rank of its group is no more."""
+
+
 class Exchange(Protocol):
     """Whole vectors (`channel.py`, `both_ways/`), layer by layer (`layerwise.py`), or by collectives (`allreduce.py`)."""
 

@@ -169,7 +169,7 @@ def of_job(config: Config, hosts: Sequence[str]) -> Roles:
             spares=config.spares,
         )
         if config.in_groups:
-            return in_groups(roles, config.group_size)
+            return in_groups(roles, config.group_size, hosts)
         return in_teams(roles, hosts, config.team_size) if config.in_teams else roles
     roles = double(len(hosts), evaluator=config.evaluator)
     nodes = len({hosts[rank] for rank in roles.learner_ranks})
@@ -259,8 +259,9 @@ def in_teams(roles: Roles, hosts: Sequence[str], most: int) -> Roles:
     return dataclasses.replace(roles, learner_ranks=tuple(team[0] for team in teams), teams=tuple(teams))
 
 
-def in_groups(roles: Roles, size: int) -> Roles:
-    """Join learners, in rank order, into groups of `size` ranks, one for each stage: so most lie on one node.
+def in_groups(roles: Roles, size: int, hosts: Sequence[str]) -> Roles:
+    """Join learners into groups of `size` ranks, one for each stage: as many as can be on one node, in rank order, and then
+    of those that are left. Learners are numbered by the ranks of their first stages.
 
     Raises ConfigError: ranks that do not divide into groups; fewer shards than stages.
     """
@@ -273,8 +274,18 @@ def in_groups(roles: Roles, size: int) -> Roles:
             f"group_size = {size}: {len(ranks)} ranks compute, which do not divide into groups of {size}: expected"
             f" {fewer}{len(ranks) - left + size} of them"
         )
-    groups = tuple(ranks[start : start + size] for start in range(0, len(ranks), size))
+    nodes: dict[str, list[int]] = {}
+    for rank in ranks:
+        nodes.setdefault(hosts[rank], []).append(rank)
+    whole = [_cut_off(own, size) for own in nodes.values()]
+    left_over = sorted(rank for own in nodes.values() for rank in own[len(own) - len(own) % size :])
+    groups = tuple(sorted(group for groups in (*whole, _cut_off(left_over, size)) for group in groups))
     return dataclasses.replace(roles, learner_ranks=tuple(group[0] for group in groups), teams=(), groups=groups)
+
+
+def _cut_off(ranks: list[int], size: int) -> list[tuple[int, ...]]:
+    """Groups of so many ranks, and none of the rest."""
+    return [tuple(ranks[start : start + size]) for start in range(0, len(ranks) - size + 1, size)]
 
 
 def _cut(ranks: list[int], most: int) -> list[tuple[int, ...]]:

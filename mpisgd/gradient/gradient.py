@@ -186,9 +186,12 @@ class Gradient(Travels):
 
     def hand_over(self, loss: Tensor) -> float:
         """After the backward pass: clip the gradient, and hand it over; returns the loss."""
-        clip(self._model.gradients, self._clip_norm)
+        self._clip()
         value = self._out(loss.detach())
         return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else value
+
+    def _clip(self) -> None:
+        clip(self._model.gradients, self._clip_norm)
 
     def _out(self, loss: Tensor) -> float:
         """The loss; from a GPU after the only wait for it of a mini-batch, by which the gradient is where MPI is to take it."""

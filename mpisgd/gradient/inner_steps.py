@@ -62,6 +62,7 @@ class InnerSteps(Travels):
         self._tell_nonfinite = tell_nonfinite
         self._clock = 0
         self.memory, self.scaled = gradient.memory, gradient.scaled
+        self.waited = gradient.waited
         if self.memory.shared:
             raise ProtocolError("InnerSteps in shared memory: a learner's own steps would move the weights of its whole team")
         self.samples = 0

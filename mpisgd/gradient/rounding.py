@@ -116,6 +116,9 @@ class Rounded(Travels):
         ends = [end for _, end in self._bounds]
         self._part_of = [bisect.bisect(ends, start) for start, _ in slices] if len(ends) > 1 else [0 for _ in slices]
         self.memory = Memory(below.weights, pushed, cuts=cuts)
+        self._before: Tensor | None = None
+        """The remainder before this mini-batch, where it may be given up after it was rounded: while the learner is late."""
+        self._taken = False
 
     def prepare(self, seq: int) -> None:
         self._gradient.prepare(seq)
@@ -124,15 +127,27 @@ class Rounded(Travels):
         self._gradient.at_clock(clock)
 
     def interrupt_by(self, check: Callable[[], None]) -> None:
+        if self._vector is not None:
+            self._before = torch.empty_like(self._rounding.remainder)
         self._gradient.interrupt_by(check)
+
+    def give_up(self) -> None:
+        if self._taken and self._before is not None:
+            self._rounding.remainder.copy_(self._before)
+        self._taken = False
+        self._gradient.give_up()
 
     def begin(self, seq: int) -> None:
         self._gradient.begin(seq)
 
     def compute(self, seq: int) -> float:
-        """Compute the gradient of mini-batch `seq` and round it; returns the loss. One that is given up is not rounded."""
+        """Compute the gradient of mini-batch `seq` and round it; returns the loss."""
+        self._taken = False
         loss = self._gradient.compute(seq)
         self.samples = self._gradient.samples
+        if self._before is not None:
+            self._before.copy_(self._rounding.remainder)
+            self._taken = True
         return self.finish(loss)
 
     def finish(self, loss: float) -> float:

@@ -1,7 +1,8 @@
 """`mpisgd train --resume RUN`: which checkpoint a run goes on from, and what may be different this time (DESIGN 6).
 
 For synchronous protocols a run that was interrupted ends with the bits of one that was not, as long as there are as many learners
-and shards as before; otherwise slices are cut and mini-batches dealt anew (`records/recut.py`, `sampling.dealt_on`). For other
+and shards as before; otherwise slices are cut and mini-batches dealt anew (`records/recut.py`, `sampling.dealt_on`). So they are
+cut where learners are groups of more or fewer ranks than before, or no groups any more. For other
 protocols nothing that was applied is applied again: learner l goes on with the first mini-batch that any shard has not had, and a
 shard that has drops it as repeated.
 """
@@ -32,7 +33,7 @@ from mpisgd.records.log.reader import Run
 #: What may be another than in the run's config.toml.
 CHANGEABLE = (
     *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares", "binding"),
-    "stages",
+    *("stages", "group_size", "pipeline"),
 )
 _TOLD = (
     *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),
@@ -113,6 +114,9 @@ def check_changes(run: Path, config: Config) -> None:
             raise ConfigError(
                 f"{item.name} = {new!r}: the run that is to be continued has {old!r}; what may change is {', '.join(CHANGEABLE)}"
             )
+    if before.group_form == "partition" and config.group_size != before.group_size:
+        why = "beside group_form = 'partition', whose ranks have pieces of all layers, which are not cut anew"
+        raise ConfigError(f"group_size = {config.group_size}: expected {before.group_size} {why}")
     if config.sampling == "dealt" and config.epochs < before.epochs:  # of which more may have been dealt than there would be
         had = f"the run that is to be continued has {before.epochs:g}"
         raise ConfigError(f"epochs = {config.epochs:g}: expected no fewer beside sampling = 'dealt': {had}")
@@ -206,4 +210,5 @@ def check_teams(run: Path, teams: Sequence[Sequence[int]]) -> None:
 
 def _entry(environment: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Make the entry of one attempt."""
-    return {**{name: environment[name] for name in _TOLD if name in environment}, "shards": config.shards, "epochs": config.epochs}
+    own = {name: getattr(config, name) for name in ("shards", "group_size", "epochs")}
+    return {**{name: environment[name] for name in _TOLD if name in environment}, **own}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.communicator import Communicator, Node
+from mpisgd.comm.communicator import Communicator, Node, Team
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient.aggregate import SharedMemory
@@ -112,6 +112,8 @@ class World(ABC):
     """
 
     tensors: Tensors | None
+    may_leave = False
+    """Whether learners may leave by themselves, while others go on."""
     saves = False
     """Whether shards write checkpoints."""
     progress: Any = "off"
@@ -121,8 +123,8 @@ class World(ABC):
     def wire(self, rank: int) -> Communicator: ...
 
     @abstractmethod
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
-        """What a rank computes, in memory of its own, or shared; in a group, of its stage."""
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+        """What a rank computes, in memory of its own, or shared; in a `group`, of its stage."""
 
     @abstractmethod
     def by_layers(self, rank: int, computed: Any, pushed: Travels, channel: Any) -> Computes:

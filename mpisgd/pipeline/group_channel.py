@@ -8,29 +8,55 @@ one clock is promised, those behind pull again.
 No deadlock: a rank that tells waits for its group, whose ranks wait at most for answers of their own shards. Such an answer waits
 for pushes of other learners' ranks of the same stage, of mini-batches before; these come after a backward pass that waits for
 nothing but that learner's own group, at the same mini-batch. So waiting always leads to an earlier mini-batch.
+
+Where gradients may be given up or dropped as a whole, the ranks tell each other once more, before the push: a notice to one of
+them is one to all, and so is a stage's part of a gradient that is not finite. Nobody waits in between for anything but its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any
 
-from mpisgd.comm.communicator import Communicator
+from mpisgd.comm.communicator import Communicator, Team
 from mpisgd.comm.messages import Ending, Tag
-from mpisgd.exchange.base import Answers
+from mpisgd.exchange.base import Answers, Interrupted, Left, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.roles import Roles
 
 
 class GroupChannel(LearnerChannel):
-    """A stage's end; `roles` and `vectors` are what the stage sees of them, `group` the ranks of all stages of this learner."""
+    """A stage's end; `roles` and `vectors` are what the stage sees of them.
+
+    Args:
+        group: the ranks of all stages of this learner.
+        drops: a gradient that is not finite is dropped as a whole.
+        leaves: tells whether this rank's stage is no more, and the learner leaves; None where nobody may.
+    """
 
     def __init__(
-        self, wire: Communicator, roles: Roles, learner_id: int, group: Sequence[int], *, consistent: bool, **vectors: Any
+        self,
+        wire: Communicator,
+        roles: Roles,
+        learner_id: int,
+        group: Team,
+        *,
+        consistent: bool,
+        drops: bool = False,
+        leaves: Callable[[], bool] | None = None,
+        interruptible: bool = False,
+        **vectors: Any,
     ) -> None:
-        super().__init__(wire, roles, learner_id, consistent=consistent, **vectors)
+        super().__init__(wire, roles, learner_id, consistent=consistent, interruptible=interruptible, **vectors)
         self._one_clock = consistent
-        self._group = wire.team(group, [(0, 0) for _ in group])
+        self._group = group
+        self._leaves = leaves or _never
+        self._agrees_on_push = drops or interruptible or leaves is not None
+        self._given_up = False
+        self.sleep = self._be_late
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """As a learner that pulls the slices of all stages: `clocks` has the oldest of each stage."""
@@ -50,6 +76,39 @@ class GroupChannel(LearnerChannel):
         self._wait_ns, self._pull_ns = wait_ns, self._wire.now_ns() - start_ns - wait_ns
         return Answers(oldest, stop, any(rejections))
 
+    def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
+        """As a learner's push.
+
+        Raises Interrupted where any rank of the group has been told that the gradient comes too late, Left where any is no more.
+        """
+        if self._agrees_on_push:
+            told = self._group.tell(Tag.WANTED, (int(self._given_up), int(self._leaves()), report.loss))
+            self._given_up = False
+            if any(leaves for _, leaves, _ in told):
+                raise Left
+            if any(given_up for given_up, *_ in told):
+                raise Interrupted
+            if any(math.isnan(loss) for *_, loss in told):
+                report = dataclasses.replace(report, loss=math.nan)
+        super().push(report, meanwhile)
+
+    def check(self) -> None:
+        """As of any learner; and this rank will say so, when its group agrees."""
+        try:
+            super().check()
+        except Interrupted:
+            self._given_up = True
+            raise
+
+    def _be_late(self, seconds: float) -> None:
+        """Sleep, until a notice comes: what becomes of the gradient is said before the push."""
+        with contextlib.suppress(Interrupted):
+            self._wire.sleep(seconds)
+
     def withdraw(self) -> None:
         super().withdraw()
         self._group.disband()
+
+
+def _never() -> bool:
+    return False

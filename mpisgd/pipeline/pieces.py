@@ -9,6 +9,7 @@ strides on the wire, and what a stage draws is named by (seed, learner_id, seq, 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from mpisgd.pipeline import travelling
 from mpisgd.pipeline.travelling import travelled
 from mpisgd.vectors import nest
 from mpisgd.vectors.cut import Stages
-from mpisgd.vectors.flat import FlatModel
+from mpisgd.vectors.flat import FlatModel, clip_part, clip_parts, is_finite, norm_of
 
 _MISFIT = (RuntimeError, ValueError, TypeError, IndexError)
 
@@ -64,13 +65,16 @@ class InMicroBatches(Gradient):
 class Pieces(InMicroBatches):
     """A learner's gradient, in one process; `stages` are those of `model`, one after the other, or the model alone.
 
+    `bounds`: the part of the flat vector that each stage has; none of the model alone.
+
     Attributes:
         crossed: bytes that went from each stage to the next in the micro-batch computed last.
     """
 
-    def __init__(self, *arguments: Any, stages: Sequence[nn.Module], **named: Any) -> None:
+    def __init__(self, *arguments: Any, stages: Sequence[nn.Module], bounds: Sequence[tuple[int, int]] = (), **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._stages = stages
+        self._bounds = bounds
         self.crossed = [0 for _ in stages[1:]]
         self._borders: list[tuple[Any, Any]] = []
         """Of each border in the micro-batch under way: what one stage passed on, and what the next began with."""
@@ -100,6 +104,12 @@ class Pieces(InMicroBatches):
                 _pass_back(output, _mapped(travelled, _gradients_of(given)))
         return self.hand_over(torch.stack(losses).mean())
 
+    def _clip(self) -> None:
+        if self._bounds:
+            clip_parts(self._model.gradients, self._bounds, self._clip_norm)
+        else:
+            super()._clip()
+
     def _through(self, inputs: Any, seq: int, micro: int) -> Any:
         passed = inputs
         self._borders.clear()
@@ -115,7 +125,9 @@ class Pieces(InMicroBatches):
 
 
 class StagePasses(InMicroBatches):
-    """The passes of one stage (`exchange.pipeline.Passes`); `model` is that stage, number `stage` of `stages`, on the CPU."""
+    """The passes of one stage (`stage.Passes`); `model` is that stage, number `stage` of `stages`, on the CPU."""
+
+    leaves = False
 
     def __init__(self, *arguments: Any, stage: int, stages: int, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -150,6 +162,7 @@ class StagePasses(InMicroBatches):
         (self._inputs, self._targets), self.samples = self._batch(seq)
         self._prepared, self._seq = None, seq
         self._losses.clear()
+        self._kept.clear()
 
     def pass_on(self, micro: int, received: Any) -> Any:
         """Returns None from the last stage, which computes the loss."""
@@ -176,6 +189,15 @@ class StagePasses(InMicroBatches):
         else:
             _pass_back(output, received)
         return None if self._first else _gradients_of(inputs)
+
+    def norm(self) -> float:
+        return norm_of(self._model.gradients)
+
+    def clip(self, norm: float) -> None:
+        clip_part(self._model.gradients, norm, self._clip_norm)
+
+    def told(self, loss: float) -> float:
+        return math.nan if self._tell_nonfinite and not is_finite(self.memory.gradients) else loss
 
     def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
         return len(passed) if isinstance(passed, tuple) else 0, _tensors(passed)
@@ -259,7 +281,8 @@ def kind_of_gradient(config: Config, model: FlatModel, stages: Stages | None) ->
     if stages is None and config.micro_batches == 1:
         return Gradient
     pieces = [model.module] if stages is None else stages.modules(model)
-    return functools.partial(Pieces, stages=pieces, micro_batches=config.micro_batches)
+    bounds = () if stages is None else stages.bounds
+    return functools.partial(Pieces, stages=pieces, bounds=bounds, micro_batches=config.micro_batches)
 
 
 def make_passes(
@@ -270,6 +293,8 @@ def make_passes(
         *(model, loss, data.train, sampling, model.memory),
         seed=config.seed,
         learner_id=number,
+        clip_norm=config.clip_norm,
+        tell_nonfinite=config.nonfinite == "drop",
         stage=stage,
         stages=config.group_size,
         micro_batches=config.micro_batches,

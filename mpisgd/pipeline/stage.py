@@ -13,18 +13,28 @@ No deadlock, and nothing rests on buffers: a stage finishes what it has sent bef
 up. The last stage always takes them, so each stage comes to its backward passes, whose messages only go down, in the same way. In
 1F1B, where both go at once, a stage finishes what it has sent before it sends the next of its kind; a pass needs nothing but passes
 of smaller micro-batches, or of the same one, earlier on its way through the stages.
+
+A mini-batch that a stage's shards want no more (`Protocol.aborts`), or whose stage fails (in virtual time), is given up: whoever
+knows computes no more of it, and what it passes on are headers that say so, one for each micro-batch. So messages are as many as
+ever, whoever is told and when, and before the push the group agrees (`group_channel.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Communicator
-from mpisgd.comm.messages import Tag
+from mpisgd.comm.communicator import Communicator, Team
+from mpisgd.comm.messages import MOST_DIMENSIONS, Tag
+from mpisgd.exchange.base import Interrupted
 from mpisgd.vectors.computing import Travels, Waited
+from mpisgd.vectors.flat import norm_of_parts
 from mpisgd.vectors.memory import Memory
+
+_GIVEN_UP = -1
+"""In the place of the count of tensors: the mini-batch is not wanted, and no tensors come."""
+_NOTHING = (0, 0, -1, *([0] * 2 * MOST_DIMENSIONS))
 
 
 class Passes(Protocol):
@@ -32,6 +42,8 @@ class Passes(Protocol):
 
     memory: Memory
     samples: int
+    leaves: bool
+    """This stage is no more: what is under way is given up, and its learner leaves."""
 
     @property
     def loss(self) -> float:
@@ -48,6 +60,18 @@ class Passes(Protocol):
 
     def pass_back(self, micro: int, received: Any) -> Any:
         """The same with gradients of what `pass_on` returned; returns those of what it had received."""
+
+    def norm(self) -> float:
+        """L2 norm of this stage's gradient, after the last backward pass."""
+
+    def clip(self, norm: float) -> None:
+        """Clip this stage's gradient, which is a part of one of this norm."""
+
+    def told(self, loss: float) -> float:
+        """The loss that is to be told: NaN where this stage's gradient makes all of it one to be dropped."""
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """Call this in passes every now and then; it may raise Interrupted."""
 
     def tensors_of(self, passed: Any) -> tuple[int, Sequence[Any]]:
         """How many tensors are in a tuple that is passed, 0 for one that is in none; and all of them."""
@@ -66,10 +90,18 @@ class Stage(Travels):
         ranks: of the group, in the order of stages; `wire` is that of one of them.
         micro_batches: that a mini-batch is passed in.
         alternating: in the order 1F1B.
+        clips: the same ranks, where the gradient is clipped, for which each tells the norm of its part.
     """
 
     def __init__(
-        self, wire: Communicator, ranks: Sequence[int], passes: Passes, micro_batches: int, *, alternating: bool = False
+        self,
+        wire: Communicator,
+        ranks: Sequence[int],
+        passes: Passes,
+        micro_batches: int,
+        *,
+        alternating: bool = False,
+        clips: Team | None = None,
     ) -> None:
         place = ranks.index(wire.rank)
         self.memory = passes.memory
@@ -84,14 +116,23 @@ class Stage(Travels):
         self._ahead = min(micro_batches, len(ranks) - 1 - place) if alternating else micro_batches
         """How many forward passes come before the first backward one needs another."""
         self._under_way: dict[int, list[Any]] = {Tag.ACTIVATION: [], Tag.DELTA: []}
+        self._clips = clips
         self._seq, self._loss = 0, 0.0
+        self._given_up = False
 
     def prepare(self, seq: int) -> None:
         self._passes.prepare(seq)
 
+    @property
+    def leaves(self) -> bool:
+        return self._passes.leaves
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        self._passes.interrupt_by(check)
+
     def compute(self, seq: int) -> float:
         """Compute this stage's gradient of mini-batch `seq`, with its group; returns the loss, which the last stage tells."""
-        passes, self._seq = self._passes, seq
+        passes, self._seq, self._given_up = self._passes, seq, False
         passes.begin(seq)
         for micro in range(self._ahead):
             self._pass_on(micro)
@@ -104,23 +145,47 @@ class Stage(Travels):
         self._finish(Tag.ACTIVATION)
         self._finish(Tag.DELTA)
         self.samples = passes.samples
-        return self._loss
+        if self._clips is not None:
+            self._clip(self._clips)
+        return passes.told(self._loss)
+
+    def _clip(self, group: Team) -> None:
+        """All stages tell, also of what was given up: not all may know."""
+        own, start_ns = self._passes.norm(), self._wire.now_ns()
+        norms = group.tell(Tag.NORM, (own,))
+        self.waited.ns += self._wire.now_ns() - start_ns
+        self._passes.clip(norm_of_parts(norm for (norm,) in norms))
 
     def _pass_on(self, micro: int) -> None:
         received = self._take(Tag.ACTIVATION, self._before, micro)
-        self._give(Tag.ACTIVATION, self._after, micro, self._passes.pass_on(micro, received))
-        if self._after is None and micro + 1 == self._micro_batches:
+        passed = self._unless_given_up(self._passes.pass_on, micro, received)
+        self._give(Tag.ACTIVATION, self._after, micro, passed)
+        if self._after is None and micro + 1 == self._micro_batches and not self._given_up:
             self._loss = self._passes.loss
 
     def _pass_back(self, micro: int) -> None:
         received = self._take(Tag.DELTA, self._after, micro)
-        self._give(Tag.DELTA, self._before, micro, self._passes.pass_back(micro, received))
+        passed = self._unless_given_up(self._passes.pass_back, micro, received)
+        self._give(Tag.DELTA, self._before, micro, passed)
+
+    def _unless_given_up(self, make_pass: Callable[[int, Any], Any], micro: int, received: Any) -> Any:
+        if not (self._given_up or self.leaves):
+            try:
+                return make_pass(micro, received)
+            except Interrupted:
+                pass
+        self._given_up = True
+        return None
 
     def _give(self, tag: int, dest: int | None, micro: int, passed: Any) -> None:
         """Begin to send a tensor, or a tuple of them, once what was sent so before has been taken."""
         if dest is None:
             return
         self._finish(tag)
+        if self._given_up:
+            fields = (self._seq, micro, 0, _GIVEN_UP, *_NOTHING, self._loss)
+            self._under_way[tag].append(self._wire.start(dest, tag, fields))
+            return
         count, tensors = self._passes.tensors_of(passed)
         for place, tensor in enumerate(tensors):
             described, body = self._passes.describe(tensor)
@@ -149,6 +214,9 @@ class Stage(Travels):
                     f" expected {len(found)} of {micro} of {self._seq}",
                     source,
                 )
+            if count == _GIVEN_UP:
+                self._given_up = True
+                break
             tensor, body = self._passes.room(tuple(described))
             if body is not None:
                 self._wire.take_body(body)
@@ -158,4 +226,4 @@ class Stage(Travels):
         if tag == Tag.DELTA:
             self._loss = loss
         self.waited.ns += self._wire.now_ns() - start_ns
-        return tuple(found) if count else found[0]
+        return (tuple(found) if count else found[0]) if found else None

@@ -86,6 +86,7 @@ def _check_attempts(record: Record) -> None:
         if entry is None:
             continue
         expected: dict[str, Any] = {"shards": len(attempt.shards), "learners": attempt.lambda_}
+        expected["group_size"] = attempt.config.group_size
         if before is not None:
             expected |= {"clock": attempt.start_clock, "continues": before.attempt}
         for name, value in expected.items():

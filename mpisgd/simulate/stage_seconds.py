@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from mpisgd.comm.messages import MOST_DIMENSIONS
 from mpisgd.comm.virtual.cluster import VirtualRank
 from mpisgd.config import Config
+from mpisgd.simulate.failures import LearnerFailed
 from mpisgd.vectors.computing import Travels
 from mpisgd.vectors.memory import Memory, SizedVector
 
@@ -39,6 +40,8 @@ class StageSeconds:
         self.memory = memory
         self.samples = config.mu
         self.loss = 0.0
+        self.leaves = False
+        self._failures = config.failures
         self._rank = rank
         self._next_ns = next_ns
         self._micro_batches = config.micro_batches
@@ -50,7 +53,17 @@ class StageSeconds:
         """Virtual learners, who wait in virtual time, gain nothing."""
 
     def begin(self, seq: int) -> None:
-        self._seq, self._ns = seq, self._next_ns()
+        """A stage that fails is noticed some time later, where its learner may leave; else that ends the job."""
+        if self.leaves:
+            return
+        try:
+            self._seq, self._ns = seq, self._next_ns()
+        except LearnerFailed:
+            if self._failures.then == "stop":
+                raise
+            self._rank.check = None
+            self._rank.work(round(self._failures.notice_s * 1e9))
+            self.leaves = True
 
     def pass_on(self, micro: int, received: SizedVector | None) -> SizedVector:
         self._work(micro, micro + 1)
@@ -62,6 +75,19 @@ class StageSeconds:
         done = self._micro_batches + 2 * micro
         self._work(done, done + 2)
         return self._before
+
+    def norm(self) -> float:
+        """`whole` clips, and looks whether gradients are finite."""
+        return 0.0
+
+    def clip(self, norm: float) -> None:
+        """As above."""
+
+    def told(self, loss: float) -> float:
+        return loss
+
+    def interrupt_by(self, check: Callable[[], None]) -> None:
+        """In virtual time the rank does."""
 
     def _work(self, start: int, end: int) -> None:
         """Some parts of a mini-batch, which has three for each micro-batch."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from mpisgd.base import speech
 from mpisgd.base.errors import ConfigError, PeerError
-from mpisgd.comm.communicator import Node
+from mpisgd.comm.communicator import Node, Team
 from mpisgd.comm.messages import Ending
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.wire import VirtualWire
@@ -70,6 +70,7 @@ class VirtualWorld(World):
         computing = [nodes[rank] for rank in roles.computing_ranks]
         self._compute = compute.make(config.compute, config.virtual, seed=config.seed, lambda_=len(computing), nodes=computing)
         self._failures = Failures(config.failures, config.seed)
+        self.may_leave = config.failures.then == "leave"
         self.config = config
         self.roles = roles
         self.network = Network(config.network, nodes)
@@ -122,7 +123,7 @@ class VirtualWorld(World):
 
         return cost_until_failure
 
-    def _stage(self, rank: int, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
+    def _stage(self, rank: int, team: Team, memory: Memory, whole: Callable[[], Travels | None]) -> Travels:
         """A rank's stage, or piece, of a group, in the memory of all of it; `whole` computes the gradient of all of it there."""
         assert self.stages is not None
         learner_id, stage = self.roles.index(rank), self.roles.stage(rank)
@@ -142,8 +143,8 @@ class VirtualWorld(World):
             crossing=(0, *self.crossing, 0)[stage : stage + 2],
             whole=whole() if rank == group[-1] else None,
         )
-        alternating = self.config.pipeline == "1f1b"
-        return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating)
+        clips, alternating = team if self.config.clip_norm > 0 else None, self.config.pipeline == "1f1b"
+        return Stage(self.wires[rank], group, passes, self.config.micro_batches, alternating=alternating, clips=clips)
 
     def part_with(self, built: Built, failure: LearnerFailed) -> None:
         """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""
@@ -183,11 +184,11 @@ class TensorWorld(VirtualWorld):
         if self._batch is not None:
             self._batch.check()
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
-        if self.stages is not None:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+        if group is not None:
             learner_id = self.roles.index(rank)
             memory = self._of_groups.setdefault(learner_id, Memory.zeros(self.parameters))
-            return self._stage(rank, memory, lambda: self.tensors.gradient(learner_id, memory))
+            return self._stage(rank, group, memory, lambda: self.tensors.gradient(learner_id, memory))
         memory = Memory.zeros(self.parameters) if shared is None else shared.own
         number, wire, next_ns = self.roles.number(rank), self.wires[rank], self._whole_ns(rank)
         gradient: Travels = self.tensors.gradient(number, memory)
@@ -229,9 +230,9 @@ class SizedWorld(VirtualWorld):
     def shared(self, node: Node) -> SharedMemory:
         return SharedMemory(node, [self._memory for _ in range(node.places)])
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
-        if self.stages is not None:
-            return self._stage(rank, self._memory, lambda: None)
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+        if group is not None:
+            return self._stage(rank, group, self._memory, lambda: None)
         return SizedGradient(self._memory, self.config.mu, self.wires[rank], self._whole_ns(rank))
 
     def update(self, rank: int, gradients_per_update: float) -> SizedUpdate:

@@ -58,6 +58,9 @@ class Computes(ABC):
     def take_own_step(self) -> None:  # noqa: B027 - only a learner of `local_steps.LocalSteps` goes on without weights from shards
         """Step by itself from the weights that are there, along the gradient computed last; that stays as it is, to be sent."""
 
+    def give_up(self) -> None:  # noqa: B027 - only what keeps something of each mini-batch has anything to take back
+        """What was computed last, or in part, is not pushed."""
+
     def interrupt_by(self, check: Callable[[], None]) -> None:  # noqa: B027 - in virtual time the wire does
         """Call this every now and then in `compute`; it may raise to end that."""
 
@@ -79,6 +82,11 @@ class Travels(Computes):
     """
 
     memory: Memory
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a rank that computes this with others is no more."""
+        return False
 
     def begin(self, seq: int) -> None:
         """The weights of mini-batch `seq` are there; it is computed some virtual time later."""

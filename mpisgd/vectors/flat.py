@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -231,6 +231,27 @@ def clip(gradient: Tensor, norm: float) -> None:
     """Clip a gradient, (elements,), in place to this L2 norm, as `torch.nn.utils.clip_grad_norm_` does; 0 = leave it as it is."""
     if norm > 0:
         gradient.mul_(torch.clamp(norm / (torch.linalg.vector_norm(gradient) + 1e-6), max=1.0))
+
+
+def clip_parts(gradient: Tensor, bounds: Sequence[tuple[int, int]], norm: float) -> None:
+    """Clip a gradient as the ranks of a group do, each of which knows a part of it: with the norm that `norm_of_parts` gives."""
+    if norm > 0:
+        clip_part(gradient, norm_of_parts(norm_of(gradient[start:end]) for start, end in bounds), norm)
+
+
+def norm_of(part: Tensor) -> float:
+    """The L2 norm of a part of a gradient."""
+    return float(torch.linalg.vector_norm(part))
+
+
+def norm_of_parts(norms: Iterable[float]) -> float:
+    """The L2 norm of a gradient from those of its parts, in their order."""
+    return math.sqrt(sum(each * each for each in norms))
+
+
+def clip_part(part: Tensor, found: float, norm: float) -> None:
+    """Clip a part of a gradient whose L2 norm is `found` in place, as `clip` does with all of it: of one part, to the same bits."""
+    part.mul_(torch.clamp(norm / (torch.tensor(found, dtype=part.dtype) + 1e-6), max=1.0))
 
 
 def is_finite(vector: np.ndarray | Tensor) -> bool:

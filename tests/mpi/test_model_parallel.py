@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from mpisgd import replay
 from mpisgd.records.log import schema
 from mpisgd.records.log.reader import Run
+from mpisgd.records.log.schema import Event, Verdict
 
 from . import laws
 from .conftest import Shared, dealt, jobs_of, launch, only
@@ -71,6 +73,24 @@ def factories() -> list[Any]:
     return [Begin, *[lambda: nn.Sequential(Plain(), Plain())] * 2, End]
 
 
+class Odd(nn.Module):
+    """Whose backward pass gives a gradient that is not finite to its own weights alone, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 32)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(images.flatten(1))
+        if output.requires_grad and torch.rand(()) < 0.1:
+            output.register_hook(lambda gradient: gradient * torch.inf)
+        return output
+
+
+def sometimes_infinite() -> list[nn.Module]:
+    return [Odd(), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)]
+
+
 OWN = {"model": {"name": f"{__name__}:blocks"}}
 LATE = {"delay": "exponential", "delay_mean_s": 0.003}
 CNN = {"model": "small_cnn", "evaluation": {"every_epochs": 0.2}, "averaging": 0.9}
@@ -96,11 +116,18 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "backup": (8, {"protocol": {"name": "backup", "b": 1}, "group_size": 2, "shards": 2, "straggler": LATE}),
     "downpour": (6, {"protocol": {"name": "downpour", "n_push": 2, "n_fetch": 4}, "group_size": 2, "shards": 2, "alpha0": 0.01}),
-    "rounded": (
+    "agreed": (
         8,
-        {"protocol": {"name": "softsync", "n": 2}, "group_size": 2, "shards": 4, "micro_batches": 2}
-        | {"push_format": "bfloat16", "pull_format": "bfloat16"},
+        {"model": {"name": f"{__name__}:sometimes_infinite"}, "protocol": {"name": "softsync", "n": 2}, "group_size": 2}
+        | {"shards": 4, "micro_batches": 2, "clip_norm": 0.5, "nonfinite": "drop", "push_format": "bfloat16"}
+        | {"pull_format": "bfloat16"},
     ),
+    "given-up": (
+        8,
+        {"protocol": {"name": "backup", "b": 1, "abort": True}, "group_size": 2, "shards": 2, "push_format": "bfloat16"}
+        | {"straggler": {"delay": "exponential", "delay_mean_s": 0.02}, "micro_batches": 4, "pipeline": "1f1b"},
+    ),
+    "own-steps": (6, {"protocol": "hardsync", "local_steps": 2, "group_size": 2, "shards": 2, "alpha0": 0.7, "clip_norm": 1.0}),
     "large-async-autocast": (
         4,
         {"model": {"name": "mlp", "hidden": [1200, 1200]}, "protocol": "async", "group_size": 2, "shards": 2, "epochs": 0.1}
@@ -108,7 +135,7 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
 }
 COMMON = {"epochs": 0.5, "mu": 8, "threads": 1, "evaluation": {"every_epochs": 0.0}, "log": {"progress": "off"}}
-CASES = dealt(RUNS, once=("alone-cnn", "alone-parts"), always=("alone-cnn", "two-cnn", "own-versioned-evaluator"))
+CASES = dealt(RUNS, once=("alone-cnn", "alone-parts"), always=("alone-cnn", "two-cnn", "own-versioned-evaluator", "given-up"))
 SHARED = Shared(CASES, jobs_of(RUNS, COMMON))
 
 
@@ -122,6 +149,25 @@ def test_laws_and_replay(runs: Path, switch: str, name: str) -> None:
     assert [len(group) for group in groups] == [size] * (run.lambda_ if size > 1 else 0)
     ranks = [*run.environment["shard_ranks"], *(rank for group in groups for rank in group)]
     assert size == 1 or sorted(ranks) == list(range(RUNS[name][0] - (run.environment["evaluator_rank"] >= 0)))
+
+
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "agreed"))
+def test_a_part_that_is_not_finite_is_dropped_by_the_shards_of_all_stages(runs: Path, switch: str, name: str) -> None:
+    run = Run(runs / switch / name)
+    dropped = [run.pushes[(run.pushes["shard"] == shard) & (run.pushes["verdict"] == Verdict.DROP)] for shard in range(4)]
+    assert len(dropped[0])
+    for rows in dropped:
+        assert set(rows[["learner_id", "seq"]].tolist()) == set(dropped[0][["learner_id", "seq"]].tolist())
+        assert np.isnan(rows["loss"]).all()
+
+
+@pytest.mark.parametrize(("switch", "name"), only(CASES, "given-up"))
+def test_a_group_gives_up_as_one(runs: Path, switch: str, name: str) -> None:
+    events = Run(runs / switch / name).events
+    given_up = events[events["kind"] == Event.GAVE_UP]
+    told = [given_up[given_up["shard"] == shard][["learner_id", "value"]].tolist() for shard in range(2)]
+    assert len(told[0])
+    assert sorted(told[0]) == sorted(told[1])
 
 
 @pytest.mark.parametrize(("switch", "name"), only(CASES, "two"))

@@ -40,6 +40,7 @@ JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
     "allreduce": (2, {"protocol": "allreduce", "optimizer": {"name": "sgd", "momentum": 0.9}}, 1),
     "allreduce-node": (2, {"protocol": "allreduce", "aggregation": "node"}, 0),
     "teams": (4, {"protocol": "hardsync", "aggregation": "node", "team_size": 2}, 2),
+    "groups-S2": (6, {"shards": 2, "group_size": 2, "micro_batches": 2, "model": {"name": "mlp", "hidden": [16]}}, 5),
     "softsync-S2": (
         4,
         {"protocol": {"name": "softsync", "n": 1}, "shards": 2, "compensation": 0.1, "compensation_memory": 0.9},
@@ -58,7 +59,7 @@ JOBS: dict[str, tuple[int, dict[str, Any], int]] = {
         2,
     ),
 }
-SYNCHRONOUS = ("hardsync-S2", "allreduce", "allreduce-node", "teams", "slow-backup")
+SYNCHRONOUS = ("hardsync-S2", "allreduce", "allreduce-node", "teams", "groups-S2", "slow-backup")
 """Of which a run has the same bits each time; backup, because it waits for both of two learners."""
 
 

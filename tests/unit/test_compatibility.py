@@ -172,14 +172,13 @@ def test_every_pair_can_come_up() -> None:
         {"optimizer": "lars"},
         {"clip_average": 1.0, "shards": 2},
         {"step": "mine:step", "virtual": {"batched": True}},
-        {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
         {"pipeline": "1f1b"},
         {"stages": {"at": ["1"], "balance": "seconds"}},
         {"group_form": "partition", "stages": {"at": ["1"], "balance": "seconds"}, "pipeline": "1f1b", "push_format": "topk"},
         {"group_form": "partition", "push_format": "bfloat16", "nonfinite": "drop", "clip_norm": 1.0},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
-        {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},
+        {"group_size": 2, "device": "cuda"},
         {"group_size": 2, "step": "mine:step", "micro_batches": 2, "virtual": {"batched": True}},
         {"group_size": 2, "virtual": {"gradients": False, "parameters": 100}},
         {"micro_batches": 2, "virtual": {"batched": True}},
@@ -200,6 +199,7 @@ def test_every_pair_can_come_up() -> None:
         {"sampling": "dealt", "aggregation": "node", "exchange": "duplex"},
         {"sampling": "dealt", "group_size": 2},
         {"autocast": "float16", "exchange": "layerwise"},
+        {"group_size": 2, "group_form": "partition", "failures": {"mean_s": 1.0}},
         {"autocast": "float16", "group_size": 2, "micro_batches": 2},
     ]
     pairs = list(itertools.combinations(CHOICES, 2))

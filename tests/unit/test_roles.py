@@ -240,3 +240,20 @@ def test_spares_are_the_ranks_before_the_evaluator_and_become_learners() -> None
 def test_more_spares_than_can_be_are_refused(ranks: int, spares: int, why: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(why)):
         of_job(Config(spares=spares), ["here"] * ranks)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "size", "groups"),
+    [
+        ("aaaaaa", 2, ((2, 3), (4, 5))),
+        ("aaabbb", 2, ((2, 5), (3, 4))),
+        ("aaaaabbbb", 3, ((3, 4, 8), (5, 6, 7))),
+        ("aababbabab", 2, ((2, 4), (3, 6), (5, 7), (8, 9))),
+    ],
+)
+def test_groups_have_their_ranks_on_one_node_where_they_can(hosts: str, size: int, groups: Any) -> None:
+    """As many shards as stages come first. Whoever is left on a node goes with others that are."""
+    roles = of_job(Config(shards=size, group_size=size, placement="packed"), hosts)
+    assert roles.groups == groups
+    assert roles.evaluator_rank == roles.groups[0][0] == min(roles.computing_ranks)
+    assert list(roles.learner_ranks) == [group[0] for group in groups] == sorted(roles.learner_ranks)

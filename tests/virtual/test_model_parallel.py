@@ -52,11 +52,11 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
     """Any job of any protocol, but what `compatibility` refuses, and how late its messages are."""
     job = draw(jobs(draw(st.sampled_from(PROTOCOLS)), most_learners=5))
     size = draw(st.integers(1, 4))
-    job["protocol"].pop("abort", None)
     return {
         **{name: job[name] for name in ("protocol", "evaluator", "seed", "network", "service", "epochs")},
         "virtual": {**job["virtual"], "slow_nodes": {}, "gradients": draw(st.booleans()), "train_samples": 120},
         "straggler": job["straggler"],
+        "failures": job["failures"],
         "compute": job["compute"],
         "model": {"name": "mlp", "hidden": [5, 4, 6], "batch_norm": draw(st.booleans())},
         "mu": 12,
@@ -64,6 +64,8 @@ def in_groups(draw: st.DrawFn) -> tuple[dict[str, Any], float]:
         "group_size": size,
         "micro_batches": draw(st.integers(1, 6).filter(lambda many: many != 5)),
         "pipeline": draw(st.sampled_from(["gpipe", "1f1b"])) if size > 1 else "gpipe",
+        "clip_norm": draw(st.sampled_from([0.0, 0.5])),
+        "nonfinite": draw(st.sampled_from(["stop", "drop"])),
         "push_format": draw(st.sampled_from(["float32", "float32", "bfloat16", "topk"])),
         "pull_format": draw(st.sampled_from(["float32", "float32", "bfloat16"])),
     }, draw(st.sampled_from([0.0, 0.01, 0.2]))
@@ -346,7 +348,7 @@ def test_a_group_that_does_not_agree_is_found(tmp_path: Path, monkeypatch: pytes
     [
         ({"group_size": 5}, "group_size = 5: expected at most the number of stages that the model can be cut into, 2"),
         ({"group_size": 2, "shards": 1}, "shards = 1: expected at least group_size = 2, one for each stage"),
-        ({"group_size": 2, "clip_norm": 1.0}, "clip_norm = 1.0: expected 0 beside group_size > 1: each rank of a group knows"),
+        ({"group_size": 2, "accumulation": 2}, "accumulation = 2: expected 1 beside group_size > 1: micro_batches are parts"),
         ({"group_size": 2, "protocol": "allreduce", "shards": 1}, "group_size = 2: expected 1 beside protocol allreduce"),
         (
             {"group_size": 2, "virtual": {"gradients": False, "parameters": 50}},

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpisgd.comm.communicator import Team
 from mpisgd.exchange.evaluator_channel import EvaluatorChannel
 from mpisgd.gradient import stages
 from mpisgd.gradient.aggregate import Member, SharedMemory
@@ -60,9 +61,9 @@ class Built:
         """Whom this rank waits for, where its wire cannot say it."""
         return ""
 
-    def _gradient_of(self, shared: SharedMemory | None = None) -> Travels:
-        """This rank's own."""
-        return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared))
+    def _gradient_of(self, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+        """This rank's own; `group`: of its stage of one."""
+        return stages.accumulated(self.setup.config, self.world.gradient(self.rank, shared, group))
 
     def _join_team(self) -> Member:
         """This rank's place in its team, until all ranks have met at the end: learner 0 still evaluates in that memory."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from mpisgd.comm.communicator import Team
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.shared import team_channel
@@ -157,16 +157,23 @@ class BuiltLearner(Built):
         self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        computed = self._leader or self._gradient_of()
+        group = self._join_group() if config.in_groups else None
+        computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
         segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
         pushed = stages.chain(config, computed, seen.bounds, setup.meta.train_samples, setup.gradients_per_update, segments)
         memory, protocol = pushed.memory, setup.protocol
         self._channel: LearnerChannel
-        if config.in_groups:
-            vectors: dict[str, Any] = {**vectors_of(config, memory, seen.bounds), "bounds": seen.bounds}
-            group = setup.roles.groups[self.index]
-            self._channel = GroupChannel(self.wire, seen.roles, self.index, group, **vectors, consistent=protocol.consistent)
+        if group is not None:
+            self._channel = GroupChannel(
+                *(self.wire, seen.roles, self.index, group),
+                **vectors_of(config, memory, seen.bounds),
+                bounds=seen.bounds,
+                consistent=protocol.consistent,
+                drops=config.nonfinite == "drop",
+                leaves=(lambda: computed.leaves) if world.may_leave else None,
+                interruptible=protocol.aborts,
+            )
         else:
             self._channel = learner_channel(config, protocol, self.wire, seen.roles, self.index, memory, seen.bounds)
         self.leaves_by = self._channel.goodbye
@@ -177,6 +184,10 @@ class BuiltLearner(Built):
             self._gradient = world.by_layers(rank, computed, pushed, self._channel)
         if setup.tolerant:
             self._channel.ask_for_duty()
+
+    def _join_group(self) -> Team:
+        ranks = self.setup.roles.groups[self.index]
+        return self.wire.team(ranks, [(0, 0) for _ in ranks])
 
     def train(self) -> None:
         setup, learner_id, protocol = self.setup, self.index, self.setup.protocol

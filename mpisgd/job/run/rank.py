@@ -13,6 +13,7 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
 from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
+from mpisgd.comm.communicator import Team
 from mpisgd.comm.mpi import launch
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
 from mpisgd.comm.mpi.tolerant import TolerantWire
@@ -280,10 +281,10 @@ class MpiWorld(World):
     def wire(self, rank: int) -> Wire:
         return self._wire
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
         roles = self._setup.roles
-        if roles.groups:
-            return self._stage(rank, roles)
+        if group is not None:
+            return self._stage(rank, roles, group)
         own = None if shared is None else shared.own
         memory = stages.place(self._config, self.tensors.model, own, direct=self._direct)
         gradient = self.tensors.gradient(roles.number(rank), memory)
@@ -292,7 +293,7 @@ class MpiWorld(World):
         self._gradient = gradient
         return gradient
 
-    def _stage(self, rank: int, roles: Roles) -> Travels:
+    def _stage(self, rank: int, roles: Roles, team: Team) -> Travels:
         """A rank's stage, or piece; of the rest of the model it has no further use, unless it is to evaluate it."""
         names = roles.stream(rank), roles.stage(rank)
         if self._config.partitioned:
@@ -306,7 +307,8 @@ class MpiWorld(World):
         elif self.tensors.in_pieces is not None:
             self.tensors.model.forget()
         config, group = self._config, roles.groups[roles.index(rank)]
-        return Stage(self._wire, group, passes, config.micro_batches, alternating=config.pipeline == "1f1b")
+        clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
+        return Stage(self._wire, group, passes, config.micro_batches, alternating=alternating, clips=clips)
 
     def take_place(self, rank: int, roles: Roles) -> None:
         self._setup = dataclasses.replace(self._setup, roles=roles)

@@ -291,7 +291,8 @@ def _attempt(run: Run, attempt: int, done: dict[str, Any] | None) -> Record:
     config = config_file.from_mapping(run.config)
     told = run.told(attempt)
     learners, shards_of = told.get("learners", run.lambda_), told.get("shards", run.shards)
-    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs), shards=shards_of)
+    size = told.get("group_size", config.group_size)
+    config = dataclasses.replace(config, epochs=told.get("epochs", config.epochs), shards=shards_of, group_size=size)
     summaries = {}
     for shard in range(shards_of):
         for summary in read_summary(run.path / schema.shard_file(shard, attempt)):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from mpisgd.base.errors import MpisgdError, PeerError, RunInterrupted
+from mpisgd.comm.communicator import Team
 from mpisgd.comm.signals import HEARD
 from mpisgd.config.config_file import dumps
 from mpisgd.exchange.roles import Roles
@@ -116,7 +117,7 @@ class Ranks(World):
     def wire(self, rank: int) -> Any:
         return self.wires[rank]
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None) -> Computing:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Computing:
         learner_id = self.places.get(rank, self.roles).index(rank)
         again = f":{self.setup.attempt}" if self.setup.attempt else ""
         again += f":{rank}" if rank in self.places else ""
