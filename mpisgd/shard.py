@@ -24,7 +24,8 @@ from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import OTHERS_GO_ON, PARK, SUM, WAIT, Gone, Rules
+from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
+from mpisgd.rules.rules import PARK, SUM, WAIT, Rules
 from mpisgd.rules.verdict import Kind
 from mpisgd.serving.answering import Answering
 from mpisgd.serving.faults import Faults
@@ -205,7 +206,10 @@ class Shard:
         place = rules.on_push(learner_id, push.timestamp)
         if was_absent and self.faults is not None:
             self.faults.note_if_back(learner_id)
-        if self._cannot_be(push, self.update.why_not()):
+        if self._cannot_be(push):
+            return
+        if why := self.update.why_not():
+            self.refuse(Refused(self.channel.rank_of(learner_id), f"learner {learner_id} pushed {why}", push=True))
             return
         self.received[learner_id] += 1
         self.update.take_in()
@@ -229,12 +233,10 @@ class Shard:
         self.log.push(push, self.rules.clock, verdict, self.update.learning_rate)
         self.settle()
 
-    def _cannot_be(self, push: Push, why_not: str = "") -> bool:
-        """Whether a push is refused, whatever the protocol says of it; `why_not`: what is wrong with its gradient."""
+    def _cannot_be(self, push: Push) -> bool:
+        """Whether a push is refused, whatever the protocol says of it."""
         clock = self.rules.clock
         why = self.refusals.why_not(push, clock, push.timestamp != clock and self.rules.must_be_fresh(push.learner_id))
-        if not why and why_not:
-            why = f"learner {push.learner_id} pushed {why_not}"
         if not why:
             return False
         self.refuse(Refused(self.channel.rank_of(push.learner_id), why, push=True))
@@ -249,7 +251,7 @@ class Shard:
     def _sum(self, push: Push) -> None:
         rules, update, finiteness = self.rules, self.update, self.finiteness
         learner_id, timestamp, seq = push.learner_id, push.timestamp, push.seq
-        usable = not rules.is_wanted(learner_id, seq, push.portion) or finiteness.of(push) or finiteness.uses(push, self._tell)
+        usable = finiteness.of(push) or not rules.is_wanted(learner_id, seq, push.portion) or finiteness.uses(push, self._tell)
         verdict = rules.judge(learner_id, timestamp, seq, usable, push.portion)
         self.log.push(push, rules.clock, verdict, update.learning_rate)
         if verdict.kind is _APPLY:
@@ -344,7 +346,7 @@ class Shard:
         """A learner has left, is lost or missed. Where others go on, what it has pushed, whole, counts."""
         if learner_id in self._parked and gone in OTHERS_GO_ON:
             self._sum_parked(learner_id)
-        self.rules.on_departure(learner_id, gone)
+        self.rules.attendance.on_departure(learner_id, gone)
         if self.update.compensation is not None:
             self.update.compensation.gone(learner_id)
         if gone is not Gone.MISSED:  # should it come back, it has what was sent
@@ -357,7 +359,7 @@ class Shard:
 
     def _let_go(self) -> None:
         """Go on without those who have left for another shard's sake, where all others wait for them."""
-        if gone := self.rules.let_go():
+        if gone := self.rules.attendance.let_go():
             for learner_id in gone:
                 self._tell(Event.DEPARTED, learner_id)
             self.settle()
@@ -365,7 +367,7 @@ class Shard:
 
     def end_if_deserted(self) -> None:
         """Where nobody is present any more, the run is finished, or a signal has cut it short."""
-        if self.rules.end_if_deserted():
+        if self.rules.attendance.end_if_deserted():
             self._over_s = math.inf
             if self.rules.enough:
                 self._drop_what_is_left()

@@ -89,7 +89,7 @@ class LearnerChannel:
         self._weights_nbytes = [weights[start:end].nbytes for start, end in bounds]
         self._consistent = consistent and len(bounds) > 1
         self._shards = list(range(len(bounds)))
-        self._numbers = range(roles.first_shard, roles.first_shard + len(bounds))
+        self._numbers = list(range(roles.first_shard, roles.first_shard + len(bounds)))
         """What its shards call themselves."""
         self._clocks = [-1] * len(bounds)
         self._pushes = 0
@@ -124,7 +124,7 @@ class LearnerChannel:
         """
         wire = self._wire
         start_ns = wire.now_ns()
-        transfers = self._begin_push(report)
+        transfers = self._send(report)
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
@@ -132,22 +132,16 @@ class LearnerChannel:
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
 
-    def _begin_push(self, report: Report) -> list[Any]:
-        """Begin to send the slices; returns what `finish` waits for."""
-        return self._send(self._headers(report))
-
-    def _headers(self, report: Report) -> list[PushFields]:
-        """What each shard is to be told of a push; as long as the weights are those that it was computed from."""
-        return [self._told(shard, report, gradient.nbytes) for shard, gradient in enumerate(self._gradients)]
-
-    def _send(self, headers: list[PushFields]) -> list[Any]:
-        """Begin to send the slices, each behind its header."""
-        start, ranks = self._wire.start, self._ranks
+    def _send(self, report: Report) -> list[Any]:
+        """Begin to send the slices, each behind its header; returns what `finish` waits for."""
+        wire, ranks, transfers = self._wire, self._ranks, []
         self._pushes += 1
-        return [start(ranks[shard], _PUSH, told, self._gradients[shard]) for shard, told in enumerate(headers)]
+        for shard, gradient in enumerate(self._gradients):  # here and below, as a comprehension is a call of its own
+            transfers.append(wire.start(ranks[shard], _PUSH, self._told(shard, report), gradient))
+        return transfers
 
-    def _told(self, shard: int, report: Report, nbytes: int) -> PushFields:
-        """The header of a push to one shard."""
+    def _told(self, shard: int, report: Report) -> PushFields:
+        """The header of a push to one shard; as long as the weights are those that it was computed from."""
         return (
             self._learner_id,
             self._clocks[shard],
@@ -160,7 +154,7 @@ class LearnerChannel:
             self._wait_ns,
             self._pull_ns,
             report.neighbour_ns,
-            nbytes,
+            self._gradients[shard].nbytes,
             self._portion,
             report.rounded,
             report.scale,
@@ -178,11 +172,14 @@ class LearnerChannel:
             self._tell_of_signal()
         start_ns = wire.now_ns()
         self._rejected = False
-        stop, began_ns = self._ask(shards, min_clock, meanwhile)
+        asked = self._begin_ask(shards, min_clock)
+        if meanwhile is not None:
+            meanwhile()
+        stop, began_ns = self._take_answers(shards, asked, min_clock)
         while self._consistent and not stop and len(set(self._clocks)) > 1:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
-            stop, _ = self._ask(lagging, newest, None)
+            stop, _ = self._take_answers(lagging, self._begin_ask(lagging, newest), newest)
         self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
         if self._offered != NO_PORTION and not (stop or self._rejected):  # what is computed again is of the same portion
             self._portion = self._offered
@@ -199,39 +196,26 @@ class LearnerChannel:
         for rank in self._ranks:
             wire.finish(wire.start(rank, Tag.INTERRUPT, (wire.signal,)))
 
-    def _ask(self, shards: list[int], min_clock: int, meanwhile: Callable[[], None] | None) -> tuple[int, int]:
-        """Pull from some shards: ask all, the receives of their answers posted, then take the answers in that order."""
-        asked = self._begin_ask(shards, min_clock)
-        if meanwhile is not None:
-            meanwhile()
-        return self._take_answers(shards, asked, min_clock)
-
     def _begin_ask(self, shards: list[int], min_clock: int) -> list[Any]:
-        """Ask for weights; returns the answers to come."""
+        """Ask some shards for weights, the receives of their answers posted; returns the answers to come."""
         wire, ranks, weights = self._wire, self._ranks, self._weights
         question = (self._learner_id, min_clock)
         if self._interruptible:
             self._post_notices(shards)
-        return [wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]) for shard in shards]
+        asked = []
+        for shard in shards:
+            asked.append(wire.ask(ranks[shard], _PULL, question, _ANSWER, weights[shard]))
+        return asked
 
     def _take_answers(self, shards: list[int], asked: list[Any], min_clock: int) -> tuple[int, int]:
-        """Wait for the answers; returns the ending that they tell, and the nanosecond at which the first began."""
-        wire, ranks, held = self._wire, self._ranks, self._held
+        """Wait for the answers, in turn; returns the ending that they tell, and the nanosecond at which the first began."""
+        wire, held = self._wire, self._held
         stop, began_ns = _GOES_ON, 0
-        for shard, answer in zip(shards, asked, strict=True):
+        for shard, answer in zip(shards, asked):  # noqa: B905 - which costs half as much
             sender, clock, stopped, verdict, notices, portion, nbytes = wire.header(answer)
             began_ns = began_ns or wire.now_ns()
-            expected = self._expected(shard, nbytes, stopped)
-            if (
-                sender != self._numbers[shard]
-                or nbytes != expected
-                or (clock < min_clock and not stopped)
-                or stopped > _LAST_ENDING
-            ):
-                raise PeerError(
-                    f"ANSWER of rank {ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock}, ending {stopped};"
-                    f" expected shard {self._numbers[shard]}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
-                )
+            if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
+                self._check(shard, sender, clock, stopped, nbytes, min_clock)
             wire.finish(answer)
             while self._noticed[shard] < notices:  # sent before the answer: of a mini-batch that is done with
                 self._take_notice(shard)
@@ -241,21 +225,26 @@ class LearnerChannel:
                 self._clocks[shard] = clock
                 if held is not None:
                     held.take(shard, nbytes)
-                self._note(verdict, portion)
+                if verdict == _REJECT:
+                    self._rejected = True
+                if portion != NO_PORTION:  # the shard deals
+                    self._offered = portion
         return stop, began_ns
 
-    def _note(self, verdict: int, portion: int) -> None:
-        """What a shard says of the gradient pushed last, and, where it deals, of the next."""
-        if verdict == _REJECT:
-            self._rejected = True
-        if portion != NO_PORTION:
-            self._offered = portion
+    def _check(self, shard: int, sender: int, clock: int, stopped: int, nbytes: int, min_clock: int) -> None:
+        """An answer that is not the usual one: that has an ending, or a delta once there is something that it goes on from.
 
-    def _expected(self, shard: int, nbytes: int, stopped: int) -> int:
-        """Bytes of an answer: of the slice, or of a delta once there is something that it goes on from."""
+        Raises PeerError where it cannot be.
+        """
+        expected = 0 if stopped else self._weights_nbytes[shard]
         if self._held is not None and self._clocks[shard] >= 0 and not stopped and self._held.takes(shard, nbytes):
-            return nbytes
-        return 0 if stopped else self._weights_nbytes[shard]
+            expected = nbytes
+        number = self._numbers[shard]
+        if sender != number or nbytes != expected or (clock < min_clock and not stopped) or stopped > _LAST_ENDING:
+            raise PeerError(
+                f"ANSWER of rank {self._ranks[shard]}: shard {sender}, {nbytes} bytes, clock {clock}, ending {stopped};"
+                f" expected shard {number}, {expected} bytes, clock >= {min_clock}, ending <= {_LAST_ENDING}"
+            )
 
     def _post_notices(self, shards: list[int]) -> None:
         """Two receives for each shard: it sends at most one notice for each answer, and that of the last may be under way."""

@@ -69,7 +69,7 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         wire, gradient = self._wire, self._gradients[shard]
         start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
         report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded)
-        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report, gradient.nbytes), gradient))
+        self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), gradient))
         self._pushed_for(wire.now_ns() - start_ns)
 
     def _delay(self, seq: int) -> None:
@@ -123,7 +123,8 @@ class LayerwiseChannel(PipelinedChannel):
         wire = self._wire
         start_ns = wire.now_ns()
         self._needed_ns[shard] = start_ns - self._began_ns - self._idle_ns
-        self._stopped, began_ns = self._ask([shard], self._min_clock, None)
+        asked = self._begin_ask([shard], self._min_clock)
+        self._stopped, began_ns = self._take_answers([shard], asked, self._min_clock)
         if self._stopped:
             raise Interrupted
         end_ns = wire.now_ns()

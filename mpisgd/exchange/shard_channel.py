@@ -65,13 +65,12 @@ class ShardChannel:
         self._opened: list[Any] = []
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
-        self._begun_push = False
         self._anybody: tuple[Pattern, ...] = _ANYBODY
         self._take_body: Callable[[Buffer], bool] = wire.take_body
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
-        self.portion_of: Callable[[int], int] = lambda learner_id: NO_PORTION
-        """Which portion a learner is to compute from the weights that it is given."""
+        self.portion_of: Callable[[int], int] | None = None
+        """Which portion a learner is to compute from the weights that it is given; None: it draws by itself."""
 
     def rank_of(self, learner_id: int) -> int:
         return self._learner_ranks[learner_id]
@@ -84,7 +83,13 @@ class ShardChannel:
         """Seconds since the start of the run."""
         return self._wire.now_ns() * 1e-9
 
-    def receive(self, gradient: Buffer, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(
+        self,
+        gradient: Buffer,
+        learner_id: int | None = None,
+        until_s: float = math.inf,
+        patterns: tuple[Pattern, ...] | None = None,
+    ) -> Message | None:
         """Wait for the next message, of one learner or of anybody; a push's slice goes into `gradient`.
 
         Pulls go before pushes: a learner that waits for weights computes nothing; and where pulls wait behind a queue of pushes,
@@ -96,28 +101,20 @@ class ShardChannel:
             gradient: (slice,), C-contiguous, of the type that gradients travel in.
             learner_id: whose push or goodbye it must be, or None.
             until_s: None is returned where nothing has come by this second.
+            patterns: what to take, whatever `learner_id` says.
 
         A message that cannot be (wrong tag, magic, sender, size or number of gradients) is received into memory of its own, and
         Refused is returned. Raises PeerError where a rank is lost without which there is no job (`tolerant.py`).
         """
-        return self._receive(
-            gradient,
-            self._anybody if learner_id is None else self._only(learner_id),
-            None if until_s == inf else math.ceil(until_s * 1e9),
-        )
-
-    def receive_pull(self) -> Message | None:
-        """A pull that has come; None where none has."""
-        return self._receive(EMPTY, _PULLS, 0)
-
-    def _receive(self, gradient: Buffer, patterns: tuple[Pattern, ...], until_ns: int | None) -> Message | None:
-        wire = self._wire
+        wire, push = self._wire, None
+        if patterns is None:
+            patterns = self._anybody if learner_id is None else self._only(learner_id)
         try:
-            taken = wire.take(patterns, until_ns)
+            taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9))
             if taken is None:
                 return None
             source, tag, fields = taken
-            sender: int = fields[0]
+            sender = fields[0]
             if self._learner_of_rank[source] != sender or sender < 0:
                 return self._news(source, tag, fields)
             if tag == _PULL:
@@ -125,19 +122,19 @@ class ShardChannel:
             if tag != _PUSH:
                 return self._seldom(source, tag, fields)
             push = Push(fields, wire.now_ns())
-            self._begun_push = True
             if push.nbytes != gradient.nbytes:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            whole = self._take_body(gradient)
-            self._begun_push = False
-            return push if whole else Torn(push)
+            return push if self._take_body(gradient) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
-            refused, self._begun_push = Refused(error.rank, str(error), self._begun_push), False
-            return refused
+            return Refused(error.rank, str(error), push=push is not None)
+
+    def receive_pull(self) -> Message | None:
+        """A pull that has come; None where none has."""
+        return ShardChannel.receive(self, EMPTY, until_s=0.0, patterns=_PULLS)
 
     def _news(self, source: int, tag: int, fields: Fields) -> Message:
         """Take what need not begin with a learner_id: of the evaluator, a signal, or what the communicator says of a rank,
@@ -205,8 +202,8 @@ class ShardChannel:
             self._opened.append(opened)
 
     def _answer(self, learner_id: int, clock: int, verdicts: dict[int, int], nbytes: int) -> Fields:
-        verdict, portion = verdicts.get(learner_id, 0), self.portion_of(learner_id)
-        return self._shard, clock, _GOES_ON, verdict, self._notices[learner_id], portion, nbytes
+        portion = NO_PORTION if self.portion_of is None else self.portion_of(learner_id)
+        return self._shard, clock, _GOES_ON, verdicts.get(learner_id, 0), self._notices[learner_id], portion, nbytes
 
     def add_chunk(self, chunk: Buffer) -> None:
         """The next chunk of the weights is made."""

@@ -5,9 +5,9 @@
     only a part of it has come         `on_torn`       its verdict
     a pull has come                    `on_pull`       GIVE weights, let it WAIT, or STOP
     the time for an update is over     `on_timeout`
-    a learner leaves, or hangs         `on_departure`; once that is obeyed, `end_if_deserted`
-    one that hung is back              `on_return`
-    a spare takes a learner's place    `on_succession`
+    a learner leaves, or hangs         `attendance.on_departure`; once that is obeyed, `end_if_deserted` there
+    one that hung is back              `attendance.on_return`
+    a spare takes a learner's place    `attendance.on_succession`
     a signal has come                  `on_interrupt`  whether it came in time
     the evaluator has seen enough      `on_enough`     whether it is news
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Sequence
 
+from mpisgd.rules.attendance import Attendance
 from mpisgd.rules.portions import NO_PORTION, Portions
 from mpisgd.rules.protocol import Protocol
 from mpisgd.rules.verdict import DROP_DUPLICATE, DROP_MISSED, DROP_NONFINITE, DROP_REPEATED, DROP_TORN, LATE, Kind, Verdict
@@ -39,20 +40,9 @@ class Do(enum.Enum):
     STOP = enum.auto()  # there are no more weights
 
 
-class Gone(enum.Enum):
-    """Why a learner pushes and pulls no more."""
-
-    LEFT = enum.auto()  # by itself, while others go on
-    STOPPED = enum.auto()  # the run is over
-    INTERRUPTED = enum.auto()  # a signal ends this attempt
-    LOST = enum.auto()  # it is dead
-    MISSED = enum.auto()  # too little was heard of it: the others go on without it until it is back
-
-
 # Found without a look into the enumeration, once for each gradient:
 SUM, PARK, LEAVE, GIVE, WAIT, STOP = Do
 _APPLY, _REJECT = Kind.APPLY, Kind.REJECT
-OTHERS_GO_ON = (Gone.LEFT, Gone.LOST, Gone.MISSED)
 
 
 class Rules:
@@ -69,6 +59,7 @@ class Rules:
         present: learners that have not left, and are not missed.
         absent: learners that were missed, and are not back.
         waiting: learners whose pulls are not answered yet, with the clock that each asks for at least.
+        computing: learners that compute, with the clock of their weights, where they may be told that they are late.
         applied_seq, dropped_seq: per learner, the last mini-batch that was applied, or dropped; -1 = none.
         verdicts: per learner, the `Kind` of its last push.
         ordered: whether `turn` ever names a learner.
@@ -87,17 +78,9 @@ class Rules:
         self.applied_seq = [-1] * lambda_
         self.dropped_seq = [-1] * lambda_
         self.verdicts: dict[int, int] = {}
-        self.parted = False
-        """Whether any learner has said goodbye."""
+        self.computing: dict[int, int] = {}
+        self.attendance = Attendance(self)
         self._budget_samples = budget_samples
-        self._told_to_stop = set[int]()
-        """Learners that have left because another shard has finished; here they are still counted on."""
-        self._cut_short = False
-        """Whether a learner has left because of a signal."""
-        self._disturbed = False
-        """Whether any was lost or missed: other shards may have gone on without it."""
-        self._computing: dict[int, int] = {}
-        """Learners that compute, with the clock of their weights, where they may be told that they are late."""
         self._aborts = protocol.aborts
         self.ordered = protocol.ordered
         self._fresh = protocol.fresh and protocol.ordered
@@ -137,12 +120,12 @@ class Rules:
     def on_push(self, learner_id: int, timestamp: int) -> Do:
         """A gradient has come. One that was missed is back with it, unless it is of a clock that went on without it."""
         if learner_id in self.absent and not self.finished and not (self.protocol.lockstep and timestamp < self.clock):
-            self.on_return(learner_id)
+            self.attendance.on_return(learner_id)
         if self._aborts:
-            self._computing.pop(learner_id, None)
+            self.computing.pop(learner_id, None)
         if not self.ordered:
             return SUM
-        if self._cut_short and not self.finished and self.protocol.expects() not in self.present:
+        if self.attendance.cut_short and not self.finished and self.protocol.expects() not in self.present:
             return LEAVE  # whose turn it is has left
         return SUM if learner_id in self.absent or self.turn() in (None, learner_id) else PARK
 
@@ -161,7 +144,8 @@ class Rules:
 
     def judge(self, learner_id: int, timestamp: int, seq: int, usable: bool = True, portion: int = NO_PORTION) -> Verdict:
         """The verdict on a gradient that is summed now: staleness is measured here. `usable`: finite, or used all the same."""
-        if self.finished or self._has(learner_id, seq, portion) or learner_id in self.absent:
+        has = seq <= self.applied_seq[learner_id] if self.portions is None else self.portions.has(portion)
+        if has or self.finished or learner_id in self.absent:
             verdict = self._unwanted(learner_id, timestamp, seq, portion)
         elif usable:
             verdict = self.protocol.on_push(learner_id, timestamp, self.clock)
@@ -223,9 +207,9 @@ class Rules:
 
     def late(self) -> list[int]:
         """Those who compute from older weights, and are to be told so: each once for each pull (`Protocol.aborts`)."""
-        late = [learner_id for learner_id, clock in self._computing.items() if clock < self.clock]
+        late = [learner_id for learner_id, clock in self.computing.items() if clock < self.clock]
         for learner_id in late:
-            del self._computing[learner_id]
+            del self.computing[learner_id]
         return late
 
     def on_timeout(self) -> None:
@@ -233,10 +217,6 @@ class Rules:
         self.protocol.on_timeout()
 
     # ----------------------------------------------------------------------------------------------------------- pulls
-
-    def portion_of(self, learner_id: int) -> int:
-        """What a learner that is given weights is to compute; NO_PORTION: it draws by itself, or another shard says it."""
-        return self.portions.of(learner_id) if self.portions is not None and self.portions.deals else NO_PORTION
 
     def on_pull(self, learner_id: int, min_clock: int) -> Do:
         """A learner asks for weights of at least this clock."""
@@ -260,85 +240,10 @@ class Rules:
         if min_clock > self.clock or not self.protocol.may_pull(learner_id, self.clock):
             return False
         if self._aborts:
-            self._computing[learner_id] = self.clock
+            self.computing[learner_id] = self.clock
         return True
 
-    @property
-    def stuck(self) -> bool:
-        """Whether all who are present wait."""
-        return bool(self.present) and self.present <= self.waiting.keys()
-
-    def passes(self, learner_id: int, min_clock: int, stuck: bool) -> bool:
-        """Whether a pull of a learner that owes a push says that none of this clock will come: another shard is ahead of this one,
-        and has gone on without a learner for which this one has not. It then counts as heard.
-
-        A shard that knows of no loss believes it of shards in lockstep, of which only one that misses a learner gets ahead; or
-        where all who are present wait (`stuck`), so that nobody will push.
-        """
-        told = self._disturbed or self.protocol.lockstep or stuck
-        lags = told and self.protocol.consistent and min_clock > self.clock
-        if not lags or self.finished or learner_id not in self.present:
-            return False
-        self.protocol.on_discard(learner_id, self.clock, self.clock)
-        return True
-
-    # ------------------------------------------------------------------------------------------------------ who is there
-
-    @property
-    def deserted(self) -> bool:
-        """Whether all learners have left, and none can be back."""
-        return not self.present and not self.absent
-
-    def on_departure(self, learner_id: int, gone: Gone) -> None:
-        """A learner pushes and pulls no more; a push of it that is parked was summed before, where others go on."""
-        was_present = learner_id in self.present
-        for those in (self.present, self.absent):
-            those.discard(learner_id)
-        for of_each in (self.waiting, self._computing):
-            of_each.pop(learner_id, None)
-        if self.portions is not None:
-            self.portions.lost(learner_id)
-        if gone is Gone.MISSED:
-            self.absent.add(learner_id)
-        self._disturbed |= gone in (Gone.LOST, Gone.MISSED)
-        self.parted |= gone not in (Gone.LOST, Gone.MISSED)
-        if gone is Gone.STOPPED:
-            self._told_to_stop.add(learner_id)
-        self._cut_short |= gone is Gone.INTERRUPTED or (gone is Gone.LOST and self.interrupted and self.deserted)
-        if was_present and gone in OTHERS_GO_ON:
-            self.protocol.on_departure(learner_id)
-
-    def let_go(self) -> list[int]:
-        """Whom nobody counts on any more, now that all who are present wait: learners that another shard, which lacks none of what
-        has been lost here, has told to stop. The others are told so, too, as soon as they get on here."""
-        if not self.stuck or self.finished or self.interrupted:
-            return []
-        gone, self._told_to_stop = sorted(self._told_to_stop), set()
-        for learner_id in gone:
-            self.protocol.on_departure(learner_id)
-        return gone
-
-    def on_return(self, learner_id: int) -> None:
-        """One that was missed is there again: the next update may wait for it."""
-        self.absent.discard(learner_id)
-        self.present.add(learner_id)
-        self.protocol.on_return(learner_id, self.clock)
-
-    def on_succession(self, learner_id: int) -> None:
-        """A spare rank takes the place of a learner that is dead, and begins as one that is back."""
-        for of_each in (self.waiting, self._computing):
-            of_each.pop(learner_id, None)
-        self._told_to_stop.discard(learner_id)
-        if learner_id in self.protocol.present:  # it has not been told: the learner had left as the run was over
-            self.present.add(learner_id)
-        else:
-            self.on_return(learner_id)
-
-    def end_if_deserted(self) -> bool:
-        """Whether nobody is present any more; the run is then finished, unless a signal, and nothing else, has cut it short."""
-        if not self.present and (self.enough or not self._cut_short):
-            self.finished = True
-        return not self.present
+    # ------------------------------------------------------------------------------------------------------------- the end
 
     def on_interrupt(self) -> bool:
         """Whether a signal comes in time: from now on nobody is given weights."""

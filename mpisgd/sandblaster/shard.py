@@ -16,7 +16,8 @@ from mpisgd.comm.messages import ANSWERED, Command, Ending, Goodbye, Interrupt, 
 from mpisgd.records.checkpoint.checkpoint import Account
 from mpisgd.records.log.schema import Event
 from mpisgd.records.shard_records import ShardRecords
-from mpisgd.rules.rules import Gone, Rules
+from mpisgd.rules.attendance import Gone
+from mpisgd.rules.rules import Rules
 from mpisgd.rules.verdict import APPLY, DROP_MISSED, DROP_TORN, Verdict
 from mpisgd.sandblaster.attendance import Given
 from mpisgd.sandblaster.channels import BatchShardChannel
@@ -293,7 +294,7 @@ class BatchShard:
 
     def go_on_without(self, learner_id: int, gone: Gone) -> None:
         """A learner has left, or is lost: the coordinator knows it, too."""
-        self.rules.on_departure(learner_id, gone)
+        self.rules.attendance.on_departure(learner_id, gone)
         self.desk.answer()
 
     def end_if_deserted(self) -> None:

@@ -112,9 +112,9 @@ class Answering:
         """The newest weights are on their way to these learners, since that second."""
         if self._finiteness.later:
             self._finiteness.check()
-        if not self._channel.duplex:
-            self.leave()
-        clock, compensation, on_given = self._rules.clock, self._update.compensation, self.on_given
+        channel, clock, compensation, on_given = self._channel, self._rules.clock, self._update.compensation, self.on_given
+        if not channel.duplex and not channel.finish_answers():
+            self._update.renew_weights()
         for learner_id in learner_ids:
             self.given[learner_id] = (clock, now_s)
             self._log.answered(learner_id, now_s)

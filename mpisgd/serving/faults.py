@@ -41,7 +41,8 @@ from mpisgd.comm.messages import (
 from mpisgd.exchange.tolerant_channel import TolerantShardChannel
 from mpisgd.records.log.schema import Event
 from mpisgd.records.log.writer import ShardLog
-from mpisgd.rules.rules import Gone, Rules
+from mpisgd.rules.attendance import Gone
+from mpisgd.rules.rules import Rules
 from mpisgd.serving.refusals import Refusals
 from mpisgd.serving.snapshot_desk import SnapshotDesk
 from mpisgd.serving.spares import Spares
@@ -174,16 +175,16 @@ class Faults:
     def note_if_passed(self, learner_id: int, min_clock: int) -> None:
         """A learner that owes a push asks for a clock that another shard may have come to, and this one has not."""
         rules = self._rules
-        if rules.stuck:
+        if rules.attendance.stuck:
             self.note_who_passes()
-        elif self._owes_push[learner_id] and rules.passes(learner_id, min_clock, stuck=False):
+        elif self._owes_push[learner_id] and rules.attendance.passes(learner_id, min_clock, stuck=False):
             self._pass(learner_id)
 
     def note_who_passes(self) -> None:
         """Look again at those who wait: they asked before this shard knew that any is gone, or that nobody will push."""
         rules = self._rules
         for learner_id, min_clock in list(rules.waiting.items()):
-            if self._owes_push[learner_id] and rules.passes(learner_id, min_clock, rules.stuck):
+            if self._owes_push[learner_id] and rules.attendance.passes(learner_id, min_clock, rules.attendance.stuck):
                 self._pass(learner_id)
 
     def _pass(self, learner_id: int) -> None:
@@ -225,9 +226,9 @@ class Faults:
     def _end_if_none_is_left(self, lost: bool) -> None:
         """Somebody is lost: where nobody is left, and no spare will come, the run is over, or cannot go on."""
         rules = self._rules
-        if not (lost and rules.deserted) or (self._spares.expected and not (rules.finished or rules.interrupted)):
+        if not (lost and rules.attendance.deserted) or (self._spares.expected and not (rules.finished or rules.interrupted)):
             return
-        if not (rules.parted or rules.finished or rules.interrupted):
+        if not (rules.attendance.parted or rules.finished or rules.interrupted):
             raise PeerError(f"no learner is left at clock {rules.clock}")
         self._shard.end_if_deserted()
 
@@ -247,7 +248,7 @@ class Faults:
         shard.answering.given[learner_id] = (-1, 0.0)
         shard.log.succeeded(learner_id)
         self._note(Event.SUCCEEDED, learner_id, f"is rank {rank} from now on, a spare", rank)
-        self._rules.on_succession(learner_id)
+        self._rules.attendance.on_succession(learner_id)
         self._owes(learner_id, channel.now_s())
         channel.succeed(learner_id, rank, shard.received[learner_id], last_seq)
         self._end_evaluation()
@@ -291,14 +292,14 @@ class Faults:
     def note_if_alone(self, learner_id: int) -> None:
         """A learner waits; where it was missed, and nobody else is present, it is back: nobody would ever answer it."""
         if learner_id in self._rules.absent and not self._rules.present:
-            self._rules.on_return(learner_id)
+            self._rules.attendance.on_return(learner_id)
             self._note(Event.RETURNED, learner_id, "is back")
 
     def _given(self, learner_id: int) -> None:
         """A learner was given weights; where it was missed, it is back."""
         self._owes(learner_id, self._channel.now_s(), push=True)
         if learner_id in self._rules.absent:
-            self._rules.on_return(learner_id)
+            self._rules.attendance.on_return(learner_id)
             self._note(Event.RETURNED, learner_id, "is back")
 
     def _unstick(self, rank: int, learner_id: int) -> None:
@@ -360,7 +361,7 @@ class Faults:
         learner_id = self._succession.appoint()
         if learner_id is not None:
             self._channel.answer_goodbye(learner_id, self._succession.appointed)
-        elif self._succession.evaluator is None and self._rules.deserted and not self._spares.expected:
+        elif self._succession.evaluator is None and self._rules.attendance.deserted and not self._spares.expected:
             raise PeerError("no rank is left to evaluate and to save the weights")
 
     def _ask(self, number: int) -> None:

@@ -24,8 +24,9 @@ from mpisgd.protocols import (
     TimeoutOptions,
     VersionedOptions,
 )
+from mpisgd.rules.attendance import Gone
 from mpisgd.rules.modulation import Modulation
-from mpisgd.rules.rules import GIVE, SUM, Gone, Rules
+from mpisgd.rules.rules import GIVE, SUM, Rules
 from mpisgd.rules.verdict import Kind, Verdict
 
 OPTIONS: dict[str, Callable[[int], ProtocolOptions]] = {
@@ -163,7 +164,7 @@ class OneShard:
             if self.rules.on_pull(learner_id, value) is GIVE:
                 self.next_of[learner_id] = ("push", self.rules.clock)
         elif leaves:
-            self.rules.on_departure(learner_id, Gone.LEFT)
+            self.rules.attendance.on_departure(learner_id, Gone.LEFT)
         else:
             self.next_of[learner_id] = ("pull", self.protocol.next_clock(value))
             self.judge(learner_id, value, finite)

@@ -22,7 +22,8 @@ import textwrap
 from collections.abc import Callable
 
 from mpisgd.protocols import Protocol
-from mpisgd.rules.rules import GIVE, LEAVE, OTHERS_GO_ON, PARK, STOP, Gone, Rules
+from mpisgd.rules.attendance import OTHERS_GO_ON, Gone
+from mpisgd.rules.rules import GIVE, LEAVE, PARK, STOP, Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 
 
@@ -54,7 +55,7 @@ class Traced:
             said += ["in time"] * rules.on_interrupt()
         elif what in ("pull", "owing"):
             said.append(self._pull(learner_id, number))
-            if what == "owing" and rules.passes(learner_id, number, rules.stuck):
+            if what == "owing" and rules.attendance.passes(learner_id, number, rules.attendance.stuck):
                 said.append("passes")
         elif what in ("push", "bad"):
             seq = rules.applied_seq[learner_id] + 1 if seq < 0 else seq
@@ -67,7 +68,12 @@ class Traced:
             gone = {"leave": Gone.LEFT, "bye": Gone.STOPPED, "lose": Gone.LOST, "miss": Gone.MISSED}.get(what, Gone.INTERRUPTED)
             said += self._go(learner_id, gone)
         said = [each for each in said + self._settle() if each]
-        if what in ("leave", "bye", "lose", "interrupted") and rules.deserted and rules.end_if_deserted() and rules.finished:
+        if (
+            what in ("leave", "bye", "lose", "interrupted")
+            and rules.attendance.deserted
+            and rules.attendance.end_if_deserted()
+            and rules.finished
+        ):
             said.append("finished")
         return ", ".join(said) or "-"
 
@@ -76,7 +82,7 @@ class Traced:
         if min_clock < 0:  # it asks again
             self.rules.waiting.pop(learner_id, None)
         if answer is GIVE and learner_id in self.rules.absent:
-            self.rules.on_return(learner_id)
+            self.rules.attendance.on_return(learner_id)
         return f"weights {self.rules.clock}" if answer is GIVE else "stop" if answer is STOP else "wait"
 
     def _push(self, learner_id: int, push: tuple[int, int, bool]) -> list[str]:
@@ -94,7 +100,7 @@ class Traced:
         said = []
         if learner_id in self.parked and gone in OTHERS_GO_ON:
             said.append(f"{learner_id}: {self._sum(learner_id, *self.parked.pop(learner_id))}")
-        self.rules.on_departure(learner_id, gone)
+        self.rules.attendance.on_departure(learner_id, gone)
         return said
 
     def _settle(self) -> list[str]:

@@ -70,19 +70,19 @@ def test_a_spare_takes_the_place_of_a_learner_that_dies(way: str, shards: int, t
 @pytest.mark.parametrize("way", ["hardsync", "async"])
 def test_a_gradient_that_came_to_one_shard_alone_is_lost_on_the_other(way: str, shard: int, tmp_path: Path) -> None:
     """The spare goes on after it on both, and all is accounted for."""
-    begin = LearnerChannel._begin_push
+    begin = LearnerChannel._send
 
     def dies(channel: Any, report: Any) -> list[Any]:
         if channel._wire.rank == 3 and report.seq == 2:
             gradient = channel._gradients[shard]
-            told = channel._told(shard, report, gradient.nbytes)
+            told = channel._told(shard, report)
             channel._wire.finish(channel._wire.start(shard, Tag.PUSH, told, gradient))
             machine = package._machines[-1]
             process = machine.processes[3]
             process.at_call[process.calls + 1] = functools.partial(machine.kill, 3)
         return begin(channel, report)
 
-    with mock.patch.object(LearnerChannel, "_begin_push", dies):
+    with mock.patch.object(LearnerChannel, "_send", dies):
         run = weathered(drawn(way, 2), tmp_path)
     mine = run.pushes[run.pushes["learner_id"] == 1]
     seqs = [mine["seq"][mine["shard"] == each].tolist() for each in range(2)]

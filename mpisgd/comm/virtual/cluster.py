@@ -134,15 +134,13 @@ class Cluster:
 
     def block(self, rank: VirtualRank, waiting: Awaited | None) -> None:
         """The running rank waits; others run until it is ready, or an event lets it go on. Raises DeadlockError where none can."""
-        rank.waiting = waiting
-        ready, heap = self.ready, self.heap
-        following = None
+        rank.waiting, ready = waiting, self.ready
+        following = ready.pop() if ready else None
         while following is None:
-            if ready:
+            now_ns, _, event = heappop(self.heap)
+            following = event.happen(now_ns)
+            if following is None and ready:
                 following = ready.pop()
-            else:
-                now_ns, _, event = heappop(heap)
-                following = event.happen(now_ns)
         if following is not rank:
             following.switch()
 

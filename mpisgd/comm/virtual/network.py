@@ -51,12 +51,13 @@ class Network:
         if self._apart:  # the links of a node are those of its only rank, and all are alike
             if nbytes != self._last_nbytes:
                 self._last_nbytes, self._last_ns = nbytes, round(nbytes * self._apart_ns)
-            busy_ns = self._last_ns
-            ready_ns = rank_out[source]
-            end_ns = rank_out[source] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
-            ready_ns = rank_in[dest]
-            ready_ns = rank_in[dest] = (ready_ns if ready_ns > begin_ns else begin_ns) + busy_ns
-            return end_ns if end_ns > ready_ns else ready_ns
+            out_ns, in_ns = rank_out[source], rank_in[dest]
+            if out_ns <= begin_ns >= in_ns:  # both are free
+                end_ns = rank_out[source] = rank_in[dest] = begin_ns + self._last_ns
+                return end_ns
+            rank_out[source] = out_ns = (out_ns if out_ns > begin_ns else begin_ns) + self._last_ns
+            rank_in[dest] = in_ns = (in_ns if in_ns > begin_ns else begin_ns) + self._last_ns
+            return out_ns if out_ns > in_ns else in_ns
         here, there = self._nodes[source], self._nodes[dest]
         local = here == there
         busy_ns = round(nbytes * (self._local_ns if local else self._rank_ns))

@@ -6,7 +6,7 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from heapq import heappush
 from typing import Any
@@ -46,19 +46,20 @@ class Sending(Event, Awaited):
         wire = self.dest
         if wire._posted and wire._meets_posted(self):
             return None
-        busy = now_ns < wire.now
-        if wire._takes_anything and not (busy and not wire._cluster.first_at(wire.now)):  # so nothing else is here
-            wire._handed = self
+        patterns, busy = wire._patterns, now_ns < wire.now
+        wire._patterns = None
+        if patterns is not None and patterns[-1] == _ANYTHING and not (busy and not wire._cluster.first_at(wire.now)):
+            wire._handed = self  # nothing else is here
         else:
-            wire._arrived.setdefault(self.tag, deque()).append(self)
+            wire._arrived[self.tag].append(self)
             wire._waiting += 1
-            if wire._patterns is None:
+            if patterns is None:
                 return None
             if busy:  # what else comes until then may go first
-                wire._goes_on(now_ns)
                 wire._cluster.at(wire.now, wire, wire)
                 return None
-        wire._goes_on(now_ns)
+        if not busy:
+            wire.now = now_ns
         return wire
 
     def describe(self) -> tuple[str, int | None]:
@@ -130,7 +131,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         "_posted",
         "_ready",
         "_taken",
-        "_takes_anything",
         "_waiting",
         "_wires",
         "deaf",
@@ -144,13 +144,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._heap, self._ready = cluster.heap, cluster.ready
         self._network = network
         self._wires = wires
-        self._arrived: dict[int, deque[Sending]] = {}
+        self._arrived: dict[int, deque[Sending]] = defaultdict(deque)
         self._waiting = 0
         self._posted: list[Receiving] = []
         """A handful: searching it is faster than a key for each."""
         self._patterns: tuple[Pattern, ...] | None = None
-        self._takes_anything = False
-        """Whether it waits for whatever comes."""
+        """What it waits for, where it takes what comes."""
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
@@ -215,11 +214,10 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return Opened(self, dest, tag, fields)
 
     def finish(self, transfer: Any) -> bool:
-        ending: Sending | Receiving = transfer
-        while ending.end < 0:  # again, where it was woken for the header
-            self._cluster.block(self, ending)
-        if ending.end > self.now:
-            self.now = ending.end
+        while transfer.end < 0:  # again, where it was woken for the header
+            self._cluster.block(self, transfer)
+        if transfer.end > self.now:
+            self.now = transfer.end
         return True
 
     # ------------------------------------------------------------------------------------------------------------ receive
@@ -229,7 +227,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
         receiving = Receiving(self, source, tag, bodies)
-        if self._waiting and (arrived := self._arrived.get(tag)):
+        if self._waiting and (arrived := self._arrived[tag]):
             for message in arrived:
                 if message.source.rank == source:
                     arrived.remove(message)
@@ -245,12 +243,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return answer
 
     def header(self, posted: Any) -> Fields:
-        receiving: Receiving = posted
-        if receiving.begun < 0:
-            self._cluster.block(self, receiving)
-        if receiving.begun > self.now:
-            self.now = receiving.begun
-        return receiving.fields
+        if posted.begun < 0:
+            self._cluster.block(self, posted)
+        if posted.begun > self.now:
+            self.now = posted.begun
+        fields: Fields = posted.fields
+        return fields
 
     def header_or_signal(self, posted: Any) -> None:
         """A virtual signal to a rank that waits for one message only is heard of when that is there."""
@@ -260,7 +258,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         message: Sending | None = None
         alarm: Alarm | None = None
         if self._waiting or until_ns is not None:
-            self._cluster.until_first(self)
+            if self._ready or self.now >= self._heap[0][0]:
+                self._cluster.until_first(self)
             message = self._look(patterns)
         if message is None and until_ns is not None:
             alarm = Alarm(self)
@@ -268,7 +267,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         while message is None:
             if alarm is not None and alarm.over:
                 return None
-            self._patterns, self._takes_anything = patterns, patterns[-1] == _ANYTHING
+            self._patterns = patterns
             self._cluster.block(self, self)
             message = self._handed or self._look(patterns)
         if alarm is not None:
@@ -284,7 +283,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def _goes_on(self, now_ns: int) -> None:
         """What it waited for has come, or nothing has in time."""
         self._patterns = None
-        self._takes_anything = False
         if now_ns > self.now:
             self.now = now_ns
 
@@ -296,7 +294,8 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return True
 
     def take_body(self, *bodies: Any) -> bool:
-        self._cluster.until_first(self)
+        if self._ready or self.now >= self._heap[0][0]:
+            self._cluster.until_first(self)
         message = self._taken
         self.now = message.end = self._transfer(message, bodies, self.now)
         if message.source.waiting is message:
@@ -313,8 +312,13 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         """The first message that has arrived, of the first pattern that any matches."""
         arrived = self._arrived
         for source, tag in patterns:
+            if source is None and tag is not None:
+                if queue := arrived[tag]:
+                    self._waiting -= 1
+                    return queue.popleft()
+                continue
             found: Sending | None = None
-            for queue in arrived.values() if tag is None else (arrived.get(tag, ()),):
+            for queue in arrived.values() if tag is None else (arrived[tag],):
                 for message in queue:
                     if source is None or message.source.rank == source:
                         if found is None or message.arrival < found.arrival:
@@ -352,7 +356,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
             begun = arrival
         receiving.begun, receiving.fields = begun, message.fields
         # a receive posted later may lie in the sender's future
-        if not message.bodies or (begun == arrival and self._cluster.first_at(begun)):
+        if not message.bodies or (begun == arrival and not self._ready and begun < self._heap[0][0]):
             self._begin(message, receiving, begun)
         else:
             self._cluster.at(begun, message.source, Beginning(message, receiving))
@@ -372,10 +376,9 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         """The bytes of a message cross the links; when the last is there. Raises PeerError where there is no room for them."""
         nbytes, rank = 0, message.source.rank
         for sent, received in zip(message.bodies, bodies):  # noqa: B905 - memory may be left over
-            size: int = sent.nbytes
-            nbytes += size
-            if size > received.nbytes:
-                raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {size} bytes, expected {received.nbytes}")
+            nbytes += sent.nbytes
+            if sent.nbytes > received.nbytes:
+                raise PeerError(f"{Tag(message.tag).name} from rank {rank}: {sent.nbytes} bytes, expected {received.nbytes}")
             if type(received) is np.ndarray:
                 received[: len(sent)] = sent
         return self._network.transfer(rank, self.rank, nbytes, now_ns)

@@ -44,7 +44,7 @@ class DuplexChannel(LearnerChannel):
         if report is None:
             return super().pull(min_clock, meanwhile)
         wire, transfers = self._wire, list[Any]()
-        answers = super().pull(min_clock, lambda: transfers.extend(self._begin_push(report)))
+        answers = super().pull(min_clock, lambda: transfers.extend(self._send(report)))
         start_ns = wire.now_ns()
         for transfer in transfers:
             wire.finish(transfer)

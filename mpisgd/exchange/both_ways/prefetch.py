@@ -21,7 +21,7 @@ from typing import Any
 
 from mpisgd.base.errors import ProtocolError
 from mpisgd.comm.communicator import Communicator
-from mpisgd.comm.messages import PushFields
+from mpisgd.comm.messages import PushFields, Tag
 from mpisgd.exchange.base import Answers, Report
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.deltas import Held
@@ -71,7 +71,7 @@ class PrefetchChannel(LearnerChannel):
         start_ns = wire.now_ns()
         self._see_out()
         copy_into(self._travels.gradients, self._memory.gradients)
-        self._noted = self._headers(report)
+        self._noted = [self._told(shard, report) for shard in self._shards]
         self._wait_ns = self._pull_ns = 0
         self.push_ns = wire.now_ns() - start_ns
 
@@ -92,11 +92,17 @@ class PrefetchChannel(LearnerChannel):
             copy_into(self._memory.weights, self._travels.weights)
             self._asked, self._least = self._begin_ask(self._shards, min_clock), min_clock
         if self._noted:
-            self._leaving, self._noted = self._send(self._noted), []
+            self._leaving, self._noted = self._send_noted(self._noted), []
         if meanwhile is not None:
             meanwhile()
         wire.let_move()
         return answers
+
+    def _send_noted(self, noted: list[PushFields]) -> list[Any]:
+        """Begin to send what was copied, as shards are to be told of it."""
+        self._pushes += 1
+        sent = zip(self._ranks, noted, self._gradients, strict=True)
+        return [self._wire.start(rank, Tag.PUSH, told, gradient) for rank, told, gradient in sent]
 
     def goodbye(self, *, ending: int) -> None:
         """Say goodbye when all that is under way has come to its end."""

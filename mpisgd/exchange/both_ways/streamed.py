@@ -22,8 +22,9 @@ import math
 from collections import deque
 from typing import Any
 
-from mpisgd.comm.communicator import Buffer, Communicator
-from mpisgd.comm.messages import Message, Push, PushFields, Tag
+from mpisgd.comm.communicator import Buffer, Communicator, Pattern
+from mpisgd.comm.messages import Message, Push, Tag
+from mpisgd.exchange.base import Report
 from mpisgd.exchange.both_ways.duplex import DuplexChannel
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import EMPTY, ShardChannel
@@ -44,11 +45,11 @@ class StreamedChannel(DuplexChannel):
     def _slices_of(named: dict[str, Any]) -> list[Any]:
         return [named["weights"][start:end] for start, end in named["bounds"]]
 
-    def _send(self, headers: list[PushFields]) -> list[Any]:
+    def _send(self, report: Report) -> list[Any]:
         """Begin to send the slices, chunk by chunk, those of all shards in turn."""
         start, ranks = self._wire.start, self._ranks
         self._pushes += 1
-        sent = [start(ranks[shard], Tag.PUSH, told) for shard, told in enumerate(headers)]
+        sent = [start(ranks[shard], Tag.PUSH, self._told(shard, report)) for shard in self._shards]
         for number in range(max(map(len, self._pieces))):
             for shard, pieces in enumerate(self._pieces):
                 if number < len(pieces):
@@ -105,9 +106,15 @@ class StreamedShardChannel(ShardChannel):
         self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
         self._stopped = set[int]()
 
-    def receive(self, gradient: Any, learner_id: int | None = None, until_s: float = math.inf) -> Message | None:
+    def receive(
+        self,
+        gradient: Any,
+        learner_id: int | None = None,
+        until_s: float = math.inf,
+        patterns: tuple[Pattern, ...] | None = None,
+    ) -> Message | None:
         gradient.see_out()
-        message = super().receive(gradient, learner_id, until_s)
+        message = super().receive(gradient, learner_id, until_s, patterns)
         if isinstance(message, Push):
             incoming = gradient.begin(_Parts(self._wire, self.rank_of(message.learner_id)))
             self._incoming[message.learner_id] = gradient, incoming

@@ -99,7 +99,8 @@ class BuiltShard(Built):
         log, samples = ShardLog(self._file, shard, duplex=channel.duplex), setup.meta.train_samples
         portions = parts.portions_of(config, samples, lambda_, shard)
         rules = Rules(protocol, lambda_, parts.budget_samples(config, protocol, samples, shard), portions)
-        channel.portion_of = rules.portion_of
+        if portions is not None and portions.deals:
+            channel.portion_of = portions.of
         server = Shard(
             channel,
             rules,

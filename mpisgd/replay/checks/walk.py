@@ -18,7 +18,8 @@ from mpisgd.job.parts import budget_samples, portions_of
 from mpisgd.records.log.schema import Event
 from mpisgd.replay.checks.finding import refuse, same
 from mpisgd.replay.checks.record import Departure, Record, Row, ShardRecord, TimeOut
-from mpisgd.rules.rules import Gone, Rules
+from mpisgd.rules.attendance import Gone
+from mpisgd.rules.rules import Rules
 from mpisgd.rules.verdict import Kind, Reason, Verdict
 from mpisgd.update import schedule
 from mpisgd.update.weighting import Weighting
@@ -283,8 +284,8 @@ class _Walk:
         all_left = not rules.present and self.departed_kind == Event.DEPARTED
         if self.departed_s <= last_s <= row.arrival_s or all_left:
             for learner_id in sorted(rules.present):
-                rules.on_departure(learner_id, Gone.STOPPED)
-            rules.end_if_deserted()
+                rules.attendance.on_departure(learner_id, Gone.STOPPED)
+            rules.attendance.end_if_deserted()
 
     def _end_if_enough(self, row: Row) -> None:
         """A run that evaluations have ended is over with its last update; what came too late for that is logged after all else."""
@@ -325,15 +326,15 @@ class _Walk:
         if not after_s <= left.time_s <= before_s:
             self._refuse_departure(left, f"it left at {left.time_s} s, but clock {left.clock} was from {after_s} to {before_s} s")
         if left.kind == Event.PASSED:
-            if not self.rules.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
+            if not self.rules.attendance.passes(left.learner_id, self.rules.clock + 1, self.may_be_stuck):
                 self._refuse_departure(left, "nothing says that its gradient of this clock would not come")
         elif left.kind == Event.SUCCEEDED:
-            self.rules.on_succession(left.learner_id)
+            self.rules.attendance.on_succession(left.learner_id)
             self.succeeded.add(left.learner_id)
         elif left.kind != Event.RETURNED:
-            self.rules.on_departure(left.learner_id, _GONE[Event(left.kind)])
+            self.rules.attendance.on_departure(left.learner_id, _GONE[Event(left.kind)])
         elif left.learner_id not in self.rules.present:
-            self.rules.on_return(left.learner_id)
+            self.rules.attendance.on_return(left.learner_id)
         self._update_while_due()
 
     def _refuse_departure(self, left: Departure, why: str) -> NoReturn:
