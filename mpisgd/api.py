@@ -89,7 +89,7 @@ def train(  # noqa: PLR0913 - what a user brings, each by its name
         from mpisgd.job.naming import PARTS
         from mpisgd.job.resume import as_many_shards_as_ranks, check_changes, finished
 
-        config = replace(config, out=str(path), overwrite=False)
+        config = config_file.cut_anew(replace(config, out=str(path), overwrite=False), config_file.of_run(path))
         taken = {name: getattr(config_file.of_run(path), name) for name in PARTS if objects[name] is not None}
         check_changes(path, replace(config, **taken))  # but for what is brought anew: a checkpoint knows its model
         outcome = finished(path)

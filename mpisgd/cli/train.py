@@ -24,6 +24,8 @@ def main(argv: list[str]) -> int:
         own, words = taken_out(words, {ELEMENT: "the name of one run of the sweep"})
         consented = trust.names_of(read(job, own.get(ELEMENT, ""), TRUST in words), training=True)
     config, print_config = parse(words, "mpisgd train", None if run is None else config_file.of_run(run))
+    if run is not None:
+        config = config_file.cut_anew(config, config_file.of_run(run))
     if run is not None and (run / "DONE").is_file() and not print_config:
         if launched_rank() == 0:
             print(f"mpisgd: {run} is done: there is nothing to continue; see: mpisgd report {run}", file=sys.stderr)

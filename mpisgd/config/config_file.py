@@ -13,7 +13,7 @@ import msgspec
 import tomli_w
 
 from mpisgd.base.errors import ConfigError, nearest
-from mpisgd.config import KINDS, Config, kind_of, make_options, replace
+from mpisgd.config import KINDS, Config, StagesOptions, kind_of, make_options, replace
 from mpisgd.config.hints import option
 
 #: A table that a run adds to its config.toml; reading it back as a configuration passes over it.
@@ -49,6 +49,14 @@ def of_run(run: Path) -> Config:
             how = "; it was killed before it had written that: begin anew with --overwrite"
         raise ConfigError(f"--resume {run}: it is no run directory of mpisgd, it has no {path.name}{how}")
     return replace(read(path), out=str(run), overwrite=False)
+
+
+def cut_anew(config: Config, before: Config) -> Config:
+    """A configuration with which a run goes on that had `before`: where there are to be more or fewer stages, and nobody has said
+    where those begin, it is not where they began."""
+    if config.group_size == before.group_size or config.stages != before.stages:
+        return config
+    return replace(config, stages=dataclasses.replace(config.stages, at=()) if config.in_groups else StagesOptions())
 
 
 def is_of_a_run(path: str | Path) -> bool:

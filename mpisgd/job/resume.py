@@ -32,6 +32,7 @@ from mpisgd.records.log.reader import Run
 #: What may be another than in the run's config.toml.
 CHANGEABLE = (
     *("epochs", "checkpoint", "faults", "log", "data_dir", "nonfinite", "shards", "loggers", "callbacks", "spares", "binding"),
+    "stages",
 )
 _TOLD = (
     *("learners", "world_size", "hosts", "cores", "threads", "rules", "form", "versions", "command_line", "directory", "started"),

@@ -2,7 +2,7 @@
 
 A launcher and a library that do not know each other's way of saying who is who (PMI-1, PMI-2, PMIx) start N jobs of one rank in the
 place of one job of N (TRAPS 7). What stands here is what the libraries' and the batch systems' documentation say; only Open MPI 5
-by mpirun, and MPICH by its own launcher and by srun, were tried.
+by mpirun and by srun with PMIx, and MPICH by its own launcher and by srun, were tried.
 """
 
 from __future__ import annotations

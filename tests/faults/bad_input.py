@@ -208,6 +208,10 @@ CASES = (
     own_step("text", f"{_METRIC}'much'}}\n", "its metric 'share' is str 'much', expected a number"),
     own_step("dividing", f"{_METRIC}1 / 0}}\n", "the step fails at the first mini-batch", "ZeroDivisionError"),
     own_step("column", f"{_METRIC}0.5, 'epochs': 1}}\n", "its metric 'epochs' has the name of a column of the log"),
+    # Models that are cut into stages.
+    Case("simulate --group-size 3 --shards 2", ("shards = 2", "at least group_size = 3", "one for each stage")),
+    Case("simulate --group-size 4 --shards 4", ("group_size = 4", "can be cut into, 2")),
+    Case("simulate --micro-batches 3", ("micro_batches = 3", "a divisor of mu = 16")),
     # Data of which no batch can be made, and DataLoaders that say what is not theirs to say.
     own_data("things", "Samples()", "sample 0 cannot be put into a batch", "or a DataLoader with a collate_fn"),
     own_data("batch_size", "DataLoader(Pairs(), batch_size=4)", "batch_size = 4, but mu = 16"),
@@ -222,11 +226,7 @@ CASES = (
     Case("submit job.toml --nodes 0 --dry-run", ("nodes", "0"), {"job.toml": ""}),
     Case("submit job.toml --learners 2 --time tomorrow --dry-run", ("tomorrow",), {"job.toml": ""}),
     Case("submit job.toml --nodes 1 --tasks-per-node 1 --dry-run", ("tasks_per_node = 1", "at least 2"), {"job.toml": ""}),
-    Case(
-        "submit job.toml --learners 2 --dry-run",
-        ("protocol.n = 3", "lambda = 2"),
-        {"job.toml": _TOO_MANY},
-    ),
+    Case("submit job.toml --learners 2 --dry-run", ("protocol.n = 3", "lambda = 2"), {"job.toml": _TOO_MANY}),
     # The rest.
     Case("bench wires", ("'wires'", "did you mean 'wire'")),
     Case("bench wire --sizes many", ("--sizes", "many")),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mpisgd.base.errors import ConfigError
-from mpisgd.config import Config
+from mpisgd.config import Config, config_file, replace
 from mpisgd.config.run import StagesOptions
 from mpisgd.job.parts import Brought
 from mpisgd.job.tensors import measures_stages, with_measured_stages
@@ -108,6 +108,15 @@ def test_a_job_that_says_where_stages_begin_is_not_measured() -> None:
     at = StagesOptions(("3",), "seconds")
     assert not measures_stages(config(2, stages=at)) and measures_stages(config(2))
     assert not measures_stages(config(1, stages=StagesOptions())) and not measures_stages(config(2, stages=StagesOptions()))
+
+
+def test_a_run_that_goes_on_with_as_many_stages_is_cut_as_before_and_else_anew() -> None:
+    before = config(2, stages=StagesOptions(("3",), "seconds"))
+    assert config_file.cut_anew(replace(before, epochs=3.0), before).stages == before.stages
+    assert config_file.cut_anew(replace(before, group_size=3), before).stages == StagesOptions(balance="seconds")
+    assert config_file.cut_anew(replace(before, group_size=1), before).stages == StagesOptions()
+    said = replace(before, group_size=3, stages=StagesOptions(("1", "2")))
+    assert config_file.cut_anew(said, before) == said
 
 
 def test_what_does_not_fit_is_named_with_both_shapes() -> None:
