@@ -104,7 +104,7 @@ class Partition:
     def _call(self, function: Any, tensor: Tensor, *how: Any) -> Tensor:
         """All pieces pass each call backward, or none does, whoever of them has gradients for it."""
         self._calls += 1
-        if torch.is_grad_enabled() and tensor.is_floating_point():
+        if self.places > 1 and torch.is_grad_enabled() and tensor.is_floating_point():
             self._open += 1
             if not tensor.requires_grad:
                 tensor = tensor.detach().requires_grad_()
@@ -137,7 +137,7 @@ class Partition:
         return torch.cat(self._all(call, own, back=back)).view(tensor.shape)
 
     def came_back(self) -> None:
-        self._open -= 1
+        self._open -= int(self.places > 1)
 
 
 def _sum_of(parts: Parts) -> Tensor:

@@ -73,7 +73,7 @@ MINE = """\
 import sys
 import torch, mpisgd
 class Odd(torch.nn.Module):
-    "From its third training pass on, one piece makes a call more than the other, or draws its output."
+    "From its third training pass on, one piece makes a call more than the other."
     def __init__(self, partition):
         super().__init__()
         self.layer, self.partition, self.calls = torch.nn.Linear(64, 10), partition, 0
@@ -93,6 +93,6 @@ def test_pieces_that_go_apart_end_the_job_on_all_ranks(tmp_path: Path) -> None:
     done = launch(4, "-c", MINE, "calls", cwd=tmp_path)
     assert done.status != 0
     wanted = (
-        r"PeerError: rank \d is at call \d of its partition, \w+, in .* of mini-batch 2, expected .*: all pieces of a model make"
+        r"PeerError: rank \d is at call \d of its partition, \w+, in .* of mini-batch 1, expected .*: all pieces of a model make"
     )
     assert re.search(wanted, done.text), done.text
