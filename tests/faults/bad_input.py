@@ -18,76 +18,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from tests.faults.bad_case import METRIC, STEP, Case, job, one_line, own_data, own_step
 from tests.forge import unsealed
 
 TABLE = Path(__file__).parents[2] / "results" / "faults" / "bad_input.md"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One bad input.
-
-    Attributes:
-        command: the words after `mpisgd`.
-        files: what lies in the directory, name -> text; a name that ends in "/" is a directory.
-        names: what the message must name.
-    """
-
-    command: str
-    names: tuple[str, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def words(self) -> list[str]:
-        return self.command.split()
-
-    def prepare(self, directory: Path) -> None:
-        for name, text in self.files.items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if name.endswith("/"):
-                path.mkdir(exist_ok=True)
-            else:
-                path.write_text(text)
-
-    @property
-    def told(self) -> str:
-        """What the table says of it."""
-        shown = [f"`{name}`: {one_line(text)}" if text else f"`{name}`" for name, text in self.files.items()]
-        return ", ".join([f"`mpisgd {self.command}`".replace(" `", "`"), *shown])
-
-
-def job(text: str, *names: str) -> Case:
-    return Case("train job.toml", ("job.toml", *names), {"job.toml": text})
-
-
-_STEP = "from torch import nn\ndef step(model, batch):\n    return nn.functional.cross_entropy(model(batch[0]), batch[1])"
-_METRIC = _STEP.replace("return ", "return {'loss': ") + ", 'share': "
-_DATA = """import torch
-from torch.utils.data import DataLoader, IterableDataset
-class Samples:
-    def __len__(self): return 64
-    def __getitem__(self, index): return {"x": self}
-class Pairs(Samples):
-    def __getitem__(self, index): return torch.ones(64), 1
-class Stream(IterableDataset):
-    def __iter__(self): return iter(())
-def data(): return """
-
-
-def own_step(name: str, text: str, *names: str) -> Case:
-    module = f"step_{name}"
-    return Case(f"simulate --virtual.learners 2 --step {module}:step", names, {f"{module}.py": text})
-
-
-def own_data(name: str, made: str, *names: str) -> Case:
-    module = f"data_{name}"
-    words = f"simulate --virtual.learners 2 --step {module}:data --data {module}:data"
-    return Case(words, names, {f"{module}.py": f"{_DATA}{made}, None\n"})
 
 
 _TOO_MANY = '[protocol]\nname = "softsync"\nn = 3'
@@ -203,11 +140,11 @@ CASES = (
     own_step("number", "def step(model, batch):\n    return 0.5\n", "step: it returned float 0.5", "a scalar tensor"),
     own_step("vector", "def step(model, batch):\n    return model(batch[0])\n", "step: expected a scalar, got shape (16, 10)"),
     own_step("mapping", "def step(model, batch):\n    return {'accuracy': 1.0}\n", "mapping of 'accuracy'", "under 'loss'"),
-    own_step("detached", f"{_STEP}.detach()\n", "does not depend on the model's weights"),
+    own_step("detached", f"{STEP}.detach()\n", "does not depend on the model's weights"),
     own_step("raising", "def step(model, batch):\n    return batch['labels']\n", "the step fails at the first mini-batch", ".py:2"),
-    own_step("text", f"{_METRIC}'much'}}\n", "its metric 'share' is str 'much', expected a number"),
-    own_step("dividing", f"{_METRIC}1 / 0}}\n", "the step fails at the first mini-batch", "ZeroDivisionError"),
-    own_step("column", f"{_METRIC}0.5, 'epochs': 1}}\n", "its metric 'epochs' has the name of a column of the log"),
+    own_step("text", f"{METRIC}'much'}}\n", "its metric 'share' is str 'much', expected a number"),
+    own_step("dividing", f"{METRIC}1 / 0}}\n", "the step fails at the first mini-batch", "ZeroDivisionError"),
+    own_step("column", f"{METRIC}0.5, 'epochs': 1}}\n", "its metric 'epochs' has the name of a column of the log"),
     # Models that are cut into stages.
     Case("simulate --group-size 3 --shards 2", ("shards = 2", "at least group_size = 3", "one for each stage")),
     Case("simulate --group-size 4 --shards 4", ("group_size = 4", "can be cut into, 2")),
@@ -235,10 +172,6 @@ CASES = (
     Case("bench virtual --repetitions 0", ("repetitions = 0", ">= 1")),
     Case("doctor --directory", ("--directory", "--dir")),
 )
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def message(text: str, directory: Path) -> str:

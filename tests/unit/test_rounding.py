@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpisgd.gradient.aggregate import Leader
 from mpisgd.gradient.rounding import Rounded, Rounding
 from mpisgd.simulate.sized import Memory, SizedVector
 from mpisgd.update.slice_update import SliceUpdate
-from mpisgd.vectors.computing import Travels
+from mpisgd.vectors.computing import Scaled, Travels
 from mpisgd.vectors.push_format import PushFormat
 
 
@@ -200,6 +201,7 @@ def test_in_float32_nothing_is_copied() -> None:
 def test_a_team_rounds_its_sum() -> None:
     class Team:
         memory = Memory(np.zeros(2, np.float32), np.array([1.001, 2.0], np.float32))
+        gradient = types.SimpleNamespace(scaled=Scaled())
 
         def begin(self, seq: int | None) -> None: ...
 

@@ -16,7 +16,7 @@ from mpisgd.gradient.straggler import Delays
 from mpisgd.job.finish import account
 from mpisgd.job.world import Setup, World
 from mpisgd.records.log import schema
-from mpisgd.records.log.bounded import open_tables
+from mpisgd.records.log.bounded import open_tables, tables_of_shard
 from mpisgd.records.log.continuing import evaluated, rows_evaluated
 from mpisgd.records.log.rank_file import appointed_of
 from mpisgd.records.log.writer import EvaluatorLog, TableFile
@@ -127,7 +127,7 @@ class Built:
         log, resumption = self.setup.config.log, self.setup.resumption
         attributes = {} if resumption is None else resumption.attributes(before)
         config = self.setup.config
-        tables = schema.tables_for(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
+        tables = tables_of_shard(config.sampling, in_groups=config.in_groups, scaled=config.autocast == "float16")
         return open_tables(
             self.setup.path / name if log.enabled and name else None,
             max_bytes=log.max_bytes if shard >= 0 else 0,

@@ -33,6 +33,12 @@ def room_of(max_bytes: int, tables: Mapping[str, np.dtype] = schema.TABLES) -> d
     return {name: nbytes[name] // (tables[name].itemsize * CHUNK_ROWS) * CHUNK_ROWS for name in schema.THINNED}
 
 
+def tables_of_shard(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
+    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
+    dealt, others = (schema.DEALT_SCALED, schema.SCALED) if scaled else (schema.DEALT, schema.PUSHES)
+    return {**schema.TABLES, "pushes": dealt if sampling == "dealt" else schema.PUSHES_OF_GROUPS if in_groups else others}
+
+
 def open_tables(path: Path | None, *, max_bytes: int, counts: Sequence[int] = (), **fields: Any) -> TableFile:
     """The file of a shard. `max_bytes`, `counts`: as for `BoundedFile`; without either it is a `TableFile`, which keeps all."""
     if path is None or not (max_bytes or counts):

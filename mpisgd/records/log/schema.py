@@ -328,12 +328,6 @@ def extra(pushes: np.dtype) -> tuple[str, ...]:
     return (pushes.names or ())[len(PUSHES.names or ()) :]
 
 
-def tables_for(sampling: str, *, in_groups: bool, scaled: bool = False) -> dict[str, np.dtype]:
-    """Tables of a shard's file, and their dtypes, where learners draw so, are groups of ranks, or scale their losses."""
-    dealt, others = (DEALT_SCALED, SCALED) if scaled else (DEALT, PUSHES)
-    return {**TABLES, "pushes": dealt if sampling == "dealt" else PUSHES_OF_GROUPS if in_groups else others}
-
-
 THINNED = ("pushes", "updates")  # a bounded log keeps some rows of these
 
 SUMMARY = _table(
