@@ -26,9 +26,13 @@ def thinned(items: Iterable[Item], step: int) -> Iterable[Item]:
     return items if EVERYTHING else islice(items, 0, None, step)
 
 
-def spread(cases: Iterable[Any], step: int) -> list[Any]:
-    """Parameters of a test whose rule others show, too: `make test` has each `step`-th, the rest are `slow`."""
-    return [pytest.param(case, marks=[pytest.mark.slow] if number % step else []) for number, case in enumerate(cases)]
+def spread(cases: Iterable[Any], step: int, unpack: bool = False) -> list[Any]:
+    """Parameters of a test whose rule others show, too: `make test` has each `step`-th, the rest are `slow`.
+
+    `unpack`: each case is a tuple of several parameters.
+    """
+    given = (case if unpack else (case,) for case in cases)
+    return [pytest.param(*case, marks=[pytest.mark.slow] if number % step else []) for number, case in enumerate(given)]
 
 
 def tests_more(module: ModuleType) -> bool:

@@ -82,7 +82,28 @@ BESIDE: Mapping[str, str] = {
     "topk_share": "push_format",
     "epoch_samples": "sampling",
     "spares": "faults.mode",
+    "checkpoint.keep": "checkpoint.every_updates",
+    "straggler.pause_every": "straggler.pause_learner",
+    "straggler.pause_s": "straggler.pause_learner",
+    "straggler.rest_deviation_s": "straggler.rest_mean_s",
 }
+#: What most runs leave as it is; `--help-all` shows it.
+LEFT: frozenset[str] = frozenset(
+    {
+        "data.subtract_mean",
+        "schedule.warmup_updates",
+        "schedule.warmup_samples",
+        "memory_format",
+        "binding",
+        "evaluation.batch",
+        "evaluation.buffers",
+        "evaluation.recalibrate_batches",
+        "log.flush_rows",
+        "log.flush_s",
+        "log.progress_s",
+        "log.max_bytes",
+    }
+)
 
 _OPTION, _WIDTH = 36, 100
 _NAMED = {"custom": "your own a.b:factory", "torch": "torch's (OneCycleLR ...)"}
@@ -116,7 +137,7 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
         f"usage: {launch}mpisgd {command} [job.toml] [options]",
         "",
         "The first word may be a TOML file; options override it. In parentheses: the present value.",
-        *_line("--help-all", "Explain every option, with units and sources"),
+        *_line("--help-all", "Explain every option, also those that few need, with units and sources"),
         *_line("--print-config", "Print the resulting configuration and stop"),
         *([] if virtual else _line("--resume RUN", "Go on with an interrupted run, from its newest checkpoint")),
     ]
@@ -128,11 +149,13 @@ def usage(config: Config, command: str, words: Sequence[str] = (), *, virtual: b
 
 def _says(config: Config, name: str, words: Sequence[str]) -> bool:
     """Whether an option means something beside the others."""
+    if name in LEFT:
+        return False
     if name not in BESIDE or any(word.partition("=")[0] == f"--{BESIDE[name]}".replace("_", "-") for word in words):
         return True
     component, _, field = BESIDE[name].rpartition(".")
     value = getattr(getattr(config, component) if component else config, field, 0)
-    return value not in (0, "none", "", "auto") if component else value != getattr(Config, field)
+    return value not in (0, -1, "none", "", "auto") if component else value != getattr(Config, field)
 
 
 def _lines(config: Config, name: str, words: Sequence[str]) -> Iterator[str]:

@@ -161,9 +161,10 @@ class GroupOptions:
     """
 
     weight_decay: dict[str, float] = field(default_factory=dict)
-    """Pairs of a pattern and a weight decay, in place of `optimizer.weight_decay`: '*.bias' 0."""
+    """Pairs of a pattern and a weight decay: '*.bias' 0. It is in place of `optimizer.weight_decay`."""
     rate: dict[str, float] = field(default_factory=dict)
-    """Pairs of a pattern and a factor of the learning rate. 0 leaves parameters as they are. The log has the rate without it."""
+    """Pairs of a pattern and a factor of the rate: 'head.*' 10. 0 leaves parameters as they are. The log has the rate
+    without it."""
 
     def __post_init__(self) -> None:
         for name, values in (("weight_decay", self.weight_decay), ("rate", self.rate)):

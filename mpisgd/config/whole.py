@@ -87,7 +87,7 @@ class Config:
     """Number of shard ranks S [Zhang16 2.3]. Each owns one contiguous slice of the flat parameter vector. Not to be given for
     allreduce, where each learner is one."""
     exchange: Literal["whole", "layerwise", "streamed", "duplex", "prefetch"] = "whole"
-    """Exchange whole vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
+    """Exchange vectors. whole: pull all weights, compute, push the whole gradient. layerwise: shards own
     whole layers; an asynchronous learner pulls each slice as its forward pass reaches it, and every learner pushes each as its
     backward pass leaves it [Chen16 2, A.3]; at its end, where clip_norm or nonfinite = 'drop' need the whole gradient. streamed:
     whole vectors in chunks, of which a shard sends back the first while the last come in, for slow links; hardsync, same bits.
@@ -129,7 +129,8 @@ class Config:
     """Order of a group's passes: gpipe, all parts forward, then all back; or 1f1b, one forward, one back, so that a rank keeps the
     activations of at most K parts, instead of M. The bits are the same."""
     placement: Literal["packed", "spread"] = "spread"
-    """Spread shards over nodes, beside learners, so that the links of all nodes carry alike; or pack them: the first ranks."""
+    """Spread shards over the nodes, or pack them. Spread, they are beside learners, and the links of all nodes carry alike; packed,
+    they are the first ranks."""
     binding: Literal["none", "roles"] = "none"
     """Bind ranks to cores by their roles, or leave them where the launcher has bound them. roles: of the cores that the ranks of a
     node may use, each shard takes one, and those that compute take equal shares of the rest, with a torch thread for each; no share

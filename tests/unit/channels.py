@@ -70,6 +70,7 @@ class Job:
 
     def receive(self, shard: int = 0, learner_id: int | None = None) -> Message:
         message = self.shards[shard].receive(self.scratch[shard], learner_id)
+        assert message is not None, "it waits without end"
         self.received.append((shard, message))
         return message
 
@@ -126,4 +127,6 @@ class Door:
         self.comm.inbox.append(Envelope(source, tag, payload if isinstance(payload, bytes) else payload.tobytes()))
 
     def receive(self, learner_id: int | None = None) -> Message:
-        return self.shard.receive(self.scratch, learner_id)
+        message = self.shard.receive(self.scratch, learner_id)
+        assert message is not None, "it waits without end"
+        return message

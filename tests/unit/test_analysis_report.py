@@ -256,11 +256,3 @@ def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.main([])
     assert stopped.value.code == 2
-
-
-def test_analysis_needs_neither_torch_nor_mpi_nor_matplotlib_before_it_draws() -> None:
-    code = (
-        "import sys, mpisgd.report.single, mpisgd.report.compare\n"
-        "print([name for name in ('torch', 'mpi4py', 'matplotlib') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -74,9 +74,9 @@ def refused_by_train(config: Config) -> str:
 
 
 def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 5,760 configurations, or each fifth; the command lines that print, whose reading is slow, are asked for few of them."""
+    """Of 5,760 configurations, or each eleventh; the command lines that print, whose reading is slow, are asked for few of them."""
     path, counts = tmp_path / "job.toml", [0, 0]
-    for number, table in enumerate(thinned(configurations(), 5)):
+    for number, table in enumerate(thinned(configurations(), 11)):
         config = config_of(table)
         said = refusal(lambda config=config: compatibility.check(config))
         counts[bool(said)] += 1
@@ -96,7 +96,7 @@ def test_all_ways_in_refuse_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert refusal(lambda virtual=virtual: placement.on_virtual_ranks(virtual)) == said
         if said:
             assert refusal(lambda virtual=virtual: Job(virtual, NOTHING_BROUGHT)) == said
-    assert min(counts) > (150 if EVERYTHING else 50), "some of both kinds"
+    assert min(counts) > (150 if EVERYTHING else 25), "some of both kinds"
     capsys.readouterr()
 
 
@@ -175,6 +175,8 @@ def test_every_pair_can_come_up() -> None:
         {"group_size": 2, "nonfinite": "drop", "clip_norm": 1.0},
         {"pipeline": "1f1b"},
         {"stages": {"at": ["1"], "balance": "seconds"}},
+        {"group_form": "partition", "stages": {"at": ["1"], "balance": "seconds"}, "pipeline": "1f1b", "push_format": "topk"},
+        {"group_form": "partition", "push_format": "bfloat16", "nonfinite": "drop", "clip_norm": 1.0},
         {"group_size": 2, "exchange": "duplex", "push_format": "topk", "micro_batches": 2},
         {"group_size": 2, "faults": {"mode": "tolerant"}, "accumulation": 2},
         {"group_size": 2, "failures": {"mean_s": 1.0}, "device": "cuda"},

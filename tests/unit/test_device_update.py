@@ -49,14 +49,17 @@ OPTIMIZERS = (
 )
 
 
-@pytest.fixture(params=["late", "at once"])
+CHUNKS, LATE = (1, 4), ("late", "at once")
+
+
+@pytest.fixture(params=LATE)
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(optimizer, "CACHED_NBYTES", 0)  # fused kernels on the CPU, too
     with pretend_gpu(late=request.param == "late") as gpu:
         yield gpu
 
 
-@pytest.fixture(params=[1, 4])
+@pytest.fixture(params=CHUNKS)
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """In how many chunks."""
     monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 * SIZE // request.param)
@@ -133,9 +136,18 @@ def train(update: SliceUpdate, rounds: int = 12) -> list[np.ndarray]:
 SPECIAL: tuple[dict[str, Any], ...] = ({}, {"averaging": 0.9, "push_format": BFLOAT16}, {"dc": 0.04, "clip_average": 3.0})
 
 
-@pytest.mark.parametrize("case", spread(itertools.product(OPTIMIZERS, SPECIAL, KINDS), 5), ids=str)  # each of them comes up
-def test_it_has_the_bits_of_a_cpu(case: tuple[OptimizerOptions, dict[str, Any], type[SliceUpdate]], cut: int, gpu: Gpu) -> None:
-    options, special, kind = case
+WAYS = (CHUNKS, LATE)
+
+
+@pytest.mark.parametrize(  # each of all comes up
+    ("options", "special", "kind", "cut", "gpu"),
+    spread(itertools.product(OPTIMIZERS, SPECIAL, KINDS, *WAYS), 19, unpack=True),
+    indirect=["cut", "gpu"],
+    ids=str,
+)
+def test_it_has_the_bits_of_a_cpu(
+    options: OptimizerOptions, special: dict[str, Any], kind: type[SliceUpdate], cut: int, gpu: Gpu
+) -> None:
     theirs, ours = make(SliceUpdate, options, **special), make(kind, options, **special)
     assert ours.chunks_count == cut
     close = 1e-6 if isinstance(options, AdagradOptions) else 0.0  # torch has a fused kernel of it for CPUs alone
@@ -233,9 +245,13 @@ def test_what_is_not_finite_is_seen(kind: type[SliceUpdate], value: float, finit
         assert update.sum_is_finite() == finite
 
 
-@pytest.mark.parametrize("case", spread(itertools.product(OPTIMIZERS, KINDS), 3), ids=str)
-def test_it_goes_on_from_a_checkpoint(case: tuple[OptimizerOptions, type[SliceUpdate]], cut: int, gpu: Gpu) -> None:
-    options, kind = case
+@pytest.mark.parametrize(
+    ("options", "kind", "cut", "gpu"),
+    spread(itertools.product(OPTIMIZERS, KINDS, *WAYS), 7, unpack=True),
+    indirect=["cut", "gpu"],
+    ids=str,
+)
+def test_it_goes_on_from_a_checkpoint(options: OptimizerOptions, kind: type[SliceUpdate], cut: int, gpu: Gpu) -> None:
     """Of its own kind, or of a CPU's; and what was restored is what is served."""
     first = make(kind, options, averaging=0.9)
     train(first, 5)

@@ -191,9 +191,6 @@ def test_mini_batches_tell_what_the_gradients_of_all_samples_tell(
     assert abs(found.samples - variance / gradient_sq) < 4 * found.error
 
 
-# --------------------------------------------------------------------------------------------------------- with a pencil
-
-
 def by_hand(path: Path, **fields: Any) -> Run:
     """mu = 4, c = 2: batches of 4 and 8; by A.1 tr(Sigma) = (5 - 12/4) / (1/4 - 1/8) = 16 and |G|^2 = 3 - 16/8 = 1."""
     protocol = {"name": "softsync", "n": 1}

@@ -144,7 +144,7 @@ def test_the_shards_link_is_the_bottleneck_where_it_must_be() -> None:
 def test_gradients_in_half_precision_leave_the_shards_link_sooner() -> None:
     """8 MB in and 16 MB out at 5 GB/s take 4.8 ms."""
     half = replace(ANY, push_format="bfloat16")
-    one = shards.points(half, 16, 2000)[0]
+    one = shards.points(half, 16, 1000)[0]
     assert one.bounds.shard_link == pytest.approx(1 / 4.8e-3, rel=0.01)
     assert one.bounds.learners > bounds(ANY).learners
     assert one.gradients_per_s == pytest.approx(one.bounds.gradients_per_s, rel=0.1)
@@ -222,7 +222,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_a_plan_is_printed_and_written(small: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([str(small.path), "--pushes", "400", "--learners", "4", "--noise-samples", "100"]) == 0
+    assert command.main([str(small.path), "--pushes", "100", "--learners", "4", "--noise-samples", "100"]) == 0
     assert sorted(path.name for path in (small.path / "plan").iterdir()) == [
         "assumptions.csv",
         "backup.csv",

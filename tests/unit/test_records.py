@@ -5,12 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -28,7 +26,8 @@ from tests.unit.logs_by_rows import random_rows, run_of, table_file
 
 FORK = multiprocessing.get_context("fork")
 Elsewhere = Callable[[Path, str], np.ndarray]
-OPEN = h5py.File
+
+
 EVENT = (0, 1, schema.Event.STOPPED, -1, 0.5, 2.0)
 
 
@@ -241,44 +240,6 @@ def test_a_killed_writers_rows_are_there_up_to_the_last_flush(flushes: int, tmp_
 # -------------------------------------------------------------------------------------------------------------- a whole run
 
 
-def test_the_joined_log_is_the_concatenation_and_can_be_moved(tmp_path: Path) -> None:
-    tables = run_of(tmp_path / "run")
-    directory.join(Run(tmp_path / "run"))
-    (tmp_path / "run").rename(tmp_path / "moved")
-    with h5py.File(tmp_path / "moved" / schema.LOG, "r") as log:
-        assert log.attrs["schema_version"] == schema.SCHEMA_VERSION
-        for table, parts in tables.items():
-            np.testing.assert_array_equal(log[table][:], np.concatenate(parts))
-            assert log[table].attrs["rows"] == sum(map(len, parts))
-    run = Run(tmp_path / "moved")
-    for table in ("pushes", "updates", "events"):
-        np.testing.assert_array_equal(run.table(table), np.concatenate(tables[table]))
-    np.testing.assert_array_equal(run.evaluations, tables["evaluations"][-1])
-    assert (run.shards, run.lambda_, run.name) == (3, 2, "moved")
-    assert run.summaries["shard"].tolist() == [0, 1, 2]
-
-
-def test_to_join_a_log_opens_each_file_some_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy file system to open a file takes longer than to read a short table: once for each table, and for what it says."""
-    run_of(tmp_path / "run")
-    opened: Counter[str] = Counter()
-    monkeypatch.setattr(h5py, "File", Mock(side_effect=lambda *path, **how: opened.update([str(path[0])]) or OPEN(*path, **how)))
-    directory.join(Run(tmp_path / "run"))
-    logs = {name: count for name, count in opened.items() if ".attempt-" in name}
-    assert len(logs) == 4 and max(logs.values()) <= len(schema.TABLES) + 5
-
-
-def test_the_joined_log_needs_no_other_file(tmp_path: Path) -> None:
-    """Virtual data sets would show zeros in the place of what is missing."""
-    tables = run_of(tmp_path / "run")
-    directory.join(Run(tmp_path / "run"))
-    (tmp_path / "run" / schema.shard_file(1)).unlink()
-    with h5py.File(tmp_path / "run" / schema.LOG) as log:
-        for table, parts in tables.items():
-            np.testing.assert_array_equal(log[table][:], np.concatenate(parts))
-            assert log[table].fletcher32 or not len(log[table])
-
-
 def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Path) -> None:
     """No checkpoint waits for it: what it said is evaluated again, or what came after the attempt before."""
     for attempt in range(2):
@@ -299,18 +260,6 @@ def test_an_evaluators_log_that_a_loss_of_power_tore_is_passed_over(tmp_path: Pa
     assert continuing.evaluated(tmp_path, [0, 1], 4, 2, said.append) == (0, [])
     assert len(said) == 3
     assert all("evaluator.attempt-" in each and each.endswith("what was evaluated then is evaluated again") for each in said)
-
-
-def test_a_damaged_log_is_not_joined(tmp_path: Path) -> None:
-    run_of(tmp_path / "run")
-    path = tmp_path / "run" / schema.shard_file(1)
-    with h5py.File(path, "r+") as file:
-        row = file["updates"][3]
-        row["time_s"] += 1
-        file["updates"][3] = row
-    with pytest.raises(DataError, match=r"shard-001\.attempt-0\.h5: table updates: the rows do not have the checksum"):
-        directory.join(Run(tmp_path / "run"))
-    assert not list((tmp_path / "run").glob("*log.h5*"))
 
 
 @pytest.mark.parametrize("step", [1, 7, 10, 30])

@@ -5,12 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import mpisgd
 
@@ -131,19 +127,3 @@ def test_each_room_says_what_lives_there() -> None:
 
 def test_the_root_holds_the_loops_and_the_ways_in() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "api", "learner", "shard", "evaluator"}
-
-
-@pytest.mark.parametrize(
-    ("module", "heavy"),
-    [
-        ("mpisgd", {"torch", "mpi4py", "matplotlib"}),
-        ("mpisgd.command_line.options", {"torch", "mpi4py", "matplotlib"}),
-        ("mpisgd.protocols", {"torch", "mpi4py", "h5py"}),
-        ("mpisgd.report.single", {"torch", "mpi4py"}),
-    ],
-)
-def test_importing_costs_nothing_heavy(module: str, heavy: set[str]) -> None:
-    """Also not by a detour: what a misspelt option, or a report, would wait seconds for."""
-    code = f"import sys, {module}; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert heavy.isdisjoint(loaded.split())

@@ -82,10 +82,3 @@ def test_last_words_come_out_as_the_interpreter_dies(leave: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "before\n" + ("" if "_exit" in leave else "at exit\n")
-
-
-@pytest.mark.slow
-def test_an_import_configures_nothing() -> None:
-    code = "import logging, mpisgd, mpisgd.job.run; print(logging.getLogger('mpisgd').handlers, logging.getLogger().handlers)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout == "[] []\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -363,25 +361,6 @@ def test_chunk_by_chunk_every_optimiser_has_the_bits_of_torchs_own(options: Opti
     own, expected = slots_of(optimizer, parameter), slots_of(torchs, theirs)
     assert own.keys() == expected.keys()
     assert all(torch.equal(own[name], expected[name]) for name in own), "and steps are counted once"
-
-
-@pytest.mark.slow
-def test_a_shard_runs_without_torchs_compiler() -> None:
-    """Which would take as long to import as torch; a user's own torch.compile still finds it."""
-    code = """
-import sys, torch
-from mpisgd.config import AdagradOptions, AdamOptions, AdamwOptions, LambOptions, LarsOptions, RmspropOptions, SgdOptions
-from mpisgd.update.slice_update import SliceUpdate
-for options in (AdagradOptions(), AdamOptions(), AdamwOptions(), RmspropOptions(), SgdOptions(), LarsOptions(), LambOptions()):
-    update = SliceUpdate(torch.zeros(9), options, learning_rate=0.1, schedule=lambda epochs: 1.0, train_samples=8)
-    update.accumulate(1.0, 4, 0)
-    update.step()
-print("torch._dynamo" in sys.modules)
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("options", TORCHS, ids=str)

@@ -44,7 +44,8 @@ def true_log(seed: int, learners: int = 3, shards: int = 2, pushes: int = 30) ->
     def take() -> float:
         return float(random.choice(some) * random.random())
 
-    begin, end, table = np.zeros((learners, pushes)), np.zeros((learners, pushes)), []
+    begin, end = np.zeros((learners, pushes)), np.zeros((learners, pushes))
+    table: list[np.ndarray] = []
     for learner_id in range(learners):
         now, push = 0.0, 0.0
         for at in range(pushes):
@@ -74,7 +75,8 @@ def overlaps(spans: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 def of(found: Timeline, learner_id: int) -> np.ndarray:
-    return found.cycles.edges[found.cycles.learner_id == learner_id]
+    edges: np.ndarray = found.cycles.edges[found.cycles.learner_id == learner_id]
+    return edges
 
 
 def evaluated(log: Log) -> Log:
