@@ -29,6 +29,8 @@ def test_a_spare_takes_the_place_of_one_that_hangs(started: list[Job], protocol:
     words = ("--shards", "2", "--spares", "1", "--epochs", "5", "--protocol", protocol, "--faults.patience-s", PATIENCE_S)
     job = begin(started, out, 6, *HELD, *ROUNDED, *words)
     job.send(3, signal.SIGSTOP)
+    if protocol == "async":  # whose other learners go on, and were missed, too, where they waited for the test
+        let_go(tmp_path, "once", "twice")
     job.wait_for("a spare, goes on as learner 1 from mini-batch")
     if wakes:
         job.send(3, signal.SIGCONT)
@@ -48,11 +50,10 @@ def test_one_that_is_missed_comes_back_and_its_shards_know_what_it_holds(started
     words = ("--shards", "2", "--epochs", "5", "--protocol", "async", "--faults.patience-s", "1.5", "--log.flush-s", "0.1")
     job = begin(started, out, 5, *HELD, *ROUNDED, *words)
     job.send(3, signal.SIGSTOP)
-    let_go(tmp_path, "once")
+    let_go(tmp_path, "once", "twice")
     missed = job.wait_for("learner 1 was not heard of for")
     job.send(3, signal.SIGCONT)
     job.wait_for("learner 1 is back", after_s=missed)
-    let_go(tmp_path, "twice")
     run = ended(job, out)
     assert told(run, Event.RETURNED).count(1) >= 1
     assert replay.check(out, trust=True) == ""
