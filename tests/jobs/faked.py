@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +105,7 @@ class Outcome:
 
 
 @pytest.fixture
-def submit(tmp_path, monkeypatch):
+def submit(tmp_path: Path) -> Any:
     """Run a script, with its block edited, as the batch system would: from the submission directory."""
     checkout, fake, programs = tmp_path / "checkout", tmp_path / "fake", tmp_path / "programs"
     for directory in (checkout / "jobs", checkout / "results", checkout / ".venv" / "bin", fake, programs):
@@ -120,7 +122,16 @@ def submit(tmp_path, monkeypatch):
 
     os.mkfifo(fake / "never")
 
-    def run(script, *, edits=(), done=True, status=0, environment=(), without=(), signals=()):
+    def run(
+        script: str,
+        *,
+        edits: Sequence[tuple[str, str]] = (),
+        done: bool = True,
+        status: int = 0,
+        environment: Mapping[str, str] | tuple[()] = (),
+        without: Sequence[str] = (),
+        signals: Sequence[int] = (),
+    ) -> Outcome:
         text = (JOBS / script).read_text()
         for before, after in edits:
             assert text.count(before) == 1, f"{before!r} stands {text.count(before)} times in {script}"
@@ -151,5 +162,5 @@ def submit(tmp_path, monkeypatch):
         argv = (fake / "argv").read_text().splitlines() if (fake / "argv").exists() else []
         return Outcome(process.returncode, stdout, stderr, argv, fake)
 
-    run.checkout = checkout
+    run.checkout = checkout  # type: ignore[attr-defined] # where it is submitted from
     return run

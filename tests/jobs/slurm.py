@@ -14,9 +14,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "unshare", "hostname")
 _SBIN = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"
@@ -103,9 +104,9 @@ class Slurm:
     def environment(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.directory / "slurm.conf"), "PATH": _SBIN}
 
-    def call(self, *words: str, **more: object) -> str:
+    def call(self, *words: str, **more: Any) -> str:
         """Run a client; what it printed."""
-        done = subprocess.run(
+        done: subprocess.CompletedProcess[str] = subprocess.run(
             words, env=os.environ | self.environment, capture_output=True, text=True, timeout=60, check=False, **more
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}{self.told()}"
@@ -208,7 +209,8 @@ class Slurm:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_until(self, job: str, *states: str, within_s: float) -> str:
-        return wait_for(lambda: self.state(job) in states and self.state(job), within_s, f"job {job} {states}", self.told)
+        found: str = wait_for(lambda: self.state(job) in states and self.state(job), within_s, f"job {job} {states}", self.told)
+        return found
 
 
 def _namespace(pid: int) -> str:
@@ -218,7 +220,7 @@ def _namespace(pid: int) -> str:
         return ""
 
 
-def wait_for(condition, within_s: float, what: str, told=lambda: ""):
+def wait_for(condition: Callable[[], Any], within_s: float, what: str, told: Callable[[], str] = lambda: "") -> Any:
     """What the condition says, once it is true."""
     until_s = time.monotonic() + within_s
     while not (found := condition()):
