@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Task:
         measure: column of evaluations that is shown; `unit` is "%" for a share.
         more: settings that are those of this script alone: when to evaluate.
         kwargs: arguments of the factory of its data.
-        after: the task with whose hardsync weights it begins; `begun`: what differs in that run, which is longer.
+        after: the task with whose hardsync weights it begins.
     """
 
     name: str
@@ -66,7 +66,6 @@ class Task:
     step: str = ""
     kwargs: Mapping[str, Any] | None = None
     after: str = ""
-    begun: Mapping[str, Any] | None = None
 
     @property
     def axis(self) -> str:
@@ -80,13 +79,13 @@ class Task:
 TASKS = (
     Task(
         "resnet20",
-        "ResNet-20, 12,500 pictures of CIFAR-10",
-        epochs=3.0,
+        "ResNet-20, 25,000 pictures of CIFAR-10",
+        epochs=6.0,
         compute_s=0.042,
         measure="error",
         unit="%",
         more={"evaluation": {"every_epochs": 1.0, "recalibrate_batches": 2}},
-        kwargs={"samples": 12_500, "test_samples": 2000},
+        kwargs={"samples": 25_000, "test_samples": 2000},
     ),
     Task(
         "transformer",
@@ -109,7 +108,6 @@ TASKS = (
         more={"evaluation": {"every_epochs": 2.0, "recalibrate_batches": 1}},
         kwargs={"test_samples": 2000},
         after="resnet20",
-        begun={"epochs": 6.0, "kwargs": {"samples": 25_000, "test_samples": 2000}},
     ),
 )
 
@@ -132,15 +130,14 @@ def job(task: Task, way: str) -> Job:
     }
 
 
-def trained(task: Task, way: str, runs: Path, name: str = "") -> dict[str, Any]:
+def trained(task: Task, way: str, runs: Path) -> dict[str, Any]:
     """Train in a directory of `runs`, which stays; what is kept of it."""
     whole, begun_s = job(task, way), time.process_time()
-    here: dict[str, Any] = {"out": str(runs / (name or f"{task.name}-{way}")), "overwrite": True, "log": {"progress": "off"}}
+    here: dict[str, Any] = {"out": str(runs / f"{task.name}-{way}"), "overwrite": True, "log": {"progress": "off"}}
     if whole.get("init_from"):
-        start = runs / f"{task.name}-start"
-        if not (start / "DONE").is_file():
-            before = next(each for each in TASKS if each.name == task.after)
-            trained(replace(before, **(task.begun or {})), "hardsync", runs, start.name)
+        start = runs / f"{task.after}-hardsync"
+        if not (start / "DONE").is_file():  # it was made elsewhere, and what is kept of it has no weights
+            trained(next(each for each in TASKS if each.name == task.after), "hardsync", runs)
         here["init_from"] = str(start)
     run = Run(simulate(from_mapping({**whole, **here})).path)
     found = training.on_test_data(run)
