@@ -86,6 +86,8 @@ bench: $(READY)  ## measure this machine: ratios to the raw floor, into results/
 	$(IN_VENV) mpisgd bench scale $(ARGS)
 	$(IN_VENV) python -m tests.bench start $(ARGS)
 	$(IN_VENV) python -m tests.bench memory $(ARGS)
+	$(IN_VENV) python -m tests.bench pieces $(ARGS)
+	$(IN_VENV) python -m tests.bench stages $(ARGS)
 	$(IN_VENV) mpisgd bench virtual $(ARGS)
 
 gpu-check: $(READY)  ## where there is a GPU: its tests, and bench train on it

@@ -11,7 +11,7 @@ from mpisgd.bench import checkpoint
 from mpisgd.bench.parts.cases import CASES, USUAL
 from mpisgd.bench.parts.spread import told
 from mpisgd.cli.bench import Bench, Measured, check, run
-from tests.bench import faults, memory, nodes, peers, settings, start
+from tests.bench import faults, memory, nodes, peers, pieces, settings, stages, start
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Options:
     """start: how many are started."""
     nbytes: int = 6_000_000_000
     """memory: of the images in the file."""
+    model_nbytes: int = 1_500_000_000
+    """pieces: of the model's parameters."""
     nodes: tuple[int, ...] = (2, 4)
     """nodes: how many there are."""
     gbit: tuple[float, ...] = (1.0, 10.0)
@@ -84,6 +86,16 @@ def _memory(options: Options) -> Measured:
     return rows, memory.lines_of(rows)
 
 
+def _pieces(options: Options) -> Measured:
+    rows = pieces.measure(options.model_nbytes)
+    return rows, pieces.lines_of(rows)
+
+
+def _stages(options: Options) -> Measured:
+    rows = stages.measure(options.repetitions)
+    return rows, stages.lines_of(rows)
+
+
 def _nodes(options: Options) -> Measured:
     rows = nodes.measure(options.repetitions, options.cases, options.nodes, options.gbit)
     return rows, nodes.lines_of(rows)
@@ -98,6 +110,8 @@ BENCHES = {
     "nodes": Bench(1, "seconds of a round over several nodes' links, beside DDP and the limit (as root)", _nodes),
     "start": Bench(1, "seconds from mpirun to the first update, beside launches that do less", _start),
     "memory": Bench(1, "memory of ranks that train on a file of 6 GB, and a sample's cost by how files are stored", _memory),
+    "pieces": Bench(1, "memory of ranks that train a model of 1.5 GB of which each has a piece", _pieces),
+    "stages": Bench(1, "images/s of two stages on two cores over one rank on one; neighbours' messages over MPI's", _stages),
 }
 
 
