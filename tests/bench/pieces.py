@@ -71,7 +71,12 @@ def measure(nbytes: int) -> list[dict[str, Any]]:
         roles = {rank: f"shard {shard}" for shard, rank in enumerate(told["shard_ranks"])}
         roles |= {rank: f"stage {stage}" for stage, rank in enumerate(told["groups"][0])} | {told["evaluator_rank"]: "evaluator"}
         rows: list[dict[str, Any]] = [
-            {"parameter_nbytes": told["parameter_nbytes"], "stages": STAGES, "shards": SHARDS, "updates": int(run.clocks[0])}
+            {
+                "parameter_nbytes": told["parameter_nbytes"],
+                "stages": STAGES,
+                "shards": SHARDS,
+                "updates": int(run.pushes["seq"].max()) + 1,
+            }
         ]
         for rank, each in sorted(found.items()):
             of_torch, more = (1024 * kib / 1e6 for kib in (each["torch"], each["end"] - each["torch"]))
