@@ -95,7 +95,7 @@ BATCH: tuple[Claim, ...] = (
     _claim("iterations", "iteration clock loss gradient_max step evaluations history why", _P),
     _claim("iterations", "time_s evaluating_s commanding_s", _T),
     _claim("commands", "clock op out a b alpha value", _P),
-    _claim("commands", "seconds", _T),
+    _claim("commands", "took_s", _T),
     _claim(
         "pushes", "shard clock timestamp staleness learner_id seq samples gradients verdict reason weight learning_rate loss", _P
     ),

@@ -60,5 +60,5 @@ class Noted:
             b=b if op in _OF_TWO else NONE,
             alpha=alpha if op in _TIMES else math.nan,
             value=value,
-            seconds=self.now_s() - start_s,
+            took_s=self.now_s() - start_s,
         )

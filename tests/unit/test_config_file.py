@@ -41,8 +41,8 @@ def changed(cls: type) -> Any:
 def _changed(hint: Any, item: dataclasses.Field[Any]) -> Any:
     if item.name in UNCHANGED:
         return item.default
-    if item.name in ("max_bytes", "micro_batches"):
-        return {"max_bytes": 2**20, "micro_batches": 1 + Config.mu}[item.name]  # a divisor of mu as it is changed
+    if item.name in ("max_bytes", "micro_batches", "field"):  # a divisor of mu as it is changed, an odd number
+        return {"max_bytes": 2**20, "micro_batches": 1 + Config.mu, "field": 5}[item.name]
     if item.name == "modulation":
         return "inverse_plus_one"
     if item.name == "scheduler":

@@ -215,7 +215,7 @@ def test_what_is_looked_at_as_a_whole_leaves_when_that_is_done(rounds: bool) -> 
     gradient, exchange, batch = followed(seeded("in order"), held=True)
     exchange.take_back()
     if rounds:
-        gradient._pushed = Rounded(batch, exchange.bounds, tell_nonfinite=False)
+        gradient._pushed = Rounded(batch, exchange.bounds, tell_nonfinite=False, slices=exchange.bounds)
     gradient.prepare(0)
     assert gradient.compute(0) == expected.item() + 1.0
     assert torch.equal(exchange.gradients, whole.model.gradients * 0.5)

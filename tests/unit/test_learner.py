@@ -12,7 +12,7 @@ from mpisgd.exchange.base import Answers, Report
 from mpisgd.gradient.straggler import Delays
 from mpisgd.learner import learn
 from mpisgd.protocols import BackupOptions, HardsyncOptions, ProtocolOptions, SoftsyncOptions, SspOptions
-from mpisgd.vectors.computing import Waited
+from mpisgd.vectors.computing import Scaled, Waited
 
 
 class Told:
@@ -21,7 +21,7 @@ class Told:
     duplex = False
 
     samples, rounded = 16, 0.25
-    waited = Waited()
+    waited, scaled = Waited(), Scaled()
 
     def __init__(self, clocks: list[tuple[int, ...]]) -> None:
         self.clocks = clocks

@@ -73,7 +73,7 @@ WORLDS = (
     "greenlet",
 )
 #: Of what both have alike.
-NEITHER = ("mpisgd.comm.messages.", "mpisgd.models.", "mpisgd.gradient.", "torch.")
+NEITHER = ("mpisgd.comm.messages.", "mpisgd.models.", "mpisgd.gradient.", "mpisgd.pipeline.", "torch.")
 #: By which one could ask.
 TELLING = {"virtual", "is_virtual", "simulated", "real", "world", "VirtualWire", "Wire", "VirtualOptions", "greenlet", "MPI"}
 

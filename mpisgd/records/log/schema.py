@@ -269,7 +269,7 @@ COMMANDS = _table(
     ("b", np.int64, "", "the second one; -1 = none"),
     ("alpha", np.float64, "", "its factor: ADD made a + alpha b, SCALE alpha a; NaN: none"),
     ("value", np.float64, "", "what all shards together answered: a sum, or the largest; NaN: nothing"),
-    ("seconds", np.float64, "s", "until it was answered; where nobody answers, until it was on its way"),
+    ("took_s", np.float64, "s", "until it was answered; where nobody answers, until it was on its way"),
 )
 COORDINATOR = {"portions": PORTIONS, "iterations": ITERATIONS, "commands": COMMANDS}  # of the coordinator's file, if there is one
 TABLES = {"pushes": PUSHES, "updates": UPDATES, "evaluations": EVALUATIONS, "events": EVENTS}

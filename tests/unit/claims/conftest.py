@@ -43,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, special in RUNS.items():
         simulated(directory / name, learners=LEARNERS, **special)
         shutil.copytree(directory / name, directory / "real" / name)
-        environment(directory / "real" / name, virtual=False, cores_per_node=[2])
+        environment(directory / "real" / name, virtual=False, cores_per_node=[2], cores=["0", "1"])
     return directory
 
 
