@@ -175,7 +175,7 @@ else:
     wire.finish(posted)
     assert weights.sum() == 7000.0 and weights[10] == weights[1009] == 7.0
     half = torch.full((100,), 5, dtype=torch.int16)
-    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, 0, half.nbytes, -1, 0.0, 0.5), half))
+    wire.finish(wire.start(0, Tag.PUSH, (0, 3, 0, 1, 1, 0, 0, 0, 0, 0, 0, half.nbytes, -1, 0.0, 0.5, 1.0), half))
     print("received what was sent")
 """
     assert "received what was sent" in said_by_two_ranks(script, MPISGD_WAIT=wait)
