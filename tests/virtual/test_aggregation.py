@@ -51,7 +51,7 @@ def weights(run: Run) -> bytes:
 @st.composite
 def team_jobs(draw: st.DrawFn, protocol: str) -> dict[str, Any]:
     """Any job, its ranks in any teams; its protocol counts these."""
-    changes = draw(jobs("hardsync"))
+    changes = {**draw(jobs("hardsync")), "exchange": "whole"}
     changes |= {"aggregation": "node", "team_size": draw(st.sampled_from([0, 0, 1, 2, 3])), "failures": {}}
     virtual = changes["virtual"]
     virtual["slow_nodes"] = {}
