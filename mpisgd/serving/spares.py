@@ -3,8 +3,8 @@
 The spare then tells each shard, shard 0 last, whose place it takes; so until shard 0 has heard of it, others may not have; and a
 learner that hangs may be back until then. Of a rank whose place is taken no shard takes anything any more, nor answers it.
 
-Where a spare that was appointed is not heard of, the next one, if there is one, is appointed to the same place. Their ranks ascend: so one that wakes
-late is known by its rank, and takes no place from one that came after it.
+Where a spare that was appointed is not heard of, the next one, if there is one, is appointed to the same place. Their ranks ascend:
+so one that wakes late is known by its rank, and takes no place from one that came after it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Spares:
                 those.remove(each)
 
     def _miss(self, before_s: float) -> None:
-        """Those that were appointed before this second, and have not been heard of, are spares no more, where others may follow them.
+        """Those that were appointed before this second, and not heard of, are spares no more, where others may follow them.
 
         Where none may, one that wakes is still welcome: other shards may have taken it for the learner already.
         """
