@@ -71,6 +71,6 @@ mpisgd.train(config={**config, **json.loads(sys.argv[1])})
     ],
 )
 def test_a_cut_that_cannot_be_ends_the_job_on_all_ranks(changes: str, refused: str, tmp_path: Path) -> None:
-    done = launch(4, "-c", TRIED, changes, cwd=tmp_path)
+    done = launch(4, "-c", TRIED, changes, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[2]))
     assert done.status != 0 and refused in done.text, done.text
     assert not (tmp_path / "run").exists()
