@@ -12,7 +12,7 @@ from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.waiting import Printed
 
 _PAGE = 4096
-_Wait = Callable[[str, MPI.Request], None]
+_Wait = Callable[[str, Any], None]
 """Waits for a request, which these words say to watchers."""
 
 
