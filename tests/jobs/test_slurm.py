@@ -7,6 +7,7 @@ MPICH's by srun. Starting ranks is what takes long, so only what needs a real tr
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -70,6 +71,23 @@ def test_submit_submits_an_array_whose_elements_run_side_by_side(checkout: Submi
         run = f"results/mpisgd-{job}-{element}-{name}"
         words = f"train jobs/job.toml --out {run}{' --shards 1' * (name != 'allreduce')} --protocol {name}\n"
         assert (checkout.directory / run / "words").read_text() == words
+
+
+#: What this cluster does not have, and SLURM's own words of it.
+UNKNOWN = {
+    "--constraint": ("unheard", "Invalid feature specification"),
+    "--queue": ("nowhere", "invalid partition specified: nowhere"),
+    "--reservation": ("nobodys", "Requested reservation is invalid"),
+}
+
+
+def test_what_this_slurm_does_not_know_is_refused_in_its_own_words_and_nothing_is_queued(checkout: Submitting) -> None:
+    checkout.configure("epochs = 0.2")
+    for option, (value, words) in UNKNOWN.items():
+        told = checkout.mpisgd("submit", "jobs/job.toml", "--learners", "17", "--venv", ".venv", option, value, status=2).stderr
+        assert re.match(rf"mpisgd submit: ConfigError: sbatch refuses: .*({words})", told, re.DOTALL), told
+        assert "Traceback" not in told
+    assert checkout.cluster.call("squeue", "--noheader").strip() == ""
 
 
 def test_srun_with_pmix_starts_open_mpis_ranks_which_share_out_the_cores_of_their_nodes(checkout: Submitting) -> None:
