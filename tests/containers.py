@@ -1,11 +1,10 @@
 """`make containers`: the Dockerfile and the Apptainer definition built and tried, without a registry of images, without Apptainer.
 
 The base image is made by debootstrap, of the Debian that both name, and has Debian's Python in the place of theirs; buildah builds
-the Dockerfile on it, and executes %post and %test of the definition. Then ranks are started from outside, each in a container of its
-own as Apptainer makes them (the image's root; the host's /dev, /proc, /sys and /tmp; the directory of the run): by this environment's
-mpirun on two hosts made of namespaces (*hybrid*), and by the MPICH of .venv-mpich, where that is there, which is mounted (*bind*).
-
-It needs root, and Debian's packages debootstrap and buildah. All of it lies below build/containers, and may be removed.
+the Dockerfile on it, and executes %post and %test of the definition. Then ranks are started from outside, each in a container of
+its own as Apptainer makes them (the image's root; the host's /dev, /proc, /sys and /tmp; the run's directory): by this
+environment's mpirun on two hosts made of namespaces (*hybrid*), and by the MPICH of .venv-mpich, where that is there, which is
+mounted (*bind*). It needs root, and Debian's packages debootstrap and buildah. All of it lies below build/containers.
 """
 
 from __future__ import annotations
