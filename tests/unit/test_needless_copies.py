@@ -1,4 +1,4 @@
-"""What a rank does not hold twice: counted in vectors, not measured in seconds or pages (`python -m tests.bench pieces` does that)."""
+"""What a rank does not hold twice, counted in vectors: pages are for `python -m tests.bench pieces`."""
 
 from __future__ import annotations
 
