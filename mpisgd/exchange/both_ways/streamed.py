@@ -8,8 +8,10 @@ own takes gradients and sends weights at the same time, where with `whole` it do
                  <- ANSWER header, PARTs as they are made   waits for it of each, sums, updates, sends, posts the next
 
 To the loops nothing changes: `push` notes what is to leave, and `pull` is over when that has left and the weights are there. The
-order of sums is that of `whole`, and so are the bits. Gradients may travel as bfloat16, in the same chunks. Weights that do are made
-of the whole update (`deltas.py`): gradients still come chunk by chunk, and each answer leaves in one, as with `whole`.
+order of sums is that of `whole`, and so are the bits.
+
+Gradients may travel as bfloat16, in the same chunks. Weights that do are made of the whole update (`deltas.py`): gradients come in
+chunks all the same, and each answer leaves in one.
 
 No deadlock. A learner begins all that it sends before it waits for anything, and the receives of what it waits for are posted. A
 shard waits for chunks only of learners whose headers it has: those have begun to send them, and wait inside MPI, which moves what
