@@ -190,7 +190,7 @@ def _computed(run: Run, learners: int) -> np.ndarray:
     if run.left_out:
         return np.asarray(counted_learners(run)[:, :, 0].max(axis=0))
     whose, pushed = _repeated(run)
-    return _sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners)
+    return np.asarray(_sampled(run, learners) + _sums_of(pushed.max(axis=1, initial=1) - 1, whose, learners))
 
 
 def _pushed(run: Run, learners: int) -> np.ndarray:
