@@ -255,7 +255,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("accumulation", "stages"): "micro_batches are parts of a batch that does not fit into memory",
     ("duplex", "stages"): "a group agrees on what it was answered before it computes, which has not been tried with duplex",
     ("cuda", "stages"): "stages have not been tried on GPUs",
-    ("tolerant", "stages"): "a group cannot do without any of its ranks",
     ("batched", "stages"): "torch.func.vmap computes whole models",
     ("batched", "micro-batches"): "torch.func.vmap computes a mini-batch as one",
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from mpisgd.base.errors import ProtocolError
-from mpisgd.comm.communicator import Communicator, Node, Team
+from mpisgd.comm.communicator import Communicator, Group, Node
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Role, Roles
 from mpisgd.gradient.aggregate import SharedMemory
@@ -123,7 +123,7 @@ class World(ABC):
     def wire(self, rank: int) -> Communicator: ...
 
     @abstractmethod
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         """What a rank computes, in memory of its own, or shared; in a `group`, of its stage."""
 
     @abstractmethod

@@ -25,16 +25,15 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import say
-from mpisgd.comm.communicator import Pattern
+from mpisgd.comm.communicator import Group, Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.mover import Mover
-from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Opened, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 
 _BODY_SLEEP_S = 100e-6
 """The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
@@ -357,6 +356,10 @@ class Wire:
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; only they call this."""
         return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds, cuts)
+
+    def group(self, ranks: Sequence[int]) -> Group:
+        """Some ranks that are nothing without each other; only they call this."""
+        return self.team(ranks, [(0, 0) for _ in ranks])
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; only they call this."""

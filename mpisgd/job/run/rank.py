@@ -13,8 +13,9 @@ from mpisgd.base.draws import kept
 from mpisgd.base.errors import EXIT_FAILED, CheckpointError, RunInterrupted
 from mpisgd.base.speech import say, warn
 from mpisgd.base.version import __version__
-from mpisgd.comm.communicator import Team
+from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
+from mpisgd.comm.mpi.grouped import GroupedWire
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
 from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
@@ -164,7 +165,8 @@ class Rank:
         if not self.setup.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
-        wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        kind = GroupedWire if self.roles.groups else TolerantWire
+        wire = kind(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
         self.pulse.heed_shards(vital, wire)
         return wire
 
@@ -281,7 +283,7 @@ class MpiWorld(World):
     def wire(self, rank: int) -> Wire:
         return self._wire
 
-    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Team | None = None) -> Travels:
+    def gradient(self, rank: int, shared: SharedMemory | None = None, group: Group | None = None) -> Travels:
         roles = self._setup.roles
         if group is not None:
             return self._stage(rank, roles, group)
@@ -293,16 +295,17 @@ class MpiWorld(World):
         self._gradient = gradient
         return gradient
 
-    def _stage(self, rank: int, roles: Roles, team: Team) -> Travels:
-        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is to evaluate it."""
+    def _stage(self, rank: int, roles: Roles, team: Group) -> Travels:
+        """A rank's stage, or piece; of the rest of the model it has no further use, unless it is, or may come, to evaluate it."""
         names = roles.stream(rank), roles.stage(rank)
+        evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
         if self._config.partitioned:
             self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)])
-            if rank != roles.evaluator_rank:
+            if not evaluates:
                 del self.tensors.model
             return gradient
         self._gradient = passes = self.tensors.passes(*names)
-        if rank != roles.evaluator_rank:
+        if not evaluates:
             del self.tensors.model
         elif self.tensors.in_pieces is not None:
             self.tensors.model.forget()

@@ -50,7 +50,7 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "politeness", "outbox", "transfers", "arrivals", "together", "wire", "tolerant")
+_OF_MPI = ("ulfm", "politeness", "transfers", "arrivals", "together", "wire", "tolerant", "grouped")
 _AGAIN = (*(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
 
 
@@ -75,7 +75,7 @@ def _load() -> SimpleNamespace:
         vars(package).update(attributes)
     loaded["ulfm"].enabled = lambda: _machines[-1].tells
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
-    for name, clock in (("politeness", polling), ("tolerant", polling), ("arrivals", plain), ("wire", plain), ("pulse", plain)):
+    for name, clock in (("politeness", polling), ("tolerant", polling), ("grouped", polling), ("arrivals", plain), ("wire", plain), ("pulse", plain)):
         loaded[name].time = clock
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)
