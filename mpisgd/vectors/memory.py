@@ -19,6 +19,11 @@ import torch
 from torch import Tensor
 
 
+_ALIGNED = 4
+"""Elements of float32 at whose multiples memory of the host begins. The last bits of a product with one row depend on where in
+between a matrix begins: so a part of a larger vector that has memory of its own begins there, too."""
+
+
 class SizedVector:
     """A size: that of a vector of so many elements, of float32 unless `itemsize` says otherwise."""
 
@@ -61,9 +66,11 @@ class Memory:
     """Where each shard's slice lies in `gradients`, where that is not as in the weights."""
 
     @classmethod
-    def zeros(cls, size: int, device: str = "cpu") -> Memory:
-        """Memory on the host, or of a GPU."""
-        return cls(view_of(host_vector(size).to(device)), view_of(host_vector(size).to(device)))
+    def zeros(cls, size: int, device: str = "cpu", begins: int = 0) -> Memory:
+        """Memory on the host, or of a GPU; for elements from `begins` on of a larger vector."""
+        skipped = begins % _ALIGNED
+        vectors = (host_vector(skipped + size)[skipped:].to(device) for _ in range(2))
+        return cls(*map(view_of, vectors))
 
     @property
     def has_numbers(self) -> bool:
