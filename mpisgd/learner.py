@@ -32,9 +32,7 @@ def learn(
     channel.goodbye(ending=ending)
 
 
-def _train(
-    channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int
-) -> int:
+def _train(channel: Exchange, protocol: Protocol, gradient: Computes, delays: Delays, share: float, first_seq: int) -> int:
     """Returns the ending that the shards have told."""
     takes_time, pushes_per_pull = protocol.consistent or channel.duplex, protocol.pushes_per_pull
     if protocol.aborts:

@@ -109,12 +109,6 @@ class Communicator(Protocol):
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; each of them calls this, and nobody else. `bounds`, `cuts` are what `Team` says."""
 
-    def group(self, ranks: Sequence[int]) -> Group:
-        """Some ranks, of which none can do anything without the others; each of them calls this, and nobody else.
-
-        Where ranks may be lost, whoever waits for one of the group raises Broken when any of them is (`comm/mpi/grouped.py`).
-        """
-
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
 

@@ -134,6 +134,11 @@ class World(ABC):
     def update(self, rank: int, gradients_per_update: float) -> Updates:
         """The update of a shard's slice, from the initial weights or those of the checkpoint."""
 
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        """The ranks that are one learner; each of them calls this. Where ranks may be lost, whoever waits for one of them raises
+        Broken when any is."""
+        return self.wire(rank).team(ranks, [(0, 0) for _ in ranks])
+
     def take_place(self, rank: int, roles: Roles) -> None:
         """A spare rank is about to ask for what it computes: it is a learner now, in these roles."""
         raise ProtocolError(f"rank {rank} is to take a learner's place: there are no spares here")

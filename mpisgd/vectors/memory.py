@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-
 _ALIGNED = 4
 """Elements of float32 at whose multiples memory of the host begins. The last bits of a product with one row depend on where in
 between a matrix begins: so a part of a larger vector that has memory of its own begins there, too."""
@@ -69,8 +68,8 @@ class Memory:
     def zeros(cls, size: int, device: str = "cpu", begins: int = 0) -> Memory:
         """Memory on the host, or of a GPU; for elements from `begins` on of a larger vector."""
         skipped = begins % _ALIGNED
-        vectors = (host_vector(skipped + size)[skipped:].to(device) for _ in range(2))
-        return cls(*map(view_of, vectors))
+        weights, gradients = (host_vector(skipped + size)[skipped:].to(device) for _ in range(2))
+        return cls(view_of(weights), view_of(gradients))
 
     @property
     def has_numbers(self) -> bool:

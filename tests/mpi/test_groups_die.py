@@ -133,7 +133,17 @@ def test_one_that_hangs_holds_up_its_group_alone(started: list[Job], tmp_path: P
 def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
     """Two of three groups break, one rank after the other; what each had computed by then is proved."""
     out = tmp_path / "run"
-    words = [*COMMON, "--epochs", "2", "--log.progress-s", "0.1", "--straggler.delay", "constant", "--straggler.delay-mean-s", "0.02"]
+    words = [
+        *COMMON,
+        "--epochs",
+        "2",
+        "--log.progress-s",
+        "0.1",
+        "--straggler.delay",
+        "constant",
+        "--straggler.delay-mean-s",
+        "0.02",
+    ]
     job = Job(8, [*words, "--out", str(out), *TWO], ULFM, **HERE)
     started.append(job)
     job.wait_for("epoch ")

@@ -28,7 +28,7 @@ LOOK_S = 0.02
 
 
 class GroupedWire(TolerantWire):
-    """A rank's end of the wire; of one that is in no group, and before `group`, as any other of a fault-tolerant run."""
+    """A rank's end of the wire; of one that is in no group, as any other of a fault-tolerant run."""
 
     def __init__(self, comm: MPI.Intracomm, **named: Any) -> None:
         super().__init__(comm, **named)

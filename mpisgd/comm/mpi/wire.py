@@ -25,7 +25,7 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.base.speech import say
-from mpisgd.comm.communicator import Group, Pattern
+from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
@@ -356,10 +356,6 @@ class Wire:
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; only they call this."""
         return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds, cuts)
-
-    def group(self, ranks: Sequence[int]) -> Group:
-        """Some ranks that are nothing without each other; only they call this."""
-        return self.team(ranks, [(0, 0) for _ in ranks])
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; only they call this."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpisgd.comm.communicator import Group
 from mpisgd.exchange import deltas
 from mpisgd.exchange.channel import LearnerChannel
 from mpisgd.exchange.collectives.shared import team_channel
@@ -157,7 +156,7 @@ class BuiltLearner(Built):
         self.first_seq = setup.first_seq(self.index)
         self._member = self._join_team() if config.in_teams else None
         self._leader = None if self._member is None else Leader(self._member, config.nonfinite == "drop")
-        group = self._join_group() if config.in_groups else None
+        group = world.group(rank, setup.roles.groups[self.index]) if config.in_groups else None
         computed = self._leader or self._gradient_of(group=group)
         seen = setup.seen_by(rank)
         segments = list(within(world.tensors.segments, *seen.piece)) if world.tensors is not None else ()
@@ -185,9 +184,6 @@ class BuiltLearner(Built):
         self._may_evaluate = setup.tolerant and rank == setup.roles.learner_ranks[self.index]
         if self._may_evaluate:
             self._channel.ask_for_duty()
-
-    def _join_group(self) -> Group:
-        return self.wire.group(self.setup.roles.groups[self.index])
 
     def train(self) -> None:
         setup, learner_id, protocol = self.setup, self.index, self.setup.protocol

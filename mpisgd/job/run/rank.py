@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from mpisgd.comm.communicator import Group
 from mpisgd.comm.mpi import launch
 from mpisgd.comm.mpi.grouped import GroupedWire
 from mpisgd.comm.mpi.library import MPI, takes_gpu_memory
-from mpisgd.comm.mpi.tolerant import TolerantWire
 from mpisgd.comm.mpi.wire import Wire
 from mpisgd.comm.signals import Signals, name_of
 from mpisgd.config import Config
@@ -87,6 +87,8 @@ class Rank:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self._ready = False
+        self._join: Callable[[Sequence[int]], Group] | None = None
+        """How ranks of a group that may lose some come together; None = as the wire's team."""
         self.built: Built | None = None
         """The role, once it is built."""
 
@@ -144,7 +146,7 @@ class Rank:
             for note in self.setup.resumption.notes if self.setup.resumption is not None else ():
                 self._say(f"mpisgd: {note}")
         world = MpiWorld(self.claim, wire)
-        world.callbacks = self.callbacks
+        world.callbacks, world.join = self.callbacks, self._join
         self.built = built = build(self.setup, world, self.rank)
         try:
             wire.start_clock(self.setup.begins_s)
@@ -165,8 +167,8 @@ class Rank:
         if not self.setup.tolerant:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
-        kind = GroupedWire if self.roles.groups else TolerantWire
-        wire = kind(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        wire = GroupedWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
+        self._join = wire.group
         self.pulse.heed_shards(vital, wire)
         return wire
 
@@ -266,6 +268,7 @@ class MpiWorld(World):
     """The world of this very rank, which is the only one that it is asked about."""
 
     saves = True
+    join: Callable[[Sequence[int]], Group] | None = None
 
     def __init__(self, claim: Claim, wire: Wire) -> None:
         self._setup = claim.setup
@@ -312,6 +315,9 @@ class MpiWorld(World):
         config, group = self._config, roles.groups[roles.index(rank)]
         clips, alternating = team if config.clip_norm > 0 else None, config.pipeline == "1f1b"
         return Stage(self._wire, group, passes, config.micro_batches, alternating=alternating, clips=clips)
+
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        return super().group(rank, ranks) if self.join is None else self.join(ranks)
 
     def take_place(self, rank: int, roles: Roles) -> None:
         self._setup = dataclasses.replace(self._setup, roles=roles)

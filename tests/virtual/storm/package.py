@@ -75,8 +75,10 @@ def _load() -> SimpleNamespace:
         vars(package).update(attributes)
     loaded["ulfm"].enabled = lambda: _machines[-1].tells
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
-    for name, clock in (("politeness", polling), ("tolerant", polling), ("grouped", polling), ("arrivals", plain), ("wire", plain), ("pulse", plain)):
-        loaded[name].time = clock
+    for name in ("politeness", "tolerant", "grouped"):
+        loaded[name].time = polling
+    for name in ("arrivals", "wire", "pulse"):
+        loaded[name].time = plain
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)
     return SimpleNamespace(library=library, **loaded)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,9 @@ class Ranks(World):
         memory = Memory.zeros(self.tensors.model.size)
         return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
 
+    def group(self, rank: int, ranks: Sequence[int]) -> Group:
+        return self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)  # type: ignore[no-any-return]
+
     def _stage(self, rank: int, learner_id: int, group: Group) -> Stage:
         """A rank's stage, of a model of its own."""
         config, ranks = self.config, self.roles.groups[learner_id]
@@ -213,8 +217,7 @@ class Ranks(World):
         pulse = Pulse(self.machine.processes[rank], self.fails)
         if self.drawn.tolerant:
             vital = roles.vital_ranks
-            kind = VIRTUAL.grouped.GroupedWire if roles.groups else VIRTUAL.tolerant.TolerantWire
-            wire = kind(
+            wire = VIRTUAL.grouped.GroupedWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
             pulse.heed_shards(vital, wire)
