@@ -260,7 +260,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("micro-batches", "layerwise"): "layers are pushed in each backward pass, and the mean is there after the last",
     ("partition", "no stages"): "one rank alone has no pieces of a layer",
     **dict.fromkeys((("cuts", "partition"), ("balance", "partition")), "each rank has a piece of all layers"),
-    **dict.fromkeys(((each, "partition") for each in ("clipping", "drops")), "a piece knows its own gradient alone"),
     ("1f1b", "partition"): "all ranks are at work on the same micro-batch",
     ("1f1b", "no stages"): "one rank alone passes nothing on",
     **dict.fromkeys(((each, "no stages") for each in ("cuts", "balance")), "one rank alone has the whole model"),

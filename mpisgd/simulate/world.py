@@ -133,8 +133,8 @@ class VirtualWorld(World):
         if self.config.partitioned:
             if learner_id not in self._wholes:
                 self._wholes[learner_id] = WholeGroup(whole(), len(group))
-            program = program_of(self.dealt[stage])
-            return PieceSeconds(self.wires[rank], group, own, next_ns, self.config, program, self._wholes[learner_id])
+            program, clips = program_of(self.dealt[stage]), team if self.config.clip_norm > 0 else None
+            return PieceSeconds(self.wires[rank], group, own, next_ns, self.config, program, self._wholes[learner_id], clips)
         passes = StageSeconds(
             self.wires[rank],
             own,

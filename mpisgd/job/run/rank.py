@@ -303,7 +303,7 @@ class MpiWorld(World):
         names = roles.stream(rank), roles.stage(rank)
         evaluates = rank in roles.learner_ranks if self._setup.tolerant else rank == roles.evaluator_rank
         if self._config.partitioned:
-            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)])
+            self._gradient = gradient = self.tensors.of_piece(*names, self._wire, roles.groups[roles.index(rank)], team)
             if not evaluates:
                 del self.tensors.model
             return gradient
