@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpisgd.comm.messages import Fields
+from mpisgd.comm.presence import Presence
 
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
@@ -26,15 +27,11 @@ class Buffer(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Communicator(Protocol):
-    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
-    it."""
+class Clock(Protocol):
+    """A rank's own seconds, and what goes on while it computes."""
 
-    rank: int
-    signal: int
-    """The number of the signal that has told this rank to come to an end; 0 = none has."""
-    deaf: bool
-    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+    def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
+        """All ranks meet; seconds count from here, where so many have passed already."""
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -42,13 +39,27 @@ class Communicator(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
     def let_move(self) -> None:
-        """The rank computes from here until `hold`: what was begun goes on meanwhile. Until then it must call nothing else here."""
+        """The rank computes from here until `hold`: what was begun goes on meanwhile. It must send and receive nothing."""
 
     def hold(self) -> None:
         """The rank computes no more."""
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
+
+
+class Communicator(Protocol):
+    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
+    it."""
+
+    rank: int
+    clock: Clock
+    presence: Presence
+    """Which of the other ranks are there."""
+    signal: int
+    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    deaf: bool
+    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.
@@ -96,12 +107,6 @@ class Communicator(Protocol):
 
         False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
         """
-
-    def give_up(self, rank: int) -> None:
-        """Wait for this rank no more, not even at the end."""
-
-    def lose(self, rank: int) -> None:
-        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

@@ -86,7 +86,8 @@ class PartitionedGradient(_Passes):
 
 
 class PartitionGradient(_Passes):
-    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's, `clips` as of `Stage`."""
+    """The gradient of one piece of a group, `model`, on the CPU; `wire` is its rank's, `ranks` are the group's, `clips` as in
+    `Stage`."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class Job:
 
     def _main(self, built: Built, accounts: dict[int, np.ndarray]) -> None:
         wire = self.world.wires[built.rank]
-        wire.start_clock()
+        wire.clock.begin(wire.meet)
         try:
             built.train()
         except LearnerFailed as failure:

@@ -19,6 +19,8 @@ from mpisgd.vectors.inflow import Inflow
 class StreamedUpdate(SliceUpdate):
     """A `SliceUpdate` that keeps a few chunks of each gradient, and only the sum whole; on the host."""
 
+    receives_again = False
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.cached = False  # a gradient is looked at when it is summed

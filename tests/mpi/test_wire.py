@@ -189,12 +189,12 @@ wire, body, room = Wire(comm, polite=False), np.full(10_000_000, 1 + comm.rank, 
 posted = wire.post(1 - comm.rank, Tag.ANSWER, room)
 wire.meet()
 sending = wire.start(1 - comm.rank, Tag.ANSWER, (0, 3, 0, 0, 0, -1, body.nbytes), body)
-wire.let_move()
+wire.clock.let_move()
 until_s = time.monotonic() + 40
 while not room[-1] and time.monotonic() < until_s:
     time.sleep(0.01)
 print(f"{comm.rank} has {room[-1]:.0f}", flush=True)
-wire.hold()
+wire.clock.hold()
 wire.header(posted)
 wire.finish(posted)
 wire.finish(sending)

@@ -32,29 +32,29 @@ class GroupedWire(TolerantWire):
 
     def __init__(self, comm: MPI.Intracomm, **named: Any) -> None:
         super().__init__(comm, **named)
-        self._group = frozenset[int]()
+        self._partners = frozenset[int]()
         """The others."""
         self._looked_s = 0.0
 
     def group(self, ranks: Sequence[int]) -> Told:
         """From now on this rank is nothing without these."""
-        self._group = frozenset(ranks) - {self.rank}
+        self._partners = frozenset(ranks) - {self.rank}
         return Told(self, ranks)
 
     def disband(self) -> None:
         """Whatever becomes of the others is nothing to this rank any more."""
-        self._group = frozenset()
+        self._partners = frozenset()
 
     def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
         """Take as any rank does. Raises Broken where this is waited for from a rank of the group, and any of it is lost."""
         source, _ = patterns[0]
-        if source not in self._group:
+        if source not in self._partners:
             return super().take(patterns, until_ns)
-        while self._group.isdisjoint(self._lost):
-            self.awaited = patterns
+        while self._partners.isdisjoint(self._lost):
+            self.waiting.awaited = patterns
             try:
                 probed = self._arrivals.until(patterns, self._is_broken)
-                self.goes_on()
+                self.waiting.goes_on()
                 if probed is not None:
                     return self._header(*probed)
             except NotForTheLoop:
@@ -67,22 +67,22 @@ class GroupedWire(TolerantWire):
         """Take bodies as any rank does. Raises Broken where they are of a rank of the group, and do not come."""
         source, _ = self._taken
         whole = super().take_body(*bodies)
-        if not whole and source in self._group:
+        if not whole and source in self._partners:
             raise Broken
         return whole
 
     def finish(self, transfer: Sending | Receiving) -> bool:
         """Wait as any rank does. Raises Broken where the other end is of the group, and any of it is lost."""
         done = super().finish(transfer)
-        if isinstance(transfer, Sending) and transfer.dest in self._group & self._lost:
+        if isinstance(transfer, Sending) and transfer.dest in self._partners & self._lost:
             raise Broken
         return done
 
     def _patience_with(self, peer: int) -> float:
-        return math.inf if peer in self._group else super()._patience_with(peer)
+        return math.inf if peer in self._partners else super()._patience_with(peer)
 
     def _see_who_is_left(self, peer: int) -> None:
-        if peer in self._group and self._is_broken():
+        if peer in self._partners and self._is_broken():
             raise Broken
 
     def _is_broken(self) -> bool:
@@ -92,7 +92,7 @@ class GroupedWire(TolerantWire):
             self._looked_s = now_s
             self._see_whether_all_is_over()
             self._note_failed()
-        return not self._group.isdisjoint(self._lost)
+        return not self._partners.isdisjoint(self._lost)
 
 
 class Told:

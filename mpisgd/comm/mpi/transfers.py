@@ -10,6 +10,7 @@ import numpy as np
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import LAYOUTS, Layout, Tag
 from mpisgd.comm.mpi.library import MPI
+from mpisgd.comm.waiting import Transfer
 
 _TAGS = frozenset(Tag)
 
@@ -66,7 +67,7 @@ class Outbox:
         self._under_way.clear()
 
 
-class Sending:
+class Sending(Transfer):
     """A message that is being sent."""
 
     __slots__ = ("announced", "dest", "outbox", "requests", "tag")
@@ -78,6 +79,9 @@ class Sending:
         self.requests = requests
         self.outbox = outbox
         """Whose newest copy it leaves from; None = from memory of the caller's."""
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        return f"waits for {name(self.dest)} to take {Tag(self.tag).name}"
 
 
 class Opened:
@@ -96,7 +100,7 @@ class Opened:
         return self._sending
 
 
-class Receiving:
+class Receiving(Transfer):
     """A message whose receives are posted: the header's, then the bodies'.
 
     `rooms`: bytes that each body has room for; `nbytes`: of all, as the header says; 0 = the bodies are empty. A single body may be
@@ -122,6 +126,10 @@ class Receiving:
         for request in self.requests:
             request.Cancel()
             request.Wait()
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is self.layout)
+        return f"waits for {tag} of {name(self.source)}"
 
     def check(self, at: int, nbytes: int) -> None:
         """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""

@@ -20,6 +20,7 @@ from heapq import heappop, heappush
 from greenlet import getcurrent, greenlet
 
 from mpisgd.base.errors import DeadlockError
+from mpisgd.comm.communicator import Clock
 
 _NEVER = 1 << 61
 _CHECKS = 16
@@ -47,7 +48,7 @@ class Awaited(ABC):
         """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
 
 
-class VirtualRank(Event):
+class VirtualRank(Event, Clock):
     """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
 
     `order` is that of the event which the rank caused last: ranks first, then their own events in turn.
@@ -67,6 +68,24 @@ class VirtualRank(Event):
 
     def happen(self, now_ns: int) -> VirtualRank | None:
         return self
+
+    def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
+        meet()
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.work(round(seconds * 1e9))
+
+    def let_move(self) -> None:
+        """Messages move by themselves in virtual time."""
+
+    def hold(self) -> None:
+        """They always do."""
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        self.check = check
 
     def work(self, ns: int) -> None:
         """Let nanoseconds pass on this rank; `check` is called now and then, between layers or micro-batches, and may end it."""

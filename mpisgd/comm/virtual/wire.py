@@ -7,21 +7,24 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappush
 from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Communicator, Pattern
+from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.presence import Presence
 from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
 from mpisgd.comm.virtual.transfers import Opened, Receiving
 
 _ANYTHING = (None, None)
+_ALL = Presence()
+"""Nobody hangs or dies here."""
 
 
 class Sending(Event, Awaited):
@@ -133,7 +136,9 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         "_taken",
         "_waiting",
         "_wires",
+        "clock",
         "deaf",
+        "presence",
         "signal",
     )
 
@@ -153,35 +158,19 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
+        self.clock: Clock = self
+        self.presence = _ALL
         self.signal = 0
         self.deaf = False
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
 
-    # ------------------------------------------------------------------------------------------------------------ seconds
-
-    def now_ns(self) -> int:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.work(round(seconds * 1e9))
-
-    def let_move(self) -> None:
-        """Messages move by themselves in virtual time."""
-
-    def hold(self) -> None:
-        """They always do."""
-
-    def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        self.check = check
+    # ----------------------------------------------------------------------------------------------------------- together
 
     def catch_up(self) -> None:
         """Let everything happen that comes before this rank's clock."""
         self._cluster.until_first(self)
-
-    def start_clock(self) -> None:
-        self.meet()
 
     def meet(self) -> None:
         self._cluster.meet(self)
@@ -301,12 +290,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if message.source.waiting is message:
             self._ready.append(message.source)
         return True
-
-    def give_up(self, rank: int) -> None:
-        """Here nobody hangs."""
-
-    def lose(self, rank: int) -> None:
-        """Here nobody dies."""
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""

@@ -50,8 +50,8 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "politeness", "transfers", "arrivals", "together", "wire", "tolerant", "grouped")
-_AGAIN = (*(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
+_OF_MPI = ("ulfm", "mover", "clock", "transfers", "arrivals", "together", "wire", "tolerant", "grouped")
+_AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
 
 
 def _load() -> SimpleNamespace:
@@ -59,7 +59,7 @@ def _load() -> SimpleNamespace:
     names = [f"mpisgd.{name}" for name in _AGAIN]
     library = ModuleType(_LIBRARY)
     library.MPI, library.cuda_aware = MPI, lambda: None  # type: ignore[attr-defined]
-    packages = [importlib.import_module(name) for name in ("mpisgd.comm.mpi", "mpisgd.liveness")]
+    packages = [importlib.import_module(name) for name in ("mpisgd.comm", "mpisgd.comm.mpi", "mpisgd.liveness")]
     before = [dict(vars(each)) for each in packages]
     loaded: dict[str, Any] = {}
     with mock.patch.dict(sys.modules):
@@ -77,7 +77,7 @@ def _load() -> SimpleNamespace:
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
     for name in ("politeness", "tolerant", "grouped"):
         loaded[name].time = polling
-    for name in ("arrivals", "wire", "pulse"):
+    for name in ("arrivals", "wire", "clock", "pulse"):
         loaded[name].time = plain
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)
