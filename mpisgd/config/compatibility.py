@@ -245,7 +245,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("spares", "collective"): "its learners are shards, and a shard cannot be done without",
     ("spares", "node"): "a team cannot do without any of its ranks",
     ("spares", "duplex"): "it goes with no fault-tolerant run",
-    ("spares", "stages"): "a group cannot do without any of its ranks",
+    ("spares", "stages"): "as many ranks as a group has would have to take its place together",
     ("spares", "batch"): "what a learner that is gone was to do is dealt to the others",
     ("stages", "collective"): "its learners are shards, each of all layers",
     ("stages", "layerwise"): "stages pull and push by themselves already, each with its own shards",
