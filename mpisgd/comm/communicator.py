@@ -53,13 +53,16 @@ class Communicator(Protocol):
     it."""
 
     rank: int
-    clock: Clock
     presence: Presence
     """Which of the other ranks are there."""
     signal: int
     """The number of the signal that has told this rank to come to an end; 0 = none has."""
     deaf: bool
     """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+
+    @property
+    def clock(self) -> Clock:
+        """This rank's own seconds."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm import communicator
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
@@ -68,7 +67,7 @@ class Wire:
         self._status = MPI.Status()
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
-        self.clock: communicator.Clock = Clock(comm)
+        self.clock = Clock(comm)
         self.presence = Presence()
         self.waiting = Waiting()
         """What this rank waits for, for its watchers."""
