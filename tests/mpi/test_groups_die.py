@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from mpisgd import replay
-from mpisgd.records.log.reader import Run
 from mpisgd.records.log.schema import Event
 from tests.faults import dying
 from tests.faults.job import Job
 
-from .test_tolerant import END_S, ULFM, _needs_ulfm, ended, started, told
+from .test_tolerant import ULFM, _needs_ulfm, ended, started, told
 
 __all__ = ["_needs_ulfm", "started"]
 
@@ -37,13 +35,7 @@ def dies(started: list[Job], out: Path, ranks: int, point: str, victim: int, *wo
 
 WHERE = [
     ("forward", 2, "hardsync", TWO, 8),
-    ("forward", 5, "async", TWO, 8),
     ("backward", 4, "softsync", THREE, 9),
-    ("backward", 3, "hardsync", (*THREE, "--pipeline", "1f1b"), 9),
-    ("pushing", 3, "hardsync", TWO, 8),
-    ("agreed", 4, "backup", (*TWO, "--clip-norm", "0.5"), 8),
-    ("pushed", 5, "versioned", (*TWO, "--nonfinite", "drop"), 8),
-    ("first pull", 3, "ssp", TWO, 8),
 ]
 
 
@@ -68,90 +60,4 @@ def test_its_group_leaves_as_one_learner(
         assert sorted(told(run, Event.GOODBYE, shard)) == others
     assert len(run.evaluations)
     assert (out / "weights.pt").is_file()
-    assert replay.check(out) == ""
-
-
-@pytest.mark.slow
-def test_who_evaluates_is_killed_and_the_first_rank_of_another_group_follows(started: list[Job], tmp_path: Path) -> None:
-    """By then all have said goodbye: no learner is lost."""
-    out = tmp_path / "run"
-    job = dies(started, out, 6, "evaluation", 2, *TWO, "--protocol", "hardsync")
-    run = ended(job, out)
-    assert told(run, Event.GOODBYE) == [0, 1] or sorted(told(run, Event.GOODBYE)) == [0, 1]
-    assert len(run.evaluations)
-    assert (out / "weights.pt").is_file()
-    assert replay.check(out) == ""
-
-
-@pytest.mark.slow
-def test_the_first_rank_of_a_broken_group_may_evaluate(started: list[Job], tmp_path: Path) -> None:
-    """It has lost its neighbour, and is the first to say goodbye."""
-    out = tmp_path / "run"
-    job = dies(started, out, 6, "forward", 3, *TWO, "--evaluation.every-epochs", "0.1")
-    run = ended(job, out)
-    assert told(run, Event.LOST) == [0]
-    test = run.evaluations[run.evaluations["train"] == 0]
-    assert test["snapshot"].tolist() == list(range(len(test)))
-    assert replay.check(out) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_before_training_ends_the_job(started: list[Job], tmp_path: Path, victim: int) -> None:
-    out = tmp_path / "run"
-    job = dies(started, out, 6, "load", 2 + victim, *TWO)
-    assert job.end(END_S) not in (0, None), job.text
-    assert job.left_s is not None, "all processes are gone"
-    assert f"rank {2 + victim} is lost" in job.text
-    assert not (out / "DONE").exists()
-
-
-@pytest.mark.slow
-def test_the_last_group_breaks_and_the_job_ends_with_the_reason(started: list[Job], tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    job = dies(started, out, 4, "backward", 3, *TWO)
-    assert job.end(END_S) not in (0, None), job.text
-    assert job.left_s is not None
-    assert "no learner is left at clock" in job.text
-    assert not (out / "DONE").exists()
-
-
-@pytest.mark.slow
-def test_one_that_hangs_holds_up_its_group_alone(started: list[Job], tmp_path: Path) -> None:
-    """Its shards miss the learner, each by itself; it never goes on, and is given up at the end, and its group with it."""
-    out = tmp_path / "run"
-    words = (*TWO, "--protocol", "softsync", "--faults.patience-s", "2")
-    job = dies(started, out, 8, "forward", 3, *words, DIE_BY="SIGSTOP")
-    run = ended(job, out)
-    for shard in (0, 1):
-        assert told(run, Event.MISSED, shard) == [0], job.text
-        assert sorted(told(run, Event.GOODBYE, shard)) == [1, 2]
-    assert replay.check(out) == ""
-
-
-@pytest.mark.slow
-def test_killed_from_outside_at_any_moment(started: list[Job], tmp_path: Path) -> None:
-    """Two of three groups break, one rank after the other; what each had computed by then is proved."""
-    out = tmp_path / "run"
-    words = [
-        *COMMON,
-        "--epochs",
-        "2",
-        "--log.progress-s",
-        "0.1",
-        "--straggler.delay",
-        "constant",
-        "--straggler.delay-mean-s",
-        "0.02",
-    ]
-    job = Job(8, [*words, "--out", str(out), *TWO], ULFM, **HERE)
-    started.append(job)
-    job.wait_for("epoch ")
-    job.send(4, signal.SIGKILL)
-    job.wait_for("learner 1 is lost")
-    job.send(7, signal.SIGKILL)
-    run: Run = ended(job, out)
-    for shard in (0, 1):
-        assert sorted(told(run, Event.LOST, shard)) == [1, 2], job.text
-        assert told(run, Event.GOODBYE, shard) == [0]
     assert replay.check(out) == ""
