@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import pickle
 import sys
 import traceback
@@ -58,4 +59,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):  # lines whole: a launcher may put those of others between what is written apart
+        assert isinstance(stream, io.TextIOWrapper)
+        stream.reconfigure(line_buffering=True)
     main(Path(sys.argv[1]), int(sys.argv[2]))
