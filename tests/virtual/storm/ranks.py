@@ -131,7 +131,8 @@ class Ranks(World):
         return Computing(self.tensors.gradient(learner_id, memory), lambda: pace * seconds.uniform(0.5, 1.5))
 
     def group(self, rank: int, ranks: Sequence[int]) -> Group:
-        return self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)  # type: ignore[no-any-return]
+        told: Group = self.wires[rank].group(ranks) if self.drawn.tolerant else super().group(rank, ranks)
+        return told
 
     def _stage(self, rank: int, learner_id: int, group: Group) -> Stage:
         """A rank's stage, of a model of its own."""
