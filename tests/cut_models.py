@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,6 +72,15 @@ def whole() -> nn.Module:
     return Whole()
 
 
+def in_order() -> nn.Module:
+    """The same, its parameters in the order of use: so the flat vector has them, however it is cut."""
+    model = Whole()
+    begin, blocks, end = model.begin, model.blocks, model.end
+    del model.begin, model.blocks, model.end
+    model.begin, model.blocks, model.end = begin, blocks, end
+    return model
+
+
 AT = {2: ("blocks.1",), 3: ("blocks.0", "blocks.1"), 4: ("blocks.0", "blocks.1", "end")}
 """Of `whole`, where so many stages begin."""
 
@@ -93,3 +103,8 @@ def state_of(path: Any) -> dict[str, bytes]:
     state = torch.load(path, weights_only=True)["theta"]
     names = {"0.": "begin.", "1.": "blocks.0.", "2.": "blocks.1.", "3.": "end."}
     return {names.get(name[:2], name[:2]) + name[2:]: each.numpy().tobytes() for name, each in state.items()}
+
+
+def misfits() -> list[Callable[[], nn.Module]]:
+    """A list of factories, whose pieces do not fit each other."""
+    return [lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), lambda: nn.Linear(6, 10)]
