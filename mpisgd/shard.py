@@ -130,7 +130,7 @@ class Shard:
         rules, records = self.rules, self.records
         while rules.present or self.desk.is_open or (rules.absent and not (rules.finished or rules.interrupted)):
             self.serve_one()
-        self.answering.leave()
+        self.answering.end()
         if self.faults is not None:
             self.faults.end()
         cut_short = rules.interrupted and not rules.finished

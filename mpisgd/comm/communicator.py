@@ -74,14 +74,18 @@ class Communicator(Protocol):
         """Wait until the header of a message whose receive was posted is there, or a signal has come."""
 
     def finish(self, transfer: Any) -> bool:
-        """Wait until a message is sent (`start`) or received whole (`post`).
+        """Wait until a message is sent (`start`, which gives a `Leaving`) or received whole (`post`).
 
         False where that was given up, as the other end hangs (`tolerant.py`): the bodies must then stay as they are for ever.
         """
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
         """Wait for a message that matches one of the patterns, the first ones first; returns source, tag and fields, or None where
-        none has come by that nanosecond.
+        none has come by that nanosecond, or before one of those that are `coming` was whole.
+
+        `coming` must be all that were begun and not yet waited for, in that order.
 
         Where the last pattern is (None, None) or (None, Tag.INTERRUPT), and a signal has come, that is told once, as if this rank
         had sent itself INTERRUPT.
@@ -93,11 +97,11 @@ class Communicator(Protocol):
         False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
         """
 
-    def give_up(self, rank: int) -> None:
-        """Wait for this rank no more, not even at the end."""
+    def begin_body(self, body: Any) -> Coming:
+        """Begin to receive the body of the message that was taken last, while others are taken."""
 
-    def lose(self, rank: int) -> None:
-        """Another rank says that this one is dead: nothing of it is taken any more, and it is not told again."""
+    def give_up(self, rank: int, *, replaced: bool = False) -> None:
+        """Wait for this rank no more, not even at the end. `replaced`: nothing of it is taken any more, nor is it told again."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""
@@ -107,6 +111,23 @@ class Communicator(Protocol):
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; each of them calls this, and nobody else."""
+
+
+class Leaving(Protocol):
+    """A message that is being sent."""
+
+    def has_left(self) -> bool:
+        """Whether `finish` would not wait."""
+
+
+class Coming(Protocol):
+    """A body that is received while other messages are taken."""
+
+    def is_whole(self) -> bool:
+        """Whether there is nothing more to wait for: it is there, or never will be."""
+
+    def check(self) -> None:
+        """Of one that `is_whole`: raises PeerError where it never came, or has another size."""
 
 
 class Opened(Protocol):

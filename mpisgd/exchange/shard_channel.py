@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Buffer, Communicator, Pattern
+from mpisgd.comm.communicator import Buffer, Coming, Communicator, Pattern
 from mpisgd.comm.messages import (
     NOTHING_MORE,
     Ending,
@@ -67,6 +67,8 @@ class ShardChannel:
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
         self._take_body: Callable[[Buffer], bool] = wire.take_body
+        self._coming: list[Coming] = []
+        """Gradients that are received while other messages are taken (`gathering.py`)."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.portion_of: Callable[[int], int] | None = None
@@ -110,7 +112,7 @@ class ShardChannel:
         if patterns is None:
             patterns = self._anybody if learner_id is None else self._only(learner_id)
         try:
-            taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9))
+            taken = wire.take(patterns, None if until_s == inf else math.ceil(until_s * 1e9), self._coming)
             if taken is None:
                 return None
             source, tag, fields = taken
@@ -225,6 +227,10 @@ class ShardChannel:
                 all_left = False
         self._under_way.clear()
         return all_left
+
+    def see_out_answers(self) -> bool:
+        """At the end: wait until all have left; False as above."""
+        return self.finish_answers()
 
     def stop(self, learner_id: int, clock: int, ending: int) -> None:
         """Answer a pull: there are no more weights, and why. Empty chunks end the receives that were posted."""

@@ -56,7 +56,7 @@ class TolerantShardChannel(ShardChannel):
 
     def lose(self, rank: int) -> None:
         """Take nothing more of a rank that is dead, whether MPI has said so here or not."""
-        self._wire.lose(rank)
+        self._wire.give_up(rank, replaced=True)
 
     def succeed(self, learner_id: int, rank: int, pushed: int, last_seq: int) -> None:
         """A spare is this learner from now on, which has pushed so many times to this shard, its mini-batch `last_seq` last."""

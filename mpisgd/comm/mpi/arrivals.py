@@ -9,7 +9,7 @@ from typing import Literal
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.politeness import Politeness
+from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.transfers import name_of_tag
 
 
@@ -34,8 +34,10 @@ class Arrivals:
         assert probed is not None
         return probed
 
-    def until(self, patterns: tuple[Pattern, ...], over: Callable[[], bool]) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe as `probe` does; None where it is `over` before any message is there.
+    def until(
+        self, patterns: tuple[Pattern, ...], over: Callable[[], bool], most_s: float = SLEEP_MOST_S
+    ) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe as `probe` does; None where it is `over` before any message is there. Sleeps are of at most so many seconds.
 
         It looks at least twice: Open MPI's Improbe looks through what it knows of, and only then takes in what has come. A shard
         that asked once between two chunks found a learner's pull one chunk late: 4 MB took 15 to 18 % longer.
@@ -54,7 +56,7 @@ class Arrivals:
 
         message: MPI.Message | Literal[False] | None = look()
         if message is None and self.polite:
-            message = self._politely(ready)
+            message = self._politely(ready, most_s)
         while message is None:
             message = ready()
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,12 +106,12 @@ class TolerantWire(Wire):
                 self._lost.add(rank)
                 self._news.append((rank, Tag.LOST))
 
-    def give_up(self, rank: int) -> None:
-        """Wait for this rank no more, not even at the end."""
+    def give_up(self, rank: int, *, replaced: bool = False) -> None:
+        """Wait for this rank no more, not even at the end. `replaced`: another rank has its place, as it is dead or hangs; nothing
+        of it is taken any more, and it is not told again."""
         self._given_up.add(rank)
-
-    def lose(self, rank: int) -> None:
-        """Another rank has its place, as it is dead or hangs: nothing of it is taken any more, and it is not told again."""
+        if not replaced:
+            return
         if rank not in self._lost:
             self._replaced.add(rank)
         self._lost.add(rank)
@@ -193,11 +193,13 @@ class TolerantWire(Wire):
 
     # ----------------------------------------------------------------------------------------------------------- receive
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
         """Take as `Wire` does; what has happened to other ranks goes before their messages."""
         while not self._news:
             try:
-                return super().take(patterns, until_ns)
+                return super().take(patterns, until_ns, coming)
             except _NotForTheLoop:
                 continue
             except MPI.Exception as error:

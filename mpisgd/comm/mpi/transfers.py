@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,49 @@ class Sending:
         self.requests = requests
         self.outbox = outbox
         """Whose newest copy it leaves from; None = from memory of the caller's."""
+
+    def has_left(self) -> bool:
+        """Whether nobody need wait for it."""
+        return self.outbox is not None or bool(MPI.Request.Testall(self.requests))
+
+
+class Coming:
+    """A body that is received while other messages are taken: from when MPI has seen it (`begin`).
+
+    `until_s`: by then (`perf_counter`) it must have been seen.
+    """
+
+    __slots__ = ("_error", "_request", "room", "source", "tag", "until_s")
+
+    def __init__(self, source: int, tag: int, room: Any, until_s: float) -> None:
+        self.source = source
+        self.tag = tag
+        self.room = room
+        self.until_s = until_s
+        self._request: MPI.Request | None = None
+        self._error: PeerError | None = None
+
+    def is_next(self, source: int, tag: int) -> bool:
+        """Whether a message that MPI has seen is this one, if it is of none that was begun before."""
+        return self._request is None and self._error is None and source == self.source and tag == self.tag
+
+    def begin(self, message: MPI.Message) -> None:
+        self._request = message.Irecv(self.room)
+
+    def refuse(self, error: PeerError) -> None:
+        """It is not as it should be."""
+        self._error = error
+
+    def is_whole(self) -> bool:
+        if self._request is not None:
+            return bool(self._request.Test())
+        return self._error is not None or time.perf_counter() > self.until_s
+
+    def check(self) -> None:
+        if self._request is None:
+            name = name_of_tag(self.tag)
+            why = f"rank {self.source} sent a header, but no {name} after it: nothing came in time"
+            raise self._error or PeerError(why, self.source)
 
 
 class Opened:

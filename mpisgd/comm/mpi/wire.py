@@ -34,7 +34,7 @@ from mpisgd.comm.mpi.mover import Mover
 from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Opened, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Coming, Opened, Receiving, Sending, name_of_tag, nowhere, of_size
 
 _BODY_SLEEP_S = 100e-6
 """The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
@@ -195,15 +195,20 @@ class Wire:
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
-        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then.
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
+        """Wait until a message of one of these (source, tag) has arrived, and receive its header; None where none has by then, or
+        one of those that are coming is whole first.
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
         self.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
         probed: tuple[int, int, int, MPI.Message] | None = None
-        if until_ns is not None:
+        if coming:
+            probed = self._beside(patterns, until_ns, coming, hears)
+        elif until_ns is not None:
             if not hears():
                 probed = self._arrivals.until(patterns, lambda: hears() or self.now_ns() >= until_ns)
         elif hears is never:
@@ -214,6 +219,30 @@ class Wire:
         if probed is not None:
             return self._header(*probed)
         return self._interrupt() if hears() else None
+
+    def _beside(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None, coming: Sequence[Coming], hears: Callable[[], bool]
+    ) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe for a message, beside bodies that are coming: those that MPI has seen begin to be received."""
+
+        def over() -> bool:
+            whole = [each for each in coming if each.is_whole()]
+            return bool(whole) or hears() or (until_ns is not None and self.now_ns() >= until_ns)
+
+        while not hears():
+            probed = self._arrivals.until(patterns, over, _BODY_SLEEP_S)
+            if probed is None:
+                return None
+            source, tag, nbytes, message = probed
+            body = next((each for each in coming if each.is_next(source, tag)), None)
+            if body is None:
+                return probed
+            try:
+                self.check_size(source, tag, nbytes, message, body.room.nbytes)
+                body.begin(message)
+            except PeerError as error:
+                body.refuse(error)
+        return None
 
     def hear(self, signal: int) -> None:
         """A signal has come: said by another thread, while this rank may be waiting."""
@@ -249,6 +278,11 @@ class Wire:
             _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True
+
+    def begin_body(self, body: np.ndarray) -> Coming:
+        """Receive the body of the message taken last while others are taken."""
+        source, layout = self._taken
+        return Coming(source, layout.body, body, time.perf_counter() + BODY_S)
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message."""
@@ -340,11 +374,8 @@ class Wire:
                 if not ulfm.is_failure(error):
                     raise
 
-    def give_up(self, rank: int) -> None:
+    def give_up(self, rank: int, *, replaced: bool = False) -> None:
         """Do nothing: only a fault-tolerant wire gives a rank up (`tolerant.py`)."""
-
-    def lose(self, rank: int) -> None:
-        """Do nothing: only a fault-tolerant run goes on without a rank."""
 
     def given_up(self) -> list[int]:
         """Ranks that nobody waits for, and that are not known to be dead."""

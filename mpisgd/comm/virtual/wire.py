@@ -19,7 +19,7 @@ from mpisgd.comm.messages import Fields, Tag
 from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
-from mpisgd.comm.virtual.transfers import Opened, Receiving
+from mpisgd.comm.virtual.transfers import Coming, Opened, Receiving
 
 _ANYTHING = (None, None)
 
@@ -61,6 +61,10 @@ class Sending(Event, Awaited):
         if not busy:
             wire.now = now_ns
         return wire
+
+    def has_left(self) -> bool:
+        self.source.catch_up()
+        return 0 <= self.end <= self.source.now
 
     def describe(self) -> tuple[str, int | None]:
         dest = self.dest.rank
@@ -254,7 +258,12 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         """A virtual signal to a rank that waits for one message only is heard of when that is there."""
         self.header(posted)
 
-    def take(self, patterns: tuple[Pattern, ...], until_ns: int | None = None) -> tuple[int, int, Fields] | None:
+    def take(
+        self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
+    ) -> tuple[int, int, Fields] | None:
+        if coming:
+            first_ns = min(each.end for each in coming)
+            until_ns = first_ns if until_ns is None else min(until_ns, first_ns)
         message: Sending | None = None
         alarm: Alarm | None = None
         if self._waiting or until_ns is not None:
@@ -294,19 +303,24 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         return True
 
     def take_body(self, *bodies: Any) -> bool:
+        self.now = self._begin_taken(bodies)
+        return True
+
+    def _begin_taken(self, bodies: tuple[Any, ...]) -> int:
+        """The bodies of the message taken last begin to come; returns when the last byte is there."""
         if self._ready or self.now >= self._heap[0][0]:
             self._cluster.until_first(self)
         message = self._taken
-        self.now = message.end = self._transfer(message, bodies, self.now)
+        message.end = self._transfer(message, bodies, self.now)
         if message.source.waiting is message:
             self._ready.append(message.source)
-        return True
+        return message.end
 
-    def give_up(self, rank: int) -> None:
-        """Here nobody hangs."""
+    def begin_body(self, body: Any) -> Coming:
+        return Coming(self, self._begin_taken((body,)))
 
-    def lose(self, rank: int) -> None:
-        """Here nobody dies."""
+    def give_up(self, rank: int, *, replaced: bool = False) -> None:
+        """Here nobody hangs, and nobody dies."""
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
