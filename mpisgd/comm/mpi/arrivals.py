@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
-from mpisgd.comm.mpi.transfers import name_of_tag
+from mpisgd.comm.mpi.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
+from mpisgd.comm.mpi.transfers import Coming, name_of_tag
 
 
 class Arrivals:
@@ -60,6 +60,28 @@ class Arrivals:
         while message is None:
             message = ready()
         return (status.source, status.tag, status.Get_elements(MPI.BYTE), message) if message else None
+
+    def beside(
+        self, patterns: tuple[Pattern, ...], coming: Sequence[Coming], over: Callable[[], bool]
+    ) -> tuple[int, int, int, MPI.Message] | None:
+        """Probe as `until` does, beside bodies that are coming, which are received from when MPI has seen them; None where one of
+        them is whole first."""
+
+        def ended() -> bool:
+            return any([each.is_whole() for each in coming]) or over()  # all are asked
+
+        while True:
+            probed = self.until(patterns, ended, BODY_SLEEP_S)
+            if probed is None:
+                return None
+            source, tag, nbytes, message = probed
+            body = next((each for each in coming if each.is_awaited_of(source)), None)
+            if body is not None and tag == body.tag:
+                body.begin(nbytes, message)
+                continue
+            if body is not None and (None, tag) not in patterns:  # what one rank sends comes in its order, unless asked for by tag
+                body.miss(tag)
+            return probed
 
     def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
         wanted = self._wanted.get(patterns)

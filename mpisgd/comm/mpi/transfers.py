@@ -55,16 +55,23 @@ class Coming:
         self._request: MPI.Request | None = None
         self._error: PeerError | None = None
 
-    def is_next(self, source: int, tag: int) -> bool:
-        """Whether a message that MPI has seen is this one, if it is of none that was begun before."""
-        return self._request is None and self._error is None and source == self.source and tag == self.tag
+    def is_awaited_of(self, source: int) -> bool:
+        """Whether it is to come of this rank, and MPI has not seen it."""
+        return self._request is None and self._error is None and source == self.source
 
-    def begin(self, message: MPI.Message) -> None:
-        self._request = message.Irecv(self.room)
+    def begin(self, nbytes: int, message: MPI.Message) -> None:
+        """Of another size than there is room for, it is thrown away."""
+        if nbytes == self.room.nbytes:
+            self._request = message.Irecv(self.room)
+            return
+        message.Recv(nowhere(nbytes))
+        why = f"{name_of_tag(self.tag)} from rank {self.source}: {nbytes} bytes, expected {self.room.nbytes}"
+        self._error = PeerError(why, self.source)
 
-    def refuse(self, error: PeerError) -> None:
-        """It is not as it should be."""
-        self._error = error
+    def miss(self, tag: int) -> None:
+        """Another message has come in its place."""
+        why = f"rank {self.source} sent a header, but no {name_of_tag(self.tag)} after it: {name_of_tag(tag)} came"
+        self._error = PeerError(why, self.source)
 
     def is_whole(self) -> bool:
         if self._request is not None:

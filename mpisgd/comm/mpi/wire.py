@@ -32,12 +32,10 @@ from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.mover import Mover
 from mpisgd.comm.mpi.outbox import Outbox
-from mpisgd.comm.mpi.politeness import SLEEP_MOST_S, Politeness
+from mpisgd.comm.mpi.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
 from mpisgd.comm.mpi.transfers import Coming, Opened, Receiving, Sending, name_of_tag, nowhere, of_size
 
-_BODY_SLEEP_S = 100e-6
-"""The longest sleep while a transfer is under way: where it goes in parts, each is moved by whoever looks (TCP)."""
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
 BODY_S = 30.0
@@ -206,11 +204,13 @@ class Wire:
         self.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
         probed: tuple[int, int, int, MPI.Message] | None = None
-        if coming:
-            probed = self._beside(patterns, until_ns, coming, hears)
-        elif until_ns is not None:
+        if until_ns is not None or coming:
+
+            def over() -> bool:
+                return hears() or (until_ns is not None and self.now_ns() >= until_ns)
+
             if not hears():
-                probed = self._arrivals.until(patterns, lambda: hears() or self.now_ns() >= until_ns)
+                probed = self._arrivals.beside(patterns, coming, over) if coming else self._arrivals.until(patterns, over)
         elif hears is never:
             probed = self._arrivals.probe(patterns)
         elif not hears():
@@ -219,30 +219,6 @@ class Wire:
         if probed is not None:
             return self._header(*probed)
         return self._interrupt() if hears() else None
-
-    def _beside(
-        self, patterns: tuple[Pattern, ...], until_ns: int | None, coming: Sequence[Coming], hears: Callable[[], bool]
-    ) -> tuple[int, int, int, MPI.Message] | None:
-        """Probe for a message, beside bodies that are coming: those that MPI has seen begin to be received."""
-
-        def over() -> bool:
-            whole = [each for each in coming if each.is_whole()]
-            return bool(whole) or hears() or (until_ns is not None and self.now_ns() >= until_ns)
-
-        while not hears():
-            probed = self._arrivals.until(patterns, over, _BODY_SLEEP_S)
-            if probed is None:
-                return None
-            source, tag, nbytes, message = probed
-            body = next((each for each in coming if each.is_next(source, tag)), None)
-            if body is None:
-                return probed
-            try:
-                self.check_size(source, tag, nbytes, message, body.room.nbytes)
-                body.begin(message)
-            except PeerError as error:
-                body.refuse(error)
-        return None
 
     def hear(self, signal: int) -> None:
         """A signal has come: said by another thread, while this rank may be waiting."""
@@ -317,14 +293,14 @@ class Wire:
     def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
         if type(transfer) is Receiving and transfer.rooms:
             for at in range(len(transfer.rooms)):
-                self._wait_politely(requests[at], _BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
+                self._wait_politely(requests[at], BODY_SLEEP_S, self._status) if self.polite else requests[at].Wait(self._status)
                 transfer.check(at, self._status.Get_elements(MPI.BYTE))
             requests = requests[len(transfer.rooms) :]
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
                 self.wait(requests.pop(0))
             for request in requests:
-                self._wait_politely(request, _BODY_SLEEP_S)
+                self._wait_politely(request, BODY_SLEEP_S)
         elif len(requests) == 1:
             requests[0].Wait()
         elif requests:
