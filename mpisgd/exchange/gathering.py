@@ -45,7 +45,6 @@ class GatheringShardChannel(ShardChannel):
     def __init__(self, wire: Communicator, roles: Roles, shard: int, rooms: Rooms) -> None:
         super().__init__(wire, roles, shard, duplex=True)
         self._rooms = rooms
-        self._take_body = self._begin
         self._room: Any = None
         """Lent for the push that has come last; None: its gradient was taken as it came."""
         self._begun: list[_Begun] = []
@@ -85,11 +84,11 @@ class GatheringShardChannel(ShardChannel):
             pass
         return message
 
-    def _begin(self, gradient: Buffer) -> bool:
-        """Begin to receive the gradient of the push that has come last, or take it where there is no memory."""
+    def _take_body(self, push: Push, gradient: Any) -> bool:
+        """Begin to receive it; where there is no memory, take it, unless one of the same learner is to come before."""
         self._room = None
-        if not self._rooms.room_to_park:
-            return self._wire.take_body(gradient)
+        if not (self._rooms.room_to_park or self._is_coming(push.learner_id)):
+            return super()._take_body(push, gradient)
         self._room = self._rooms.lend()
         self._coming.append(self._wire.begin_body(self._room))
         return True

@@ -66,7 +66,6 @@ class ShardChannel:
         self._chunks: list[Buffer] = []
         self._notices = [0] * len(roles.learner_ranks)
         self._anybody: tuple[Pattern, ...] = _ANYBODY
-        self._take_body: Callable[[Buffer], bool] = wire.take_body
         self._coming: list[Coming] = []
         """Gradients that are received while other messages are taken (`gathering.py`)."""
         self.chunks_count = 1
@@ -128,11 +127,15 @@ class ShardChannel:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:
                 raise PeerError(f"push of rank {source}: {push.gradients} gradients, expected {self._team_sizes[sender]}", source)
-            return push if self._take_body(gradient) else Torn(push)
+            return push if self._take_body(push, gradient) else Torn(push)
         except PeerError as error:
             if error.rank < 0:  # not what a rank sent, but what has become of one
                 raise
             return Refused(error.rank, str(error), push=push is not None)
+
+    def _take_body(self, push: Push, gradient: Any) -> bool:
+        """Receive the gradient of a push whose header was taken last; False: a part has come, and no more will."""
+        return self._wire.take_body(gradient)
 
     def receive_pull(self) -> Message | None:
         """A pull that has come; None where none has."""

@@ -68,6 +68,7 @@ class Arrivals:
         them is whole first."""
 
         def ended() -> bool:
+            self._begin_awaited(coming)
             return any([each.is_whole() for each in coming]) or over()  # all are asked
 
         while True:
@@ -82,6 +83,15 @@ class Arrivals:
             if body is not None and (None, tag) not in patterns:  # what one rank sends comes in its order, unless asked for by tag
                 body.miss(tag)
             return probed
+
+    def _begin_awaited(self, coming: Sequence[Coming]) -> None:
+        """Begin to receive those that are there, of each rank in their order, whatever else is looked for."""
+        status, looked = self._status, set[int]()
+        for each in coming:
+            if each.is_awaited_of(each.source) and each.source not in looked:
+                looked.add(each.source)
+                if (message := self._comm.Improbe(each.source, each.tag, status)) is not None:
+                    each.begin(status.Get_elements(MPI.BYTE), message)
 
     def _wanted_of(self, patterns: tuple[Pattern, ...]) -> list[tuple[int, int]]:
         wanted = self._wanted.get(patterns)

@@ -103,9 +103,12 @@ class StreamedShardChannel(ShardChannel):
     def __init__(self, wire: Communicator, roles: Roles, shard: int) -> None:
         super().__init__(wire, roles, shard)
         self._anybody = _HEADERS
-        self._take_body = lambda inflow: True  # it comes when it is asked for
         self._incoming: dict[int, tuple[Inflow, Incoming]] = {}
         self._stopped = set[int]()
+
+    def _take_body(self, push: Push, gradient: Any) -> bool:
+        """It comes when it is asked for."""
+        return True
 
     def receive(
         self,
