@@ -210,7 +210,7 @@ class StagedEvaluator(Evaluator):
         self._vectors = vectors
         self._asked = 0
         self._over = False
-        self._stage: FlatModel
+        self._had: list[FlatModel] = []
         self._pulled: list[Tensor] = []
 
     def evaluate_all(self, weights_file: Path, first: int = 0, hearers: Sequence[Hearer] = ()) -> None:
@@ -225,9 +225,10 @@ class StagedEvaluator(Evaluator):
 
     def _pull_stage(self, stage: int) -> Snapshot | None:
         children, (start, end) = self._stages.children[stage], self._stages.bounds[stage]
-        self._pulled.clear()  # the memory of the stage before
+        self._pulled.clear()  # the memory of the stage before: with all that refers to it
+        self._had.clear()
         module = nn.Sequential(OrderedDict((str(at), self._pieces.make(at)) for at in children))
-        self._stage = FlatModel(module)
+        self._had.append(FlatModel(module))
         module.eval()
         self._pulled += [self._stage.weights, *(host_vector(end - start) for _ in range(self._vectors - 1))]
         into = [host_view(each) for each in self._pulled]
@@ -299,6 +300,11 @@ class StagedEvaluator(Evaluator):
                 else:
                     outputs.append(output)
         return outputs, sums
+
+    @property
+    def _stage(self) -> FlatModel:
+        """The one that there is."""
+        return self._had[0]
 
     @property
     def _measured(self) -> bool:

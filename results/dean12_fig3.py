@@ -143,7 +143,7 @@ def seconds(totals: Sequence[int], steps: Sequence[Sequence[Step]], sigma: float
             piece.compute(seq)
 
     cluster.run(wires, [partial(main, rank) for rank in range(machines)])
-    return max(wire.now_ns() for wire in wires) / 1e9 / batches
+    return max(wire.clock.now_ns() for wire in wires) / 1e9 / batches
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,3 +94,8 @@ def state_of(path: Any) -> dict[str, bytes]:
     state = torch.load(path, weights_only=True)["theta"]
     names = {"0.": "begin.", "1.": "blocks.0.", "2.": "blocks.1.", "3.": "end."}
     return {names.get(name[:2], name[:2]) + name[2:]: each.numpy().tobytes() for name, each in state.items()}
+
+
+def misfits() -> list[Callable[[], nn.Module]]:
+    """A list of factories, whose pieces do not fit each other."""
+    return [lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), lambda: nn.Linear(6, 10)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from mpisgd.base.errors import EXIT_FAILED, EXIT_OK
+from mpisgd.command_line.beside import taken_out
 from mpisgd.liveness.guard import launched_rank
 
 if TYPE_CHECKING:
     from mpisgd.config import Config
-    from mpisgd.site.doctor import Finding
+    from mpisgd.site.finding import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 
@@ -26,7 +27,8 @@ _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red"}
 class Options:
     """Examine MPI, ranks, cores, threads, torch and the file system, and name the mend for what is wrong.
 
-    Start it as you would start training, to examine what training would find: mpirun -n 4 mpisgd doctor.
+    Start it as you would start training, to examine what training would find: mpirun -n 4 mpisgd doctor. Options of a run may
+    follow its file, or stand for it: --shards 2 --group-size 2, or --spares 1.
     Exit status 1: something must be mended before a run can go well.
     """
 
@@ -40,12 +42,12 @@ class Options:
 
 def main(argv: list[str]) -> int:
     """Returns the exit status, the same on every rank; rank 0 prints."""
-    options = tyro.cli(Options, args=argv, prog="mpisgd doctor", console_outputs=launched_rank() == 0)
+    options, words = _read(argv)
     from mpisgd.site.doctor import diagnose
     from mpisgd.site.rolemap import with_job
     from mpisgd.site.survey import examine
 
-    config = None if options.config is None else _read(options.config)
+    config = _config(words) if words else None
     survey, rank = examine(options.dir, options.timeout_s)
     if config is not None:
         survey = with_job(survey, config)
@@ -56,11 +58,29 @@ def main(argv: list[str]) -> int:
     return EXIT_FAILED if any(finding.level == "fault" for finding in findings) else EXIT_OK
 
 
-def _read(path: Path) -> Config:
-    """Raises ConfigError."""
+def _read(argv: list[str]) -> tuple[Options, list[str]]:
+    """The doctor's own options, and the words of a run: its file, its options. Raises ConfigError; SystemExit from tyro."""
+    own, words = taken_out(argv, {"--dir": "a directory", "--timeout-s": "seconds"})
+    given = [word for option in own.items() for word in option]
+    given += [word for word in words if word in ("-h", "--help") or _is_nobodys(word)]
+    return tyro.cli(Options, args=given, prog="mpisgd doctor", console_outputs=launched_rank() == 0), words
+
+
+def _is_nobodys(word: str) -> bool:
+    """Whether it is an option which no run has, so that it may be one of these, misspelt; other frameworks' are told of by name."""
+    from mpisgd.config import Config, hints
+
+    name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+    if not word.startswith("--") or "." in name or name in ("element", "trust", "help_all", "print_config"):
+        return False
+    return name not in {item.name for item in fields(Config)} and hints.foreign([word], ()) is None
+
+
+def _config(words: list[str]) -> Config:
+    """Raises ConfigError; SystemExit from tyro."""
     from mpisgd.command_line.options import parse
 
-    return parse([str(path)], "mpisgd doctor")[0]
+    return parse(words, "mpisgd doctor")[0]
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:

@@ -37,9 +37,10 @@ def main(argv: list[str]) -> int:
     if options.dry_run:
         print(script.text, end="")
         return EXIT_OK
-    job = submit(script)
-    place = options.resume or f"results/{options.name}-{job}{'-*' if options.array else ''}"
-    print(f"job {job}: {script.layout.ranks} ranks on {script.layout.nodes} nodes; runs go to {place}")
+    jobs = submit(script)
+    place = options.resume or f"results/{options.name}-{jobs[0]}{'-*' if options.array else ''}"
+    which = f"job{'s' * (len(jobs) > 1)} {' '.join(jobs)}"
+    print(f"{which}: {script.layout.ranks} ranks on {script.layout.nodes} nodes; runs go to {place}")
     if script.sweep:
         print(f"{len(script.sweep)} runs of the sweep; look at them with: mpisgd compare --sweep {place}")
     return EXIT_OK

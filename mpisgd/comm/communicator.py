@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpisgd.comm.messages import Fields
+from mpisgd.comm.presence import Presence
 
 Pattern = tuple[int | None, int | None]
 """(source, tag) of a message; None stands for any."""
@@ -22,15 +23,11 @@ class Buffer(Protocol):
     def nbytes(self) -> int: ...
 
 
-class Communicator(Protocol):
-    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
-    it."""
+class Clock(Protocol):
+    """A rank's own seconds, and what goes on while it computes."""
 
-    rank: int
-    signal: int
-    """The number of the signal that has told this rank to come to an end; 0 = none has."""
-    deaf: bool
-    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+    def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
+        """All ranks meet; seconds count from here, where so many have passed already."""
 
     def now_ns(self) -> int:
         """Nanoseconds since the start of the run."""
@@ -38,13 +35,30 @@ class Communicator(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
     def let_move(self) -> None:
-        """The rank computes from here until `hold`: what was begun goes on meanwhile. Until then it must call nothing else here."""
+        """The rank computes from here until `hold`: what was begun goes on meanwhile. It must send and receive nothing."""
 
     def hold(self) -> None:
         """The rank computes no more."""
 
     def interrupt_by(self, check: Callable[[], None] | None) -> None:
         """Call this every now and then while the rank sleeps (and, in virtual time, computes): it may raise to end that."""
+
+
+class Communicator(Protocol):
+    """A rank's end of the wire. A message is a header, whose layout is that of its tag in `messages.LAYOUTS`, and the bodies after
+    it."""
+
+    rank: int
+    presence: Presence
+    """Which of the other ranks are there."""
+    signal: int
+    """The number of the signal that has told this rank to come to an end; 0 = none has."""
+    deaf: bool
+    """`take` does not tell of it: who takes messages here hears of signals otherwise."""
+
+    @property
+    def clock(self) -> Clock:
+        """This rank's own seconds."""
 
     def start(self, dest: int, tag: int, fields: Fields, *bodies: Any) -> Any:
         """Begin to send a message; the bodies must stay as they are until `finish`.
@@ -99,9 +113,6 @@ class Communicator(Protocol):
 
     def begin_body(self, body: Any) -> Coming:
         """Begin to receive the body of the message that was taken last, while others are taken."""
-
-    def give_up(self, rank: int, *, replaced: bool = False) -> None:
-        """Wait for this rank no more, not even at the end. `replaced`: nothing of it is taken any more, nor is it told again."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

@@ -188,9 +188,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
     ("duplex", "compensation"): "weights are given before the gradient comes that was computed from those before them",
     ("duplex", "tolerant"): "a shard that does not wait until its answers have left does not see who hangs",
     ("streamed", "no streams"): "a learner's gradient would wait, half received, for those of others",
-    **dict.fromkeys(
-        (("streamed", each) for each in ("bfloat16", "topk", "rounded pulls")), "it has been tried with chunks of float32 alone"
-    ),
+    ("streamed", "topk"): "the largest elements of a slice are no chunks of it",
     ("streamed", "nonfinite"): "the first chunks are summed before the last have come",
     ("streamed", "tolerant"): "who dies would leave a part of a gradient in the weights",
     ("streamed", "dealt"): "weights are asked for before the gradient has come, so a learner would have two portions",

@@ -74,11 +74,11 @@ class LearnerChannel:
         cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._wire = wire
-        self.now_ns = wire.now_ns
-        self.sleep = wire.sleep
+        self.now_ns = wire.clock.now_ns
+        self.sleep = wire.clock.sleep
         self._ranks = list(roles.shard_ranks)
         self._interruptible = interruptible
-        self._notices: list[deque[Any]] = [deque() for _ in bounds]
+        self._notices: list[deque[Any]] = [deque() for _ in bounds] if interruptible else []
         self._noticed = [0] * len(bounds)
         self._learner_id = learner_id
         self._team = len(roles.teams[learner_id])
@@ -123,14 +123,14 @@ class LearnerChannel:
         the gradient has left and `meanwhile`, which may read it, has ended.
         """
         wire = self._wire
-        start_ns = wire.now_ns()
+        start_ns = self.now_ns()
         transfers = self._send(report)
         if meanwhile is not None:
             meanwhile()
         for transfer in transfers:
             wire.finish(transfer)
         self._wait_ns = self._pull_ns = 0
-        self.push_ns = wire.now_ns() - start_ns
+        self.push_ns = self.now_ns() - start_ns
 
     def _send(self, report: Report) -> list[Any]:
         """Begin to send the slices, each behind its header; returns what `finish` waits for."""
@@ -170,7 +170,7 @@ class LearnerChannel:
         wire, shards = self._wire, self._shards
         if wire.signal > 0:
             self._tell_of_signal()
-        start_ns = wire.now_ns()
+        start_ns = self.now_ns()
         self._rejected = False
         asked = self._begin_ask(shards, min_clock)
         if meanwhile is not None:
@@ -180,7 +180,7 @@ class LearnerChannel:
             newest = max(self._clocks)
             lagging = [shard for shard in shards if self._clocks[shard] < newest]
             stop, _ = self._take_answers(lagging, self._begin_ask(lagging, newest), newest)
-        self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
+        self._wait_ns, self._pull_ns = began_ns - start_ns, self.now_ns() - began_ns
         if self._offered != NO_PORTION and not (stop or self._rejected):  # what is computed again is of the same portion
             self._portion = self._offered
             if self.draw is not None:
@@ -213,7 +213,7 @@ class LearnerChannel:
         stop, began_ns = _GOES_ON, 0
         for shard, answer in zip(shards, asked):  # noqa: B905 - which costs half as much
             sender, clock, stopped, verdict, notices, portion, nbytes = wire.header(answer)
-            began_ns = began_ns or wire.now_ns()
+            began_ns = began_ns or self.now_ns()
             if sender != self._numbers[shard] or stopped or clock < min_clock or nbytes != self._weights_nbytes[shard]:
                 self._check(shard, sender, clock, stopped, nbytes, min_clock)
             wire.finish(answer)
@@ -254,7 +254,7 @@ class LearnerChannel:
 
     def _take_notice(self, shard: int) -> int:
         """The clock that a shard has told; waits for it."""
-        if not self._notices[shard]:
+        if not self._notices or not self._notices[shard]:
             raise PeerError(f"ANSWER of rank {self._ranks[shard]}: more notices than it can have sent")
         posted = self._notices[shard].popleft()
         fields: tuple[int, int] = self._wire.header(posted)
@@ -277,7 +277,7 @@ class LearnerChannel:
 
     def interrupt_by_notices(self) -> None:
         """Look for notices while this learner sleeps (and, in virtual time, computes)."""
-        self._wire.interrupt_by(self.check)
+        self._wire.clock.interrupt_by(self.check)
 
     def gave_up(self, seq: int) -> None:
         """Tell every shard that a mini-batch was given up."""

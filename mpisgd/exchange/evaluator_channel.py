@@ -55,7 +55,7 @@ class EvaluatorChannel:
         self._enough = 0
 
     def now_s(self) -> float:
-        return self._wire.now_ns() * 1e-9
+        return self._wire.clock.now_ns() * 1e-9
 
     def pull(self, number: int, shards: Sequence[int] = (), vectors: Sequence[np.ndarray] = (), start: int = 0) -> Snapshot | None:
         """Wait until every shard has snapshot `number` (or FINAL); None where the run ended before it.

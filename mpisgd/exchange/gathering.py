@@ -105,7 +105,7 @@ class GatheringShardChannel(ShardChannel):
                     coming.check()
                 except PeerError as error:
                     return Refused(error.rank, str(error), push=True)
-                push.arrival_ns = self._wire.now_ns()
+                push.arrival_ns = self._wire.clock.now_ns()
                 return push
             earlier.add(push.learner_id)
         return None

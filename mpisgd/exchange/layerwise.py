@@ -52,13 +52,13 @@ class PipelinedChannel(LearnerChannel, Exchanges):
 
     def _begin(self, answers: Answers) -> Answers:
         """A mini-batch begins."""
-        self._began_ns = self._wire.now_ns()
+        self._began_ns = self.now_ns()
         self._idle_ns = self._pushing_ns = 0
         self._delay_s = 0.0
         return answers
 
     def _computed_ns(self) -> int:
-        return self._wire.now_ns() - self._began_ns - self._idle_ns
+        return self.now_ns() - self._began_ns - self._idle_ns
 
     def need(self, shard: int) -> None:
         """Its weights are in place."""
@@ -67,18 +67,18 @@ class PipelinedChannel(LearnerChannel, Exchanges):
         """Begin to push a slice; `push` finishes it."""
         self._delay(seq)
         wire, gradient = self._wire, self._gradients[shard]
-        start_ns, compute_ns = wire.now_ns(), self._computed_ns() - self._needed_ns[shard]
+        start_ns, compute_ns = self.now_ns(), self._computed_ns() - self._needed_ns[shard]
         report = Report(seq, samples, loss, compute_ns, int(self._delay_s * 1e9), rounded)
         self._sent.append(wire.start(self._ranks[shard], Tag.PUSH, self._told(shard, report), gradient))
-        self._pushed_for(wire.now_ns() - start_ns)
+        self._pushed_for(self.now_ns() - start_ns)
 
     def _delay(self, seq: int) -> None:
         """Be as late as this mini-batch is to be, by what it has computed so far."""
         delay_s = self._delays.of(seq, self._computed_ns() * 1e-9)
         if delay_s > self._delay_s:
-            start_ns = self._wire.now_ns()
-            self._wire.sleep(delay_s - self._delay_s)
-            self._idle_ns += self._wire.now_ns() - start_ns
+            start_ns = self.now_ns()
+            self._wire.clock.sleep(delay_s - self._delay_s)
+            self._idle_ns += self.now_ns() - start_ns
             self._delay_s = delay_s
 
     def _pushed_for(self, ns: int) -> None:
@@ -88,14 +88,14 @@ class PipelinedChannel(LearnerChannel, Exchanges):
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
         """Wait until the slices that were left have been sent; beginning to send them counts in `push_ns`, too."""
         wire = self._wire
-        start_ns = wire.now_ns()
+        start_ns = self.now_ns()
         if meanwhile is not None:
             meanwhile()
         for transfer in self._sent:
             wire.finish(transfer)
         self._sent.clear()
         self._pushes += 1
-        self._pushed_for(wire.now_ns() - start_ns)
+        self._pushed_for(self.now_ns() - start_ns)
         self.push_ns = self._pushing_ns
 
 
@@ -120,14 +120,13 @@ class LayerwiseChannel(PipelinedChannel):
 
         Raises Interrupted where the shard says that the run is over.
         """
-        wire = self._wire
-        start_ns = wire.now_ns()
+        start_ns = self.now_ns()
         self._needed_ns[shard] = start_ns - self._began_ns - self._idle_ns
         asked = self._begin_ask([shard], self._min_clock)
         self._stopped, began_ns = self._take_answers([shard], asked, self._min_clock)
         if self._stopped:
             raise Interrupted
-        end_ns = wire.now_ns()
+        end_ns = self.now_ns()
         self._idle_ns += end_ns - start_ns
         self._wait_ns += began_ns - start_ns
         self._pull_ns += end_ns - began_ns

@@ -51,6 +51,7 @@ class ShardChannel:
 
     def __init__(self, wire: Communicator, roles: Roles, shard: int, *, duplex: bool = False) -> None:
         self._wire = wire
+        self._now_ns = wire.clock.now_ns
         self.duplex = duplex
         self._learner_ranks = list(roles.learner_ranks)
         self._evaluator_rank = roles.evaluator_rank
@@ -82,7 +83,7 @@ class ShardChannel:
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
-        return self._wire.now_ns() * 1e-9
+        return self._now_ns() * 1e-9
 
     def receive(
         self,
@@ -122,7 +123,7 @@ class ShardChannel:
                 return Pull(sender, fields[1])
             if tag != _PUSH:
                 return self._seldom(source, tag, fields)
-            push = Push(fields, wire.now_ns())
+            push = Push(fields, self._now_ns())
             if push.nbytes != gradient.nbytes:
                 raise PeerError(f"push of rank {source}: a slice of {push.nbytes} bytes, expected {gradient.nbytes}", source)
             if push.gradients != self._team_sizes[sender]:

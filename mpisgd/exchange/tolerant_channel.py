@@ -56,7 +56,7 @@ class TolerantShardChannel(ShardChannel):
 
     def lose(self, rank: int) -> None:
         """Take nothing more of a rank that is dead, whether MPI has said so here or not."""
-        self._wire.give_up(rank, replaced=True)
+        self._wire.presence.lose(rank)
 
     def succeed(self, learner_id: int, rank: int, pushed: int, last_seq: int) -> None:
         """A spare is this learner from now on, which has pushed so many times to this shard, its mini-batch `last_seq` last."""
@@ -118,7 +118,7 @@ class TolerantShardChannel(ShardChannel):
     def give_up(self, rank: int) -> None:
         """Wait for this rank no more."""
         self._given_up.add(rank)
-        self._wire.give_up(rank)
+        self._wire.presence.give_up(rank)
 
     def tell_given_up(self, learner_id: int) -> None:
         """Tell the other shards that this one ends without a learner."""

@@ -118,11 +118,11 @@ class Member:
 
     def compute(self, seq: int) -> tuple[list[float], int]:
         """Compute this rank's gradient, then the sum with all others; returns the losses of all ranks, and samples in all."""
-        start_ns = self._wire.now_ns()
+        start_ns = self._wire.clock.now_ns()
         loss = self.gradient.compute(seq)
-        delay_s = self._delays.of(seq, (self._wire.now_ns() - start_ns) * 1e-9)
+        delay_s = self._delays.of(seq, (self._wire.clock.now_ns() - start_ns) * 1e-9)
         if delay_s > 0:
-            self._wire.sleep(delay_s)
+            self._wire.clock.sleep(delay_s)
         self._told[self.node.place] = loss, self.gradient.samples, self._wire.signal
         self.node.meet()
         losses, samples, signals = self._told.T.tolist()

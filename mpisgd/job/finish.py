@@ -31,6 +31,7 @@ from mpisgd.records.log.thinning import UNBOUNDED, Thinning
 from mpisgd.serving.divergence import FIRST, has_diverged
 from mpisgd.shard import Shard
 from mpisgd.update import schedule
+from mpisgd.vectors.flat import is_finite
 
 _MOST_INITIAL = 0.05
 """Share of the initial weights in thetabar above which a run says so."""
@@ -95,7 +96,7 @@ def _averaging(config: Config, lambda_: int, ranks: int, train_samples: int) -> 
 def blown_up(server: Shard) -> bool:
     """Whether a shard found something not finite, or its last weights are not; on a virtual cluster there may be none."""
     weights = server.update.weights
-    return server.finiteness.diverged or (isinstance(weights, Tensor) and not bool(weights.isfinite().all()))
+    return server.finiteness.diverged or (isinstance(weights, Tensor) and not is_finite(weights))
 
 
 def account(

@@ -138,15 +138,22 @@ class Tensors:
         assert self.data is not None
         _ = self.segments
         parts.check_stream(self.config, self.data.train, self.sampling, number)
-        if (pieces := self.in_pieces) is not None:
-            assert self.stages is not None and not isinstance(self.loss, OwnStep)  # a step goes with no stages
-            _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
-            return math.nan
+        if self.in_pieces is not None:
+            return math.nan  # `check_pieces_fit` looks at shapes
         loss = parts.check_first_batch(self.config, self.meta, self.model, self.gradient(0))
         self.dealt = dealt_between(self.model, self.gradient(0))
         self.metrics = parts.check_metrics(self.config, self.model, self.loss, self.data)
         self.data.train.forget()
         return loss
+
+    def check_pieces_fit(self) -> None:
+        """Of a model of which no rank has all: do the shapes of its pieces fit each other, the data and the loss?
+
+        For one rank: what torch imports to compute without values takes 75 MB, and seconds. Raises ConfigError.
+        """
+        if (pieces := self.in_pieces) is not None:
+            assert self.data is not None and self.stages is not None and not isinstance(self.loss, OwnStep)  # which has no stages
+            _check_shapes(self.config, self.meta, pieces, self.stages, self.loss, self.data)
 
     def update(self, bounds: tuple[int, int], gradients_per_update: float, **how: Any) -> SliceUpdate:
         """The update of a slice, from the weights that the model has now; `how` is as in `make_update`."""

@@ -133,7 +133,7 @@ def submit(config: str | Path | Mapping[str, Any] | Config, *, site: str = "", *
     request = dataclasses.replace(request, config=_file(config, request.name))
     said = "".join(f", {name}={value!r}" for name, value in options.items())
     script = submission.make(request, _read, f"mpisgd.submit({str(request.config)!r}{said})")
-    number = submission.submit(script)
+    number = submission.submit(script)[0]  # one: neither an array nor a sweep
     names = {"name": request.name, "number": number.replace("f", "ƒ", 1) if request.system == "flux" else number}
     here, output = Path.cwd(), QUEUES[request.system].output.format(**names)
     return SubmittedJob(request.system, number, here / "results" / f"{request.name}-{number}", here / output)

@@ -56,7 +56,7 @@ _ASKS, _ANSWERS, _LAST = 1, 2, 3
 
 
 class Waits(Protocol):
-    """A wire that tells whether this rank waits (`tolerant.TolerantWire`)."""
+    """Tells whether this rank waits (`waiting.Waiting`)."""
 
     awaited: object
     patient: bool

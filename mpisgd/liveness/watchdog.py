@@ -1,6 +1,6 @@
 """Says who waits for whom when a rank has been in one and the same wait for long, instead of silence.
 
-A rank notes what it begins to wait for (`wire.Wire.awaited`), and that a wait is over, by a stored attribute each; the thread that
+A rank notes what it begins to wait for (`waiting.Waiting`), and that a wait is over, by a stored attribute each; the thread that
 waits for signals (`signals.py`) looks at that every second. It only reads, and says one line on stderr, again after twice the time.
 Whoever seems stuck may just be computing for long: nothing is ended here. (`MPISGD_HANG_S` dumps the stacks of all ranks.)
 """

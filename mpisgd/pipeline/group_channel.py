@@ -60,7 +60,7 @@ class GroupChannel(LearnerChannel):
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """As a learner that pulls the slices of all stages: `clocks` has the oldest of each stage."""
-        start_ns = self._wire.now_ns()
+        start_ns = self.now_ns()
         answers = super().pull(min_clock, meanwhile)
         wait_ns, rejected = self._wait_ns, answers.rejected
         while True:
@@ -73,7 +73,7 @@ class GroupChannel(LearnerChannel):
             if own < max(newest):
                 answers = super().pull(max(newest))
                 rejected = rejected or answers.rejected
-        self._wait_ns, self._pull_ns = wait_ns, self._wire.now_ns() - start_ns - wait_ns
+        self._wait_ns, self._pull_ns = wait_ns, self.now_ns() - start_ns - wait_ns
         return Answers(oldest, stop, any(rejections))
 
     def push(self, report: Report, meanwhile: Callable[[], None] | None = None) -> None:
@@ -103,7 +103,7 @@ class GroupChannel(LearnerChannel):
     def _be_late(self, seconds: float) -> None:
         """Sleep, until a notice comes: what becomes of the gradient is said before the push."""
         with contextlib.suppress(Interrupted):
-            self._wire.sleep(seconds)
+            self._wire.clock.sleep(seconds)
 
     def withdraw(self) -> None:
         super().withdraw()

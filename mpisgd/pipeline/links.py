@@ -47,7 +47,7 @@ class WireLinks:
 
     def deal(self, call: int, parts: Sequence[Any], *, back: bool) -> list[Any]:
         """As `Links.deal`. Raises PeerError where another rank is at another call."""
-        wire, start_ns = self._wire, self._wire.now_ns()
+        wire, start_ns = self._wire, self._wire.clock.now_ns()
         under_way = []
         for place in (*range(self._place + 1, len(parts)), *range(self._place)):  # not all begin with the same one
             if parts[place] is not None:
@@ -60,7 +60,7 @@ class WireLinks:
         ]
         for sending in under_way:
             wire.finish(sending)
-        self._waited.ns += wire.now_ns() - start_ns
+        self._waited.ns += wire.clock.now_ns() - start_ns
         return taken
 
     def _take(self, source: int, call: int, back: bool) -> Any:

@@ -151,9 +151,9 @@ class Stage(Travels):
 
     def _clip(self, group: Team) -> None:
         """All stages tell, also of what was given up: not all may know."""
-        own, start_ns = self._passes.norm(), self._wire.now_ns()
+        own, start_ns = self._passes.norm(), self._wire.clock.now_ns()
         norms = group.tell(Tag.NORM, (own,))
-        self.waited.ns += self._wire.now_ns() - start_ns
+        self.waited.ns += self._wire.clock.now_ns() - start_ns
         self._passes.clip(norm_of_parts(norm for (norm,) in norms))
 
     def _pass_on(self, micro: int) -> None:
@@ -193,17 +193,17 @@ class Stage(Travels):
             self._under_way[tag].append(self._wire.start(dest, tag, fields, *(() if body is None else (body,))))
 
     def _finish(self, tag: int) -> None:
-        start_ns = self._wire.now_ns()
+        start_ns = self._wire.clock.now_ns()
         for sending in self._under_way[tag]:
             self._wire.finish(sending)
         self._under_way[tag].clear()
-        self.waited.ns += self._wire.now_ns() - start_ns
+        self.waited.ns += self._wire.clock.now_ns() - start_ns
 
     def _take(self, tag: int, source: int | None, micro: int) -> Any:
         """Take what `_give` sent. Raises PeerError where it is of another mini-batch."""
         if source is None:
             return None
-        start_ns, found = self._wire.now_ns(), list[Any]()
+        start_ns, found = self._wire.clock.now_ns(), list[Any]()
         while True:
             taken = self._wire.take(((source, tag),))
             assert taken is not None
@@ -225,5 +225,5 @@ class Stage(Travels):
                 break
         if tag == Tag.DELTA:
             self._loss = loss
-        self.waited.ns += self._wire.now_ns() - start_ns
+        self.waited.ns += self._wire.clock.now_ns() - start_ns
         return (tuple(found) if count else found[0]) if found else None

@@ -55,7 +55,7 @@ class CoordinatorChannel:
 
     def now_s(self) -> float:
         """Seconds since the start of the run."""
-        return self._wire.now_ns() * 1e-9
+        return self._wire.clock.now_ns() * 1e-9
 
     @property
     def signal(self) -> int:

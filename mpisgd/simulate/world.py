@@ -115,10 +115,10 @@ class VirtualWorld(World):
             return cost
 
         def cost_until_failure() -> int:
-            ns, left = cost(), fails_ns - wire.now_ns()
+            ns, left = cost(), fails_ns - wire.clock.now_ns()
             if left <= ns:
                 wire.work(max(0, left))
-                raise LearnerFailed(number, wire.now_ns())
+                raise LearnerFailed(number, wire.clock.now_ns())
             return ns
 
         return cost_until_failure
@@ -150,8 +150,8 @@ class VirtualWorld(World):
         """A learner that has failed says goodbye, some time later, in the name of who would notice; or that ends the job."""
         if built.leaves_by is None or self.config.failures.then == "stop":
             raise PeerError(f"{failure}: the job is ended, as a fail-fast run is") from failure
-        built.wire.interrupt_by(None)
-        built.wire.sleep(self.config.failures.notice_s)
+        built.wire.clock.interrupt_by(None)
+        built.wire.clock.sleep(self.config.failures.notice_s)
         built.leaves_by(ending=Ending.NONE)
 
 

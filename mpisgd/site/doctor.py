@@ -1,14 +1,12 @@
 """Is this machine, this allocation, this launch command fit for a run? One small function per finding.
 
 A check is a pure function of the `Survey`; `CHECKS` lists them in the order of the report. A new one is a function and its
-name in that list (and a field of the facts in `survey` where it needs to know more).
+name in that list (and a field of the facts in `survey` where it needs to know more). Those of a configuration are in `rolemap`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -16,21 +14,8 @@ from mpisgd.liveness import binding
 from mpisgd.liveness.guard import SIZE_VARIABLES, ranges
 from mpisgd.site import launchers, rolemap
 from mpisgd.site.facts import BATCH_JOBS, Survey
+from mpisgd.site.finding import HOSTS_SHOWN, Finding, Level
 from mpisgd.site.survey import SEGMENTS
-
-Level = Literal["ok", "warning", "fault"]
-
-_HOSTS_SHOWN = 4
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check, and what mends it."""
-
-    name: str
-    level: Level
-    text: str
-    mend: str = ""
 
 
 def launched_size(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -195,7 +180,7 @@ def check_cores(survey: Survey) -> Finding:
 def check_binding(survey: Survey) -> Finding:
     """Which rank may run where, as the launcher and the batch system have bound them; and whether that leaves cores idle."""
     parts, numbered = [], list(enumerate(survey.ranks))
-    for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:_HOSTS_SHOWN]:
+    for host in list(dict.fromkeys(facts.host for facts in survey.ranks))[:HOSTS_SHOWN]:
         by_cores: dict[tuple[frozenset[int], int], list[int]] = {}
         for rank, facts in numbered:
             if facts.host == host:
@@ -205,24 +190,10 @@ def check_binding(survey: Survey) -> Finding:
             for (cores, gpus), ranks in by_cores.items()
         )
         parts.append(f"{host}: {'; '.join(each)}")
-    more = f" | and {len(survey.hosts) - _HOSTS_SHOWN} more hosts" if len(survey.hosts) > _HOSTS_SHOWN else ""
+    more = f" | and {len(survey.hosts) - HOSTS_SHOWN} more hosts" if len(survey.hosts) > HOSTS_SHOWN else ""
     text, every = " | ".join(parts) + more, survey.ranks
     complaint = binding.complaint([each.host for each in every], [each.cores for each in every], [each.granted for each in every])
     return Finding("binding", "warning", f"{complaint}; {text}", binding.MEND) if complaint else Finding("binding", "ok", text)
-
-
-def check_roles(survey: Survey) -> Finding:
-    """Which rank would do what, on which cores and which GPU."""
-    job = survey.job
-    if job is None:
-        return Finding("roles", "ok", "not asked: mpisgd doctor job.toml shows the role, the cores and the GPU of each rank")
-    if job.refused:
-        return Finding("roles", "fault", job.refused, "mend the configuration, or start other ranks")
-    text = rolemap.lines(survey, job, _HOSTS_SHOWN)
-    if job.crowded:
-        text = f"binding = 'roles', but {job.crowded} has fewer cores than ranks, which share them all; {text}"
-        return Finding("roles", "warning", text, "ask for a core for each rank, or start fewer of them on a node")
-    return Finding("roles", "ok", text)
 
 
 def check_omp(survey: Survey) -> Finding:
@@ -328,7 +299,7 @@ def check_segments(survey: Survey) -> Finding:
     return Finding("/dev/shm", "warning", text, mend)
 
 
-CHECKS: tuple[Callable[[Survey], Finding], ...] = (
+CHECKS: tuple[Callable[[Survey], Finding | None], ...] = (
     check_mpi,
     check_ranks,
     check_launcher,
@@ -339,7 +310,7 @@ CHECKS: tuple[Callable[[Survey], Finding], ...] = (
     check_round_trip,
     check_cores,
     check_binding,
-    check_roles,
+    *rolemap.CHECKS,
     check_omp,
     check_torch,
     check_import_seconds,
@@ -352,5 +323,5 @@ CHECKS: tuple[Callable[[Survey], Finding], ...] = (
 
 
 def diagnose(survey: Survey) -> list[Finding]:
-    """All findings, in the order of `CHECKS`."""
-    return [check(survey) for check in CHECKS]
+    """All findings, in the order of `CHECKS`; a check that has nothing to say of such a job gives none."""
+    return [finding for check in CHECKS if (finding := check(survey)) is not None]

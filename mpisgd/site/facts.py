@@ -80,6 +80,16 @@ class JobFacts:
     """The number, on its host, of the GPU that each would take; None = none."""
     crowded: str = ""
     """The first host that has fewer cores than ranks, where ranks were to be bound by role."""
+    group_size: int = 1
+    """Ranks of a learner, each with a part of the model."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each learner, by their parts; none where ranks have whole models."""
+    spares: tuple[int, ...] = ()
+    """The ranks that stand by, in the order in which they are called."""
+    failures: str = ""
+    """What becomes of the run when a learner dies, as `train` says it."""
+    intolerant: str = ""
+    """Why `train` would refuse what is asked of faults and spares, as these ranks were started; "" where it would not."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Which rank does what, on which cores and which GPU: what a configuration means for the ranks that the doctor found."""
+"""Which rank does what, on which cores and which GPU: what a configuration means for the ranks that the doctor found.
+
+Checks of the doctor that have nothing to say without a configuration, or of one rank alone, give no finding.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,14 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.config import Config
 from mpisgd.exchange.roles import Roles
 from mpisgd.job.placement import on_ranks
+from mpisgd.liveness import tolerance
 from mpisgd.liveness.cores import of_node
 from mpisgd.liveness.guard import ranges
 from mpisgd.site.facts import JobFacts, Survey
+from mpisgd.site.finding import HOSTS_SHOWN, Finding
+
+_GROUPS_SHOWN = 8
+"""Groups that are told of, besides as many that are on several nodes."""
 
 
 def with_job(survey: Survey, config: Config) -> Survey:
@@ -30,8 +38,28 @@ def with_job(survey: Survey, config: Config) -> Survey:
                 cores[rank] = frozenset[int]().union(*share) if share else allowed
                 crowded = crowded or ("" if share else host)
     gpus = tuple(_gpu(config, roles, survey, rank, hosts) for rank in range(len(hosts)))
-    job = JobFacts(names=tuple(map(roles.describe, range(len(hosts)))), cores=tuple(cores), gpus=gpus, crowded=crowded)
+    failures, intolerant = _failures(config)
+    job = JobFacts(
+        names=tuple(map(roles.describe, range(len(hosts)))),
+        cores=tuple(cores),
+        gpus=gpus,
+        crowded=crowded,
+        group_size=config.group_size,
+        groups=roles.groups,
+        spares=roles.spare_ranks,
+        failures=failures,
+        intolerant=intolerant,
+    )
     return dataclasses.replace(survey, job=job)
+
+
+def _failures(config: Config) -> tuple[str, str]:
+    """What becomes of a run when a learner dies, or else why it cannot be as the configuration wants it."""
+    try:
+        tolerant = tolerance.of(config)
+        return tolerance.said(config, tolerant, beats=False) + ": ends when a rank dies" * (not tolerant), ""
+    except ConfigError as error:
+        return "", str(error)
 
 
 def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequence[str]) -> int | None:
@@ -43,11 +71,73 @@ def _gpu(config: Config, roles: Roles, survey: Survey, rank: int, hosts: Sequenc
     return roles.turn_at_gpus(rank, hosts, learners=learners, shards=shards) % survey.ranks[rank].gpus
 
 
-def lines(survey: Survey, job: JobFacts, hosts_shown: int) -> str:
+# ---------------------------------------------------------------------------------------------------------- findings
+
+
+def check_roles(survey: Survey) -> Finding:
+    """Which rank would do what, on which cores and which GPU."""
+    job = survey.job
+    if job is None:
+        return Finding("roles", "ok", "not asked: mpisgd doctor job.toml shows the role, the cores and the GPU of each rank")
+    if job.refused:
+        return Finding("roles", "fault", job.refused, "mend the configuration, or start other ranks")
+    text = _lines(survey, job)
+    if job.crowded:
+        text = f"binding = 'roles', but {job.crowded} has fewer cores than ranks, which share them all; {text}"
+        return Finding("roles", "warning", text, "ask for a core for each rank, or start fewer of them on a node")
+    return Finding("roles", "ok", text)
+
+
+def check_groups(survey: Survey) -> Finding | None:
+    """Which ranks are one learner together, and whether what passes between them crosses the network."""
+    job = survey.job
+    if job is None or not job.groups:
+        return None
+    hosts = [facts.host for facts in survey.ranks]
+    apart = [index for index, group in enumerate(job.groups) if len({hosts[rank] for rank in group}) > 1]
+    shown = sorted({*apart[:_GROUPS_SHOWN], *range(_GROUPS_SHOWN)} & {*range(len(job.groups))})
+    each = "; ".join(f"learner {index} = rank {_placed(job.groups[index], hosts)}" for index in shown)
+    more = f"; and {len(job.groups) - len(shown)} more" * (len(job.groups) > len(shown))
+    where = f"{len(apart)} of them on several nodes, whose passes cross the network" if apart else "each on one node"
+    text = f"{len(job.groups)} of {job.group_size} ranks, {where}: {each}{more}"
+    if not apart:
+        return Finding("groups", "ok", text)
+    ranks = [sum(hosts[rank] == host for group in job.groups for rank in group) for host in dict.fromkeys(hosts)]
+    counts = ", ".join(map(str, ranks[:_GROUPS_SHOWN]))
+    mend = f"let each node have {job.group_size} ranks that compute, or a multiple of it: now they have {counts}"
+    return Finding("groups", "warning", text, mend)
+
+
+def check_failures(survey: Survey) -> Finding | None:
+    """What becomes of the run when a learner dies, and who stands by."""
+    job = survey.job
+    if job is None or job.refused:
+        return None
+    if job.intolerant:
+        return Finding("failures", "fault", job.intolerant, "start ranks by mpirun --with-ft ulfm, the doctor too")
+    if not job.spares:
+        return Finding("failures", "ok", job.failures)
+    standing = _placed(job.spares, [facts.host for facts in survey.ranks])
+    verb = "stands" if len(job.spares) == 1 else "stand"
+    return Finding("failures", "ok", f"{job.failures}; rank {standing} {verb} by to take the place of a learner")
+
+
+CHECKS = (check_roles, check_groups, check_failures)
+
+
+def _placed(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """`3-4 on n1, 7 on n2`."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(hosts[rank], []).append(rank)
+    return ", ".join(f"{ranges(own)} on {host}" for host, own in places.items())
+
+
+def _lines(survey: Survey, job: JobFacts) -> str:
     """`n1: rank 0, shard 0, core 0; rank 1, learner 0, core 1-3, GPU 0 | n2: ...`."""
     parts = []
     names = list(dict.fromkeys(facts.host for facts in survey.ranks))
-    for host in names[:hosts_shown]:
+    for host in names[:HOSTS_SHOWN]:
         each = []
         for rank, facts in enumerate(survey.ranks):
             if facts.host == host:
@@ -55,5 +145,5 @@ def lines(survey: Survey, job: JobFacts, hosts_shown: int) -> str:
                 on = f", GPU {gpu}" if gpu is not None else ""
                 each.append(f"rank {rank}, {job.names[rank]}, core {ranges(sorted(job.cores[rank]))}{on}")
         parts.append(f"{host}: {'; '.join(each)}")
-    more = f" | and {len(names) - hosts_shown} more hosts" if len(names) > hosts_shown else ""
+    more = f" | and {len(names) - HOSTS_SHOWN} more hosts" if len(names) > HOSTS_SHOWN else ""
     return " | ".join(parts) + more

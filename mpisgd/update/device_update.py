@@ -38,6 +38,8 @@ from mpisgd.vectors.push_format import PushFormat
 class DeviceUpdate(SliceUpdate):
     """`SliceUpdate` on a GPU whose memory MPI takes: chunks are sent one by one, but made all at once."""
 
+    receives_again = False
+
     def __init__(self, weights: Tensor, *arguments: Any, **fields: Any) -> None:
         super().__init__(weights, *arguments, **fields)
         self.cached = False

@@ -66,6 +66,9 @@ class SliceUpdate(Reception):
         measured: whether norms of gradients are (`norms.py`).
     """
 
+    receives_again = True
+    """Whether the next gradient may be received into the memory of one that is used up."""
+
     def __init__(  # noqa: PLR0913 - each by name
         self,
         weights: Tensor,
@@ -233,8 +236,8 @@ class SliceUpdate(Reception):
         else:
             self._made = size
         if self._made == size:
-            if self._divisor == 1 and self.cached:
-                self._swap()  # receive into the buffer that is still in the cache
+            if self._divisor == 1 and self.receives_again and (not self.checks_sums or math.isfinite(self._sum_sq)):
+                self._swap()  # receive into the buffer that may still be in the cache, and leave the other one untouched
             self._set_learning_rate()
 
     def _look_at_sum(self, start: int, stop: int) -> None:

@@ -128,27 +128,15 @@ class Rooms(Protocol):
         """What was received into lent memory is the gradient that has come last, as if it lay in `Updates.inbox`."""
 
 
-class Updates(ABC):
-    """A slice, as a shard's loop uses it: the sum of gradients in the making, and the weights."""
+class Receives(ABC):
+    """The memory of a slice that gradients come into, and wait in for their turn."""
 
     rooms: Rooms
 
     scratch: Any
     """The gradient that was taken in last; (slice,) float32."""
-    weights: Any
-    averaged: Any
-    compensation: Any
-    """Correction of stale gradients (`compensation.Compensation`), or None."""
     cached: bool
     """Whether the slice is so small that each gradient is checked at once."""
-    checks_sums: bool
-    """Whether `sum_is_finite` will be asked after each update."""
-    chunks_count: int
-    """In how many chunks the weights are sent (`chunks.py`)."""
-    samples: int
-    """Applied so far."""
-    learning_rate: float
-    """Learning rate of the next update."""
 
     @property
     @abstractmethod
@@ -161,16 +149,6 @@ class Updates(ABC):
 
     def take_in(self) -> None:  # noqa: B027 - only where gradients travel in another type than float32
         """The gradient that is in `inbox` is to be in `scratch`."""
-
-    @property
-    @abstractmethod
-    def served(self) -> Any:
-        """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
-
-    @property
-    @abstractmethod
-    def epochs(self) -> float:
-        """Samples applied / training samples."""
 
     @property
     @abstractmethod
@@ -196,12 +174,39 @@ class Updates(ABC):
     def renew_scratch(self) -> None:  # noqa: B027 - only where there are tensors
         """Receive the next gradient elsewhere: into the old place something may yet be written."""
 
-    def renew_weights(self) -> None:  # noqa: B027 - only where there are tensors
-        """Go on with the same weights elsewhere: from the old place something may yet be sent."""
-
     @abstractmethod
     def scratch_is_finite(self) -> bool:
         """Whether the received gradient has no NaN and no infinity."""
+
+
+class Updates(Receives):
+    """A slice, as a shard's loop uses it: the memory of what comes, the sum of gradients in the making, and the weights."""
+
+    weights: Any
+    averaged: Any
+    compensation: Any
+    """Correction of stale gradients (`compensation.Compensation`), or None."""
+    checks_sums: bool
+    """Whether `sum_is_finite` will be asked after each update."""
+    chunks_count: int
+    """In how many chunks the weights are sent (`chunks.py`)."""
+    samples: int
+    """Applied so far."""
+    learning_rate: float
+    """Learning rate of the next update."""
+
+    @property
+    @abstractmethod
+    def served(self) -> Any:
+        """The weights as the channel sends them, (slice,) float32; of several `chunks`, once all have been asked for."""
+
+    @property
+    @abstractmethod
+    def epochs(self) -> float:
+        """Samples applied / training samples."""
+
+    def renew_weights(self) -> None:
+        """Go on with the same weights elsewhere: from the old place something may yet be sent."""
 
     @abstractmethod
     def sum_is_finite(self) -> bool:

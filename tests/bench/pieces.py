@@ -23,7 +23,9 @@ from tests.bench.memory import PROGRAM
 
 WIDTH = 2500
 """Units of each layer: 25 MB of parameters."""
-STAGES, SHARDS, UPDATES = 5, 10, 3
+STAGES, SHARDS, UPDATES = 8, 16, 3
+"""Of 1.5 GB, a stage has 188 MB: it needs its weights, its gradient, and what a backward pass keeps of a few layers. A shard has 94
+MB, and with one learner needs weights, one gradient, and a snapshot; at the start it makes the whole stage."""
 LIMIT_MB = 700.0
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +48,7 @@ def model(layers: int) -> list[Callable[[], nn.Module]]:
 
 
 def measure(nbytes: int) -> list[dict[str, Any]]:
-    """One learner of 5 ranks, 10 shards and an evaluator train a model of so many bytes: each rank's peak. Raises ConfigError."""
+    """One learner, a group, its shards and an evaluator train a model of so many bytes: each rank's peak. Raises ConfigError."""
     ranks = SHARDS + STAGES + 1
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"

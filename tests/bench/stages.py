@@ -67,7 +67,8 @@ def measure(repetitions: int) -> list[dict[str, Any]]:
         {"job": name, "images_per_s": spread(found), "over_one": over(found, rates["one"])} for name, found in rates.items()
     ]
     done = _launched([*mpirun(2), sys.executable, "-m", "tests.bench.stages", str(repetitions)])
-    return rows + json.loads(done.splitlines()[-1])
+    messages: list[dict[str, Any]] = json.loads(done.splitlines()[-1])
+    return rows + messages
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -113,7 +114,7 @@ class _Echo(StagePasses):
     """Passes that compute nothing: tensors of one size go up, and come down again."""
 
     samples = 1
-    loss = 0.0  # type: ignore[assignment]
+    loss = 0.0
 
     def __init__(self, floats: int, last: bool) -> None:
         self.memory = Memory.zeros(1)

@@ -37,7 +37,7 @@ START = {
 }
 LATER = {
     "ready": ("mpisgd.job.run.rank", "Rank.agree", 1, True),
-    "clock": ("mpisgd.comm.mpi.wire", "Wire.start_clock", 1, False),
+    "clock": ("mpisgd.comm.mpi.clock", "Clock.begin", 1, False),
     "first pull": ("mpisgd.exchange.channel", "LearnerChannel.pull", 1, False),
     "first gradient": ("mpisgd.gradient.gradient", "Gradient.forward", 1, False),
     "training": ("mpisgd.gradient.gradient", "Gradient.forward", 20, False),

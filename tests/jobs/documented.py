@@ -58,6 +58,8 @@ DIRECTIVES = {
     "pbs-sweep.pbs": [*_PBS[:-1], "-J 1-12", _PBS[-1]],
     "pbs-gpu.pbs": [_PBS[0], "-l select=2:ncpus=5:mpiprocs=5:ompthreads=1:ngpus=4", *_PBS[2:]],
     "flux-cpu.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
+    "flux-array.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
+    "flux-sweep.flux": [*_FLUX, "--cores-per-slot=9", *_FLUX_END],
     "flux-gpu.flux": [*_FLUX, "--cores-per-slot=5", "--gpus-per-slot=4", *_FLUX_END],
     "lsf-jsrun.bsub": ["-J mpisgd", "-nnodes 2", "-alloc_flags smt1", "-W 01:00", "-o mpisgd-%J.out", *_LSF_WARNING, "-rn"],
 }
@@ -117,6 +119,8 @@ ENVIRONMENTS = {
     "pbs-array.pbs": _PBS_CPU | {"PBS_JOBID": "4711[2].server", "PBS_ARRAY_INDEX": "2", "PBS_ARRAY_ID": "4711[].server"},
     "pbs-gpu.pbs": _PBS_CPU | {"PBS_NODEFILE": "hostA 5 hostB 5", "CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     "flux-cpu.flux": {"FLUX_URI": "local:///tmp/flux/local-0"},
+    # Flux has no arrays: `submit` tells each job which element it is, and the number of the first.
+    "flux-array.flux": {"FLUX_URI": "local:///tmp/flux/local-0", "ARRAY_INDEX": "2", "ARRAY_JOB": "f3XyY"},
     "flux-gpu.flux": {"FLUX_URI": "local:///tmp/flux/local-0"},
     "lsf-jsrun.bsub": {
         "LSB_JOBID": "4711",
@@ -126,17 +130,19 @@ ENVIRONMENTS = {
     },
 }
 
-for _system in ("slurm", "lsf", "pbs"):
+for _system in ("slurm", "lsf", "pbs", "flux"):
     (_array,) = (script for script in ENVIRONMENTS if script.startswith(f"{_system}-array"))
     ENVIRONMENTS[_array.replace("array", "sweep")] = ENVIRONMENTS[_array]
 
 #: The element of each array, and of each sweep, that ENVIRONMENTS say.
 ELEMENT, SWEPT = "softsync --protocol.n 4", "hardsync,alpha0=0.02,seed=2"
 _OF_ARRAYS = {"array": "-2-softsync", "sweep": f"/{SWEPT}"}
-RUN = {
-    script: f"results/mpisgd-{'f3XyZ' if 'flux' in script else '4711'}{_OF_ARRAYS.get(script.split('-')[1].split('.')[0], '')}"
-    for script in SCRIPTS
-}
+RUN = {}
+for _script in SCRIPTS:
+    _of_array = _OF_ARRAYS.get(_script.split("-")[1].split(".")[0], "")
+    _number = "4711" if "flux" not in _script else "f3XyY" if _of_array else "f3XyZ"
+    RUN[_script] = f"results/mpisgd-{_number}{_of_array}"
+
 
 BLAUNCH = "--hostfile HOSTFILE --prtemca plm_ssh_agent blaunch --bind-to none -x OMP_NUM_THREADS"
 TMRSH = "--hostfile HOSTFILE --prtemca plm_ssh_agent pbs_tmrsh --bind-to none -x OMP_NUM_THREADS"
@@ -150,8 +156,6 @@ LAUNCHES = {
     ("lsf-gpu.bsub", "mpich"): "mpiexec -rmk lsf -launcher lsf -n 10",
     ("pbs-gpu.pbs", "openmpi"): "mpirun -n 10 " + TMRSH,
     ("pbs-gpu.pbs", "mpich"): "mpiexec -rmk pbs -launcher rsh -launcher-exec pbs_tmrsh -n 10",
-    ("flux-cpu.flux", "openmpi"): f"{_FLUX_CORES} -o pmi=pmix",
-    ("flux-cpu.flux", "mpich"): _FLUX_CORES,
     ("flux-gpu.flux", "openmpi"): f"{_FLUX_GPUS} -o pmi=pmix",
     ("flux-gpu.flux", "mpich"): _FLUX_GPUS,
     ("lsf-jsrun.bsub", ""): (
@@ -159,6 +163,8 @@ LAUNCHES = {
         " --bind packed:6 --smpiargs=-gpu --exit_on_error 1 --env OMP_NUM_THREADS=6"
     ),
 }
+for _kind in ("cpu", "array", "sweep"):
+    LAUNCHES |= {(f"flux-{_kind}.flux", "openmpi"): f"{_FLUX_CORES} -o pmi=pmix", (f"flux-{_kind}.flux", "mpich"): _FLUX_CORES}
 for _kind in ("cpu", "chain", "array", "sweep"):
     LAUNCHES |= {
         (f"slurm-{_kind}.sbatch", "openmpi"): "mpirun -n 18 --bind-to none -x OMP_NUM_THREADS",

@@ -31,6 +31,8 @@ COMMANDS = {
     "lsf-sweep.bsub": f"--system lsf {_CPU}",
     "pbs-sweep.pbs": f"--system pbs {_CPU}",
     "flux-cpu.flux": f"--system flux {_CPU}",
+    "flux-array.flux": f"--system flux {_CPU} --array hardsync 'softsync --protocol.n 4' 'backup --protocol.b 2' allreduce",
+    "flux-sweep.flux": f"--system flux {_CPU}",
     "flux-gpu.flux": f"--system flux {_GPU}",
     "lsf-jsrun.bsub": "--system jsrun --nodes 2 --gpus-per-node 6 --shards 2 --modules spectrum-mpi --venv .venv",
 }

@@ -251,6 +251,7 @@ REQUIRED = {
     "SLURM_JOB_NUM_NODES",
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
+    "ARRAY_INDEX",
 } | {name for script in SCRIPTS for name in ENVIRONMENTS[script] if name.startswith(("LSB_", "PBS_"))}
 
 
@@ -265,15 +266,20 @@ def test_what_a_site_need_not_set_does_not_stop_it(submit, script):
 
 @pytest.mark.parametrize(
     ("script", "index"),
-    [("slurm-sweep.sbatch", "SLURM_ARRAY_TASK_ID"), ("lsf-sweep.bsub", "LSB_JOBINDEX"), ("pbs-sweep.pbs", "PBS_ARRAY_INDEX")],
+    [
+        ("slurm-sweep.sbatch", "SLURM_ARRAY_TASK_ID"),
+        ("lsf-sweep.bsub", "LSB_JOBINDEX"),
+        ("pbs-sweep.pbs", "PBS_ARRAY_INDEX"),
+        ("flux-sweep.flux", "ARRAY_INDEX"),
+    ],
 )
 def test_each_run_of_a_sweep_has_its_own_shards_and_the_learners_of_all(submit, script, index):
     """The ninth is allreduce's, whose learners are its shards; there is no thirteenth. What ranks say is kept beside their run."""
     outcome = submit(script, environment={index: "9"}, done=False, status=3)
-    assert outcome.argv[1:3] == ["-n", "17"]
+    assert "17" in outcome.argv[:3] or "--ntasks=17" in outcome.argv
     assert "allreduce,alpha0=0.02,seed=1" in outcome.argv
     assert "--shards" not in outcome.argv
-    place = submit.checkout / "results" / "mpisgd-4711"
+    place = submit.checkout / Path(RUN[script]).parent
     assert (place / "sweep.toml").read_text() == (JOBS / "sweep.toml").read_text()
     assert (place / "allreduce,alpha0=0.02,seed=1.out").exists()
     refused = submit(script, environment={index: "13"})

@@ -68,6 +68,11 @@ mpisgd.train(config={**config, **json.loads(sys.argv[1])})
             '{"model": {"name": "tests.cut_models:whole"}, "stages": {"balance": "seconds"}}',
             "ConfigError: group_size = 2: the model is a Whole",
         ),
+        (  # which one rank alone tries
+            '{"model": {"name": "tests.cut_models:misfits"}}',
+            "ConfigError: group_size = 2: the output of stage 0, of shape (8, 5), does not fit stage 1, whose first weights are of"
+            " shape (10, 6)",
+        ),
     ],
 )
 def test_a_cut_that_cannot_be_ends_the_job_on_all_ranks(changes: str, refused: str, tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ RUNS: dict[str, tuple[int, dict[str, Any]]] = {
         },
     ),
     "large-hardsync-5-pulls": (5, {**LARGE, "protocol": "hardsync", "shards": 2, "pull_format": "bfloat16"}),
+    "large-hardsync-5-streamed-bfloat16": (
+        5,
+        {
+            **LARGE,
+            "protocol": "hardsync",
+            "shards": 2,
+            "exchange": "streamed",
+            "push_format": "bfloat16",
+            "pull_format": "bfloat16",
+        },
+    ),
     "softsync-5-duplex-pulls": (
         5,
         {**LARGE, "protocol": {"name": "softsync", "n": 3}, "shards": 2, "exchange": "duplex", "pull_format": "bfloat16"},

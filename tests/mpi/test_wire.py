@@ -101,7 +101,7 @@ def test_a_push_of_more_than_2_gib() -> None:
         pytest.skip(f"{available / 1e9:.1f} GB of memory are free here: needs {needed_nbytes / 1e9:g}")
     script = """
 wire, gradient = Wire(comm, polite=False), np.zeros(540_000_000, np.float32)
-fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 0.5)
+fields = (0, 1, 2, 3, 1, 0, 0, 0, 0, 0, 0, gradient.nbytes, -1, 0.25, 1.0, 0.5)
 if comm.rank == 1:
     gradient[-1] = 7.0
     wire.finish(wire.start(0, Tag.PUSH, fields, gradient))
@@ -189,12 +189,12 @@ wire, body, room = Wire(comm, polite=False), np.full(10_000_000, 1 + comm.rank, 
 posted = wire.post(1 - comm.rank, Tag.ANSWER, room)
 wire.meet()
 sending = wire.start(1 - comm.rank, Tag.ANSWER, (0, 3, 0, 0, 0, -1, body.nbytes), body)
-wire.let_move()
+wire.clock.let_move()
 until_s = time.monotonic() + 40
 while not room[-1] and time.monotonic() < until_s:
     time.sleep(0.01)
 print(f"{comm.rank} has {room[-1]:.0f}", flush=True)
-wire.hold()
+wire.clock.hold()
 wire.header(posted)
 wire.finish(posted)
 wire.finish(sending)

@@ -80,6 +80,7 @@ class Wire:
         self.slept: list[float] = []
         self.ns = 0
         self.signal = 0
+        self.clock = self
 
     def now_ns(self) -> int:
         self.ns += 10_000_000

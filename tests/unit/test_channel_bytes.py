@@ -58,7 +58,7 @@ def test_valid_messages_pass_whole(polite: bool) -> None:
 def test_a_shard_hears_of_a_signal_once_however_busy_it_is(polite: bool, learner_id: int | None, until_s: float) -> None:
     door = Door(polite)
     door.comes(2, Tag.GOODBYE, header(Tag.GOODBYE, 1, 0, Ending.INTERRUPTED))
-    door.wire.hear(10)
+    door.wire.signal = 10
     received = [door.shard.receive(door.scratch, learner_id, until_s) for _ in range(2)]
     assert received == [Interrupt(10), Goodbye(1, 0, Ending.INTERRUPTED)]
     with pytest.raises(Stuck):
@@ -75,7 +75,7 @@ def test_a_signal_ends_a_shards_waiting(polite: bool) -> None:
         nonlocal asked
         asked += 1
         if asked == 50:
-            door.wire.hear(12)
+            door.wire.signal = 12
         return probe(source, tag, status) if door.comm.inbox else None
 
     door.comm.Improbe = improbe  # type: ignore[method-assign]

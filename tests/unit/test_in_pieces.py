@@ -135,11 +135,13 @@ def frozen() -> nn.Module:
 def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts.initial, "load", lambda *_: None)
     with pytest.raises(ConfigError, match=refused):
-        load(model, 4, **options).check()
+        tensors = load(model, 4, **options)
+        tensors.check()
+        tensors.check_pieces_fit()
 
 
 def test_what_cannot_be_tried_without_values_is_not() -> None:
-    load(lambda: [tanh(6, 6), lambda: Reads(6, 6), tanh(6, 3)], 4).check()
+    load(lambda: [tanh(6, 6), lambda: Reads(6, 6), tanh(6, 3)], 4).check_pieces_fit()
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation

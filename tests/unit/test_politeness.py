@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpisgd.comm.mpi import politeness
-from mpisgd.comm.mpi.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Politeness
+from mpisgd.comm import politeness
+from mpisgd.comm.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S, Politeness
 
 LOOK_S = 2e-6
 

@@ -1,8 +1,7 @@
-"""How ranks are bound to cores: what each launcher is asked for, and which rank the doctor expects where."""
+"""How ranks are bound to cores: what each launcher is asked for."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -10,10 +9,7 @@ import pytest
 
 from mpisgd.base.errors import ConfigError
 from mpisgd.cli import submit
-from mpisgd.config import Config
-from mpisgd.liveness import cores
-from mpisgd.site import doctor, launchers, rolemap
-from mpisgd.site.facts import HostFacts, RankFacts, Survey
+from mpisgd.site import launchers
 
 
 @pytest.fixture(autouse=True)
@@ -90,42 +86,3 @@ def test_another_word_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"binding = 'socket': expected one of: none, cores, roles"):
         submit.main(["job.toml", "--site", "here", "--learners", "2", "--dry-run"])
-
-
-# ---------------------------------------------------------------------------------------------------------- the doctor
-
-
-def survey(hosts: str, count: int, gpus: int = 0) -> Survey:
-    facts = tuple(RankFacts(host=host, cores=frozenset(range(count)), granted=count, gpus=gpus) for host in hosts)
-    return Survey(facts, {host: HostFacts(machine_cores=count) for host in hosts})
-
-
-@pytest.fixture
-def one_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "domains", lambda cpus: (tuple(frozenset({each}) for each in sorted(cpus)),))
-
-
-def test_the_map_of_ranks_to_cores_and_gpus(one_domain: None) -> None:
-    config = Config(shards=2, binding="roles", device="cuda")
-    found = doctor.check_roles(rolemap.with_job(survey("aaabbb", 5, gpus=2), config))
-    assert found.level == "ok"
-    assert found.text == (
-        "a: rank 0, shard 0, core 0; rank 1, learner 0, core 1-2, GPU 0; rank 2, learner 1, core 3-4, GPU 1"
-        " | b: rank 3, shard 1, core 0; rank 4, learner 2, core 1-2, GPU 0; rank 5, learner 3, core 3-4, GPU 1"
-    )
-    unbound = doctor.check_roles(
-        rolemap.with_job(survey("aaa", 5), dataclasses.replace(config, binding="none", shards=1, device="cpu"))
-    )
-    assert unbound.text == "a: rank 0, shard 0, core 0-4; rank 1, learner 0, core 0-4; rank 2, learner 1, core 0-4"
-
-
-def test_a_node_with_fewer_cores_than_ranks_and_a_job_that_cannot_be(one_domain: None) -> None:
-    crowded = doctor.check_roles(rolemap.with_job(survey("aaa", 2), Config(binding="roles")))
-    assert crowded.level == "warning"
-    assert crowded.text.startswith(
-        "binding = 'roles', but a has fewer cores than ranks, which share them all; a: rank 0, shard 0, core 0-1;"
-    )
-    refused = doctor.check_roles(rolemap.with_job(survey("aaa", 2), Config(shards=3)))
-    assert refused.level == "fault"
-    assert "too few ranks: found 3, needed at least 4" in refused.text
-    assert doctor.check_roles(survey("a", 2)).text.startswith("not asked: mpisgd doctor job.toml")

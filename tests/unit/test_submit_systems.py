@@ -205,7 +205,6 @@ WRONG = [
     ([*FOUR, "--system", "pbs", "--reservation", "R17"], "reservation = 'R17': expected none with PBS: a reservation is a queue"),
     ([*FOUR, "--system", "flux", "--memory", "64G"], "memory = '64G': expected none with Flux"),
     ([*FOUR, "--system", "flux", "--chain"], "chain = True: expected none with Flux: a job cannot be queued again"),
-    ([*FOUR, "--system", "flux", "--array", "hardsync", "async"], "array = .*: expected none with Flux: it has no arrays"),
     ([*FOUR, "--system", "pbs", "--array", "hardsync"], "array = .*: expected at least 2 with pbs"),
     ([*FOUR, "--system", "pbs", "--chain", "--array", "hardsync", "async"], "chain = True: expected false with --array and pbs"),
     (

@@ -150,7 +150,6 @@ def test_an_array_has_the_shards_of_each_and_the_learners_of_all(capsys: pytest.
     [
         ("mu = [1]", ["--array", "hardsync"], r"array = \('hardsync',\): expected none beside a sweep"),
         ("evaluator = [true, false]", [], r"evaluator = \[0, 1\]: expected the same for all runs"),
-        ("mu = [1, 2]", ["--system", "flux"], "config = 'sweep.toml': expected no sweep with Flux"),
         ("mu = [1, 2]", ["--system", "pbs", "--chain"], "chain = True: expected false with a sweep and pbs"),
         ("mu = [1, 2]", ["--template", "sweep.toml"], "template = 'sweep.toml': expected none with --array or a sweep"),
         ("mu = [1, 2]", ["--resume", "nowhere"], "nowhere is no directory of a sweep: it has no sweep.toml"),

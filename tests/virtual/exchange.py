@@ -31,7 +31,7 @@ class Exchange(Scene):
         self.times: dict[str, int] = {}
 
     def note(self, rank: int, name: str) -> None:
-        self.times[name] = self.w[rank].now_ns()
+        self.times[name] = self.w[rank].clock.now_ns()
 
     def sends(self, rank: int, dest: int, tag: Tag, fields: tuple[int, ...], *bodies: Any, after_ns: int = 0) -> Callable[[], None]:
         """A main: at `after_ns`, send this, and note when it was begun and done."""

@@ -47,11 +47,12 @@ def loop(dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> dict[str, t
     return {name: each.detach() for name, each in model.named_parameters()}
 
 
-def test_hardsync_is_a_loop_under_autocast(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_hardsync_is_a_loop_under_autocast(shards: int, tmp_path: Path) -> None:
     """To the last bits of the optimiser's kernels; without autocast it is another."""
     found = {}
     for name, changes in {"cast": CAST, "not": JOB}.items():
-        simulated(tmp_path / name, changes)
+        simulated(tmp_path / name, changes, shards=shards)
         found[name] = weights(tmp_path / name)
     expected = loop()
     for name, value in expected.items():
@@ -59,14 +60,15 @@ def test_hardsync_is_a_loop_under_autocast(tmp_path: Path) -> None:
         assert apart <= 1e-6 < float((found["not"][name] - value).abs().max())
 
 
-def test_float16_is_a_loop_with_a_scaled_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_float16_is_a_loop_with_a_scaled_loss(shards: int, tmp_path: Path) -> None:
     """Of a loss so small that without a scale hardly anything of its gradients would be left; the rate is as much larger."""
     small = 2.0**-20
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return small * nn.functional.cross_entropy(output, target)
 
-    simulated(tmp_path / "run", CAST, Brought(loss=loss), autocast="float16", alpha0=JOB["alpha0"] / small)
+    simulated(tmp_path / "run", CAST, Brought(loss=loss), autocast="float16", alpha0=JOB["alpha0"] / small, shards=shards)
     found = weights(tmp_path / "run")
     for scale, near in ((small * 2**16, True), (small, False)):
         apart = max(float((found[name] - other).abs().max()) for name, other in loop(torch.float16, scale).items())

@@ -36,7 +36,7 @@ def walked(steps: Steps, together: bool = True) -> list[tuple[int, int]]:
             scene.wires[rank].meet()
         for step in steps[rank]:
             scene.wires[rank].sleep(step * 1e-9)
-            scene.wires[rank].catch_up()
+            scene.cluster.until_first(scene.wires[rank])
             seen.append((scene.wires[rank].now_ns(), rank))
 
     scene.run({rank: lambda rank=rank: walk(rank) for rank in range(len(steps))})  # type: ignore[misc]
@@ -225,7 +225,7 @@ def push_implies_reply(schedule: Schedule) -> None:
     def learner(learner_id: int) -> None:
         wire = scene.wires[SHARDS + learner_id]
         for _ in range(BATCHES):
-            wire.sleep(schedule.seconds())
+            wire.clock.sleep(schedule.seconds())
             for dest in schedule.order(learner_id):
                 wire.finish(wire.start(dest, Tag.PUSH, (0,) * 11, schedule.gradient))
             for source in range(SHARDS):
@@ -257,7 +257,7 @@ def the_projects_channel(schedule: Schedule) -> None:
         )
         channel.pull(0)
         for seq in range(BATCHES):
-            wire.sleep(schedule.seconds())
+            wire.clock.sleep(schedule.seconds())
             channel.push(Report(seq, samples=1, loss=0.0, compute_ns=0, delay_ns=0))
             channel.pull(0)
         channel.goodbye(ending=Ending.FINISHED)

@@ -13,8 +13,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from mpisgd import replay
+from mpisgd.base.draws import seeds_of
+from mpisgd.base.streams import Domain
 from mpisgd.job import parts
 from mpisgd.job.parts import Brought
 from mpisgd.replay.serial import as_in_the_run
@@ -54,6 +57,22 @@ class Stochastic(nn.Module):
         return output
 
 
+def cropping(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["pictures"]), batch["targets"])
+
+
+class Named(Crops):
+    """Samples as dicts."""
+
+    def __getitem__(self, index: int) -> Any:
+        pictures, targets = super().__getitem__(index)
+        return {"pictures": pictures, "targets": targets}
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
 BROUGHT = Brought(model=Stochastic, data=lambda: (Crops(60, 1), Crops(20, 2)))
 BATCHED = Brought(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 3)), data=BROUGHT.data)
 
@@ -90,6 +109,38 @@ def test_random_schedules_with_random_samples_are_replayed(
         proof = replay.replay(Path(directory) / "run", BROUGHT)
     assert (proof.reason, proof.other_losses) == ("", 0)
     assert all(each.elements == 0 for each in proof.differences)
+
+
+def loop(made: Any, brought: Brought) -> dict[str, Tensor]:
+    """A plain loop of AdamW over the mini-batches of three learners, each cropped with the seeds of its name."""
+    data = parts.load_data(made, brought)
+    meta = parts.meta_of(data)
+    model = parts.build_model(made, meta, brought).module
+    optimizer = torch.optim.AdamW(model.parameters(), lr=made.alpha0)
+    dealt = parts.make_sampling(made, meta, 3)
+    samples = Named(60, 1)
+    for seq in range(60 // (3 * made.mu)):
+        optimizer.zero_grad()
+        for learner_id in range(3):
+            seeds = seeds_of(Domain.SAMPLES, made.seed, learner_id, seq)
+            torch.manual_seed(seeds.torch)
+            np.random.seed(seeds.numpy)  # noqa: NPY002
+            random.seed(seeds.python)
+            batch = default_collate([samples[index] for index in dealt.indices(learner_id, seq).tolist()])
+            (cropping(model, batch) / 3).backward()
+        optimizer.step()
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_hardsync_of_random_crops_is_a_plain_loop_of_those_crops(shards: int, tmp_path: Path) -> None:
+    brought = Brought(model=plain, data=lambda: (Named(60, 1), Named(20, 2)), step=cropping)
+    changes = {"protocol": "hardsync", "virtual": {"learners": 3}, "optimizer": "adamw", "alpha0": 0.01, "epochs": 1}
+    simulated(tmp_path / "run", TENSORS, brought, shards=shards, **changes)
+    found = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)["theta"]
+    for name, value in loop(config(tmp_path / "run", TENSORS, shards=shards, **changes), brought).items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    assert replay.replay(tmp_path / "run", brought).holds
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -62,11 +62,11 @@ class SignalledWire(JitteryWire):
     when_ns: Mapping[int, int] = {}
     roles: Roles
 
-    def start_clock(self) -> None:
-        super().start_clock()
+    def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
+        super().begin(meet, already_s)
         if self.rank in self.when_ns:
             takes = self.rank in self.roles.shard_ranks
-            self._cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
+            self.cluster.at(self.now + self.when_ns[self.rank], self, Signal(self, SIGUSR1, takes))
 
 
 class Signalled(job.Job):

@@ -88,11 +88,11 @@ def test_work_is_interrupted_where_somebody_looks_up() -> None:
             if posted.arrived():
                 raise Enough
 
-        scene.w[1].interrupt_by(check)
+        scene.w[1].clock.interrupt_by(check)
         with pytest.raises(Enough):
             scene.w[1].work(1600)
         scene.note(1, "gave up")
-        scene.w[1].interrupt_by(None)
+        scene.w[1].clock.interrupt_by(None)
         scene.w[1].work(1600)
         scene.note(1, "done")
 
@@ -168,7 +168,7 @@ def test_sleep_and_work_pass_on_one_rank_alone() -> None:
     scene = Exchange(2)
 
     def main() -> None:
-        scene.w[0].sleep(2.5e-6)
+        scene.w[0].clock.sleep(2.5e-6)
         scene.w[0].work(7)
         scene.note(0, "0")
 

@@ -34,14 +34,14 @@ def test_messages_of_all_kinds_are_taken_in_the_order_in_which_they_came() -> No
     def sender(rank: int) -> Callable[[], None]:
         def main() -> None:
             for at_ns in (100 * rank, 20_000 - 100 * rank):
-                scene.w[rank].work(at_ns - scene.w[rank].now_ns())
+                scene.w[rank].work(at_ns - scene.w[rank].clock.now_ns())
                 scene.w[rank].finish(scene.w[rank].start(0, kinds[rank], ()))
 
         return main
 
     def shard() -> None:
         for until_ns in (10_000, 30_000):
-            scene.w[0].work(until_ns - scene.w[0].now_ns())
+            scene.w[0].work(until_ns - scene.w[0].clock.now_ns())
             order.extend(scene.w[0].take(ANYTHING)[0] for _ in range(3))
 
     scene.run({0: shard, **{rank: sender(rank) for rank in kinds}})
@@ -95,7 +95,7 @@ def test_a_shard_that_looks_at_what_lies_there_sees_what_came_meanwhile_too() ->
 
     def shard() -> None:
         scene.w[0].take(((3, None),))
-        scene.w[0].work(5000 - scene.w[0].now_ns())
+        scene.w[0].work(5000 - scene.w[0].clock.now_ns())
         for _ in range(2):
             order.append(scene.w[0].take(((None, Tag.PULL), (None, None)))[1])
         scene.w[0].take_body(body())
@@ -213,7 +213,7 @@ def chatter(seed: int) -> list[tuple[int, int, int, int]]:
                 source, _, (_, number) = scene.w[rank].take(ANYTHING)
                 scene.w[rank].take_body(SizedVector(2000))
                 scene.w[rank].work(ns)
-                seen.append((scene.w[rank].now_ns(), rank, source, number))
+                seen.append((scene.w[rank].clock.now_ns(), rank, source, number))
 
     scene.run({rank: lambda rank=rank: (sender if rank < 3 else taker)(rank) for rank in range(6)})  # type: ignore[misc]
     return seen

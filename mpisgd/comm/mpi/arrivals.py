@@ -9,8 +9,8 @@ from typing import Literal
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.transfers import Coming, name_of_tag
+from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 
 
 class Arrivals:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.mpi.library import MPI
-
-if TYPE_CHECKING:
-    from mpisgd.comm.mpi.wire import Wire
+from mpisgd.comm.waiting import Printed
 
 _PAGE = 4096
+_Wait = Callable[[str, Any], None]
+"""Waits for a request, which these words say to watchers."""
 
 
 class Team:
@@ -26,9 +26,15 @@ class Team:
     """
 
     def __init__(
-        self, wire: Wire, comm: MPI.Intracomm, bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()
+        self,
+        wait: _Wait,
+        printed: Printed,
+        comm: MPI.Intracomm,
+        bounds: Sequence[tuple[int, int]],
+        cuts: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._wire = wire
+        self._wait_for = wait
+        self._printed = printed
         self._comm = comm
         self._sizes, self._starts = _sizes_and_starts(bounds)
         self._cut_sizes, self._cut_starts = _sizes_and_starts(cuts or bounds)
@@ -40,21 +46,21 @@ class Team:
         """All-gather of headers."""
         layout = LAYOUTS[tag]
         headers = bytearray(len(self._sizes) * layout.nbytes)
-        self._wire.say("all", tag, 0)
+        self._printed.say("all", tag, 0)
         self._wait(self._comm.Iallgather(layout.pack(fields), headers))
         parts = (headers[start : start + layout.nbytes] for start in range(0, len(headers), layout.nbytes))
         return [layout.unpack(part, place) for place, part in enumerate(parts)]
 
     def exchange(self, vector: np.ndarray, received: np.ndarray) -> None:
         """All-to-all of slices."""
-        self._wire.say("all", Tag.GRADIENT, vector.nbytes)
+        self._printed.say("all", Tag.GRADIENT, vector.nbytes)
         kind = _kind_of(vector)
         sent = (vector, (self._cut_sizes, self._cut_starts), kind)
         self._wait(self._comm.Ialltoallv(sent, (received, (self._own_sizes, self._own_starts), kind)))
 
     def share(self, own: np.ndarray, vector: np.ndarray) -> MPI.Request:
         """Begin an all-gather of slices."""
-        self._wire.say("all", Tag.WEIGHTS, own.nbytes)
+        self._printed.say("all", Tag.WEIGHTS, own.nbytes)
         kind = _kind_of(vector)
         return self._comm.Iallgatherv((own, kind), (vector, (self._sizes, self._starts), kind))
 
@@ -63,10 +69,7 @@ class Team:
         self._wait(shared)
 
     def _wait(self, request: MPI.Request) -> None:
-        wire = self._wire
-        wire.awaited = f"all {len(self._sizes)} ranks that act together"
-        wire.wait(request)
-        wire.goes_on()
+        self._wait_for(f"all {len(self._sizes)} ranks that act together", request)
 
     def disband(self) -> None:
         self._comm.Free()
@@ -90,10 +93,10 @@ class Node:
     often small).
     """
 
-    def __init__(self, wire: Wire, comm: MPI.Intracomm) -> None:
+    def __init__(self, wait: _Wait, comm: MPI.Intracomm) -> None:
         self.place: int = comm.Get_rank()
         self.places: int = comm.Get_size()
-        self._wire = wire
+        self._wait_for = wait
         self._comm = comm
         self._windows: list[MPI.Win] = []
 
@@ -119,9 +122,7 @@ class Node:
         """Make visible what was stored before, and see what the others stored (MPI-4.1, 12.5.4)."""
         for window in self._windows:
             window.Sync()
-        self._wire.awaited = "its team"
-        self._wire.wait(self._comm.Ibarrier())
-        self._wire.goes_on()
+        self._wait_for("its team", self._comm.Ibarrier())
         for window in self._windows:
             window.Sync()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -24,9 +24,10 @@ from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, MAGIC, NOBODY, Fields, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
 from mpisgd.comm.mpi.transfers import Receiving, Sending, nowhere, of_size
 from mpisgd.comm.mpi.wire import Wire
+from mpisgd.comm.politeness import SLEEP_LEAST_S, SLEEP_MOST_S, YIELD_S
+from mpisgd.comm.presence import Losses
 
 _SPIN_S = 0.02
 """A transfer under way is watched closely for so long: sleeping between its parts would be ruinous (TRAPS 4)."""
@@ -74,17 +75,12 @@ class TolerantWire(Wire):
         self._vital = frozenset(vital)
         self._describe = describe
         self._patience_s = patience_s
-        self._lost: set[int] = set()
-        self._replaced: set[int] = set()
-        """Of these, who has been replaced, and may live."""
-        self._given_up: set[int] = set()
-        self._news: deque[tuple[int, int]] = deque()
+        self.presence = self._losses = losses = Losses()
+        self._lost = losses.dead
         self._kept: list[Any] = []
         """Transfers that were given up: MPI may still write there, or read."""
         self._strays: Counter[int] = Counter()
         """Bodies that were given up before they began, by sender."""
-        self.patient = False
-        """Whether this rank waits for what may well take long, so that the watchdog is told nothing."""
         self._parting = False
         """Whether ranks may have left: MPI then says that they have failed."""
         self._meetings = 0
@@ -99,23 +95,9 @@ class TolerantWire(Wire):
         if not ulfm.is_failure(error):
             raise error
         for rank in ulfm.failed(self._comm):
-            self._replaced.discard(rank)
             if rank in self._vital and not self._parting:
                 raise RankLost(f"rank {rank} ({self._describe(rank)}) is lost, and there is no job without it") from error
-            if rank not in self._lost:
-                self._lost.add(rank)
-                self._news.append((rank, Tag.LOST))
-
-    def give_up(self, rank: int, *, replaced: bool = False) -> None:
-        """Wait for this rank no more, not even at the end. `replaced`: another rank has its place, as it is dead or hangs; nothing
-        of it is taken any more, and it is not told again."""
-        self._given_up.add(rank)
-        if not replaced:
-            return
-        if rank not in self._lost:
-            self._replaced.add(rank)
-        self._lost.add(rank)
-        self._news = deque(each for each in self._news if each[0] != rank)
+            self._losses.died(rank)
 
     # -------------------------------------------------------------------------------------------------------------- send
 
@@ -142,7 +124,7 @@ class TolerantWire(Wire):
 
     def finish(self, transfer: Sending | Receiving) -> bool:
         """Wait as `Wire` does, or until the other end is lost, or has held it up for too long."""
-        self.awaited = transfer
+        self.waiting.awaited = transfer
         peer = transfer.dest if isinstance(transfer, Sending) else transfer.source
         until_s = time.perf_counter() + (math.inf if peer in self._vital else self._patience_s)
         announced = isinstance(transfer, Sending) and transfer.announced
@@ -154,11 +136,11 @@ class TolerantWire(Wire):
                 raise of_size(error, transfer, "body") from None
             if not done:
                 self._kept.append(transfer)
-                self.goes_on()
+                self.waiting.goes_on()
                 return peer in self._lost
             if isinstance(transfer, Receiving) and at < len(transfer.rooms):
                 transfer.check(at, self._status.Get_elements(MPI.BYTE))
-        self.goes_on()
+        self.waiting.goes_on()
         return True
 
     def _until(self, request: MPI.Request, peer: int, until_s: float = math.inf, *, begins: bool = False) -> bool:
@@ -177,7 +159,7 @@ class TolerantWire(Wire):
             if peer in self._lost:
                 return False
             if now_s > until_s:
-                self._news.append((peer, Tag.STUCK))
+                self._losses.news.append((peer, Tag.STUCK))
                 return False
             now_s = time.perf_counter()
             if now_s - start_s > spin_s:
@@ -197,7 +179,7 @@ class TolerantWire(Wire):
         self, patterns: tuple[Pattern, ...], until_ns: int | None = None, coming: Sequence[Any] = ()
     ) -> tuple[int, int, Fields] | None:
         """Take as `Wire` does; what has happened to other ranks goes before their messages."""
-        while not self._news:
+        while not self._losses.news:
             try:
                 return super().take(patterns, until_ns, coming)
             except _NotForTheLoop:
@@ -229,17 +211,17 @@ class TolerantWire(Wire):
             return False
 
     def _tell(self) -> tuple[int, int, Fields]:
-        rank, tag = self._news.popleft()
+        rank, tag = self._losses.news.popleft()
         return rank, tag, (NOBODY,)
 
     def header_or_signal(self, posted: Receiving) -> None:
-        self.patient = True
+        self.waiting.patient = True
         request = posted.requests[0]
         while not (self.signal > 0 or self._arrived(request)):
             self._see_whether_all_is_over()
             time.sleep(SLEEP_MOST_S)
-        self.patient = False
-        self.goes_on()
+        self.waiting.patient = False
+        self.waiting.goes_on()
 
     def take_body(self, *bodies: np.ndarray) -> bool:
         """Take a body as `Wire` does; False where the sender was lost, or has held it up for too long: the bodies are then worth
@@ -251,7 +233,7 @@ class TolerantWire(Wire):
             if probed is None:
                 return False
             _, tag, nbytes, message = probed
-            self.check_size(source, tag, nbytes, message, body.nbytes)
+            self._check_size(source, tag, nbytes, message, body.nbytes)
             request = message.Irecv(body)
             if not self._until(request, source, until_s):
                 self._kept.append((request, body))
@@ -267,7 +249,7 @@ class TolerantWire(Wire):
             except MPI.Exception as error:
                 self._learn(error)
                 continue
-            self._news.append((source, Tag.STUCK))
+            self._losses.news.append((source, Tag.STUCK))
             self._strays[source] += 1
             return None
         return None
@@ -279,7 +261,7 @@ class TolerantWire(Wire):
         if not self._arrived(request):
             self._kept.append((request, buffer))
 
-    def wait(self, request: MPI.Request) -> None:
+    def _wait(self, request: MPI.Request) -> None:
         """Wait for something that no rank which may be lost could hold up."""
         self._until(request, _NO_RANK, begins=True)
 
@@ -295,11 +277,11 @@ class TolerantWire(Wire):
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
         self._meetings += 1
         if self.rank != HUB:
-            self.awaited = "all to meet"
+            self.waiting.awaited = "all to meet"
             answer = self._comm.Irecv(table, HUB, Tag.MET)
-            self.wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
-            self.wait(answer)
-            self.goes_on()
+            self._wait(self._comm.Issend(np.concatenate([[MAGIC, self._meetings], said]), HUB, Tag.HERE))
+            self._wait(answer)
+            self.waiting.goes_on()
             return table
         table[HUB] = said
         heard = self._hear(table)
@@ -313,7 +295,7 @@ class TolerantWire(Wire):
         for rank, answer in answers.items():
             if not self._until(answer, rank, start_s + self._meets_s(rank)):
                 self._kept.append((answer, table))
-                self.give_up(rank)
+                self._losses.give_up(rank)
         return table
 
     def _hear(self, table: np.ndarray) -> list[int]:
@@ -321,7 +303,7 @@ class TolerantWire(Wire):
         coming = {
             rank
             for rank in range(len(table))
-            if rank not in self._lost and rank not in self._given_up and rank not in self._said and rank != HUB
+            if rank not in self._lost and rank not in self._losses.hanging and rank not in self._said and rank != HUB
         }
         heard: list[int] = []
         for rank, said in self._said.items():
@@ -338,7 +320,7 @@ class TolerantWire(Wire):
                 elif rank not in self._lost and time.perf_counter() < start_s + self._meets_s(rank):
                     continue
                 else:
-                    self.give_up(rank)
+                    self._losses.give_up(rank)
                 coming.discard(rank)
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, 2e-3)
@@ -365,7 +347,7 @@ class TolerantWire(Wire):
 
     def _word(self, source: int, meeting: int, size: int, nbytes: int, message: MPI.Message) -> np.ndarray:
         """Receive what a rank says where all meet. Raises PeerError where that is no word of that meeting."""
-        self.check_size(source, Tag.HERE, nbytes, message, 8 * (2 + size))
+        self._check_size(source, Tag.HERE, nbytes, message, 8 * (2 + size))
         word = np.zeros(2 + size, np.int64)
         message.Recv(word)
         if word[0] != MAGIC or word[1] != meeting:
@@ -381,9 +363,3 @@ class TolerantWire(Wire):
             self.meet()
         except MPI.Exception as error:
             self._learn(error)
-
-    def given_up(self) -> list[int]:
-        return sorted(self._given_up - (self._lost - self._replaced))
-
-    def away(self) -> list[int]:
-        return sorted(self._given_up | self._lost)

@@ -10,6 +10,7 @@ from mpisgd.base.errors import PeerError
 from mpisgd.comm.messages import LAYOUTS, Layout, Tag
 from mpisgd.comm.mpi.library import MPI
 from mpisgd.comm.mpi.outbox import Outbox
+from mpisgd.comm.waiting import Transfer
 
 _TAGS = frozenset(Tag)
 
@@ -21,7 +22,7 @@ def name_of_tag(tag: int) -> str:
     return Tag(tag).name if tag in _TAGS else f"tag {tag}"
 
 
-class Sending:
+class Sending(Transfer):
     """A message that is being sent."""
 
     __slots__ = ("announced", "dest", "outbox", "requests", "tag")
@@ -37,6 +38,9 @@ class Sending:
     def has_left(self) -> bool:
         """Whether nobody need wait for it."""
         return self.outbox is not None or bool(MPI.Request.Testall(self.requests))
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        return f"waits for {name(self.dest)} to take {Tag(self.tag).name}"
 
 
 class Coming:
@@ -101,7 +105,7 @@ class Opened:
         return self._sending
 
 
-class Receiving:
+class Receiving(Transfer):
     """A message whose receives are posted: the header's, then the bodies'.
 
     `rooms`: bytes that each body has room for; `nbytes`: of all, as the header says; 0 = the bodies are empty. A single body may be
@@ -127,6 +131,10 @@ class Receiving:
         for request in self.requests:
             request.Cancel()
             request.Wait()
+
+    def describe(self, name: Callable[[int], str]) -> str:
+        tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is self.layout)
+        return f"waits for {tag} of {name(self.source)}"
 
     def check(self, at: int, nbytes: int) -> None:
         """So many bytes of this body have come. Raises PeerError where it was shorter: MPI says nothing of that (TRAPS 9)."""

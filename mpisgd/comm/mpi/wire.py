@@ -15,26 +15,26 @@ message that was sent or posted until it is whole: the other end of a transfer t
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.base.speech import say
 from mpisgd.comm.communicator import Pattern
 from mpisgd.comm.messages import LAYOUTS, Fields, Layout, Tag
 from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
+from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.mover import Mover
 from mpisgd.comm.mpi.outbox import Outbox
-from mpisgd.comm.mpi.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.mpi.together import Node, Team
 from mpisgd.comm.mpi.transfers import Coming, Opened, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
+from mpisgd.comm.presence import Presence
+from mpisgd.comm.waiting import Printed, Waiting
 
 _HEARING: tuple[Pattern, ...] = ((None, None), (None, Tag.INTERRUPT))
 """The last of patterns that a signal answers, too."""
@@ -62,55 +62,17 @@ class Wire:
         synchronous = os.environ.get("MPISGD_SSEND", "0") == "1"
         self._start = comm.Issend if synchronous else comm.Isend
         self._outbox = Outbox() if self.polite and not synchronous else None
-        self._print = os.environ.get("MPISGD_MESSAGES", "0") == "1"
+        self._printed = Printed(self.rank)
         self._status = MPI.Status()
         self._headers = {tag: bytearray(layout.nbytes) for tag, layout in LAYOUTS.items()}
         self._taken: tuple[int, Layout]
-        self._check: Callable[[], None] | None = None
-        self._mover: Mover | None = None
+        self.clock = Clock(comm)
+        self.presence = Presence()
+        self.waiting = Waiting()
+        """What this rank waits for, for its watchers."""
         self.signal = 0
         self.deaf = False
         self._signal_told = False
-        self.awaited: object = None
-        """Object of this rank's wait: a message posted or being sent, patterns, or words; None = it does not wait (`watchdog`)."""
-        self.waits = 0
-        """Waits that are over."""
-        self._zero_ns = time.perf_counter_ns()
-
-    # ------------------------------------------------------------------------------------------------------- seconds
-
-    def start_clock(self, already_s: float = 0.0) -> None:
-        """All ranks meet; seconds count from here, where so many have passed already."""
-        self.meet()
-        self._zero_ns = time.perf_counter_ns() - math.ceil(already_s * 1e9)
-
-    def now_ns(self) -> int:
-        """Nanoseconds since `start_clock`."""
-        return time.perf_counter_ns() - self._zero_ns
-
-    def sleep(self, seconds: float) -> None:
-        if self._check is None:
-            time.sleep(seconds)
-            return
-        until = time.perf_counter() + seconds
-        while (left := until - time.perf_counter()) > 0:
-            self._check()
-            time.sleep(min(left, SLEEP_MOST_S))
-
-    def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        """Call this at least every millisecond of a sleep; it may raise to end it."""
-        self._check = check
-
-    def let_move(self) -> None:
-        """What was begun moves from here until `hold`."""
-        if self._mover is None:
-            self._mover = Mover(self._comm)
-        self._mover.let_move()
-
-    def hold(self) -> None:
-        """Only this rank's own calls move anything."""
-        if self._mover is not None:
-            self._mover.hold()
 
     # ----------------------------------------------------------------------------------------------------------- send
 
@@ -127,7 +89,7 @@ class Wire:
         requests = [(self._comm.Issend if layout.announced else begin)(header, dest, tag)]
         for body in bodies:
             requests.append(begin(body, dest, layout.body))
-        self.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._print else 0)
+        self._printed.say(str(dest), tag, sum(body.nbytes for body in bodies) if self._printed.on else 0)
         outbox = self._outbox if self._outbox is not None and len(bodies) == 1 and bodies[0] is self._outbox.newest else None
         if outbox is not None:
             outbox.keep(requests)
@@ -147,12 +109,7 @@ class Wire:
     def _add(self, opened: Sending, body: np.ndarray) -> None:
         tag = LAYOUTS[opened.tag].body
         opened.requests.append(self._start(body, opened.dest, tag))
-        self.say(str(opened.dest), tag, body.nbytes)
-
-    def say(self, dest: str, tag: int, nbytes: int) -> None:
-        """Print a message that is sent, where that is switched on."""
-        if self._print:
-            say(f"r{self.rank} -> {dest} {Tag(tag).name} {nbytes / 1e6:.6g} MB")
+        self._printed.say(str(opened.dest), tag, body.nbytes)
 
     # -------------------------------------------------------------------------------------------------------- receive
 
@@ -174,12 +131,12 @@ class Wire:
 
     def header(self, posted: Receiving) -> Fields:
         """Wait, politely if need be, for the header of a posted message."""
-        self.awaited = posted
+        self.waiting.awaited = posted
         try:
-            self.wait(posted.requests.pop(0))
+            self._wait(posted.requests.pop(0))
         except MPI.Exception as error:
             raise of_size(error, posted, "header") from None
-        self.goes_on()
+        self.waiting.goes_on()
         fields = posted.layout.unpack(posted.buffer, posted.source)
         if posted.rooms:
             posted.nbytes = fields[-1]
@@ -201,13 +158,13 @@ class Wire:
 
         Raises PeerError: a tag that is no header's, another size, another magic number.
         """
-        self.awaited = patterns
+        self.waiting.awaited = patterns
         hears = self._hears if patterns[-1] in _HEARING else never
         probed: tuple[int, int, int, MPI.Message] | None = None
         if until_ns is not None or coming:
 
             def over() -> bool:
-                return hears() or (until_ns is not None and self.now_ns() >= until_ns)
+                return hears() or (until_ns is not None and self.clock.now_ns() >= until_ns)
 
             if not hears():
                 probed = self._arrivals.beside(patterns, coming, over) if coming else self._arrivals.until(patterns, over)
@@ -215,14 +172,10 @@ class Wire:
             probed = self._arrivals.probe(patterns)
         elif not hears():
             probed = self._arrivals.until(patterns, hears)
-        self.goes_on()
+        self.waiting.goes_on()
         if probed is not None:
             return self._header(*probed)
         return self._interrupt() if hears() else None
-
-    def hear(self, signal: int) -> None:
-        """A signal has come: said by another thread, while this rank may be waiting."""
-        self.signal = signal
 
     def _hears(self) -> bool:
         """Whether a signal has come, of which nobody has been told yet."""
@@ -262,10 +215,10 @@ class Wire:
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message."""
-        self.check_size(source, tag, nbytes, message, expected)
+        self._check_size(source, tag, nbytes, message, expected)
         message.Recv(into)
 
-    def check_size(self, source: int, tag: int, nbytes: int, message: MPI.Message, expected: int) -> None:
+    def _check_size(self, source: int, tag: int, nbytes: int, message: MPI.Message, expected: int) -> None:
         """Raises PeerError for another size, and throws the message away: a longer one would overwrite memory (TRAPS 9)."""
         if nbytes != expected:
             self._throw_away(source, nbytes, message)
@@ -282,12 +235,12 @@ class Wire:
         requests = transfer.requests
         if type(transfer) is Sending and transfer.outbox is not None:
             return True
-        self.awaited = transfer
+        self.waiting.awaited = transfer
         try:
             self._wait_for_all(transfer, requests)
         except MPI.Exception as error:
             raise of_size(error, transfer, "body") from None
-        self.goes_on()
+        self.waiting.goes_on()
         return True
 
     def _wait_for_all(self, transfer: Sending | Receiving, requests: list[MPI.Request]) -> None:
@@ -298,7 +251,7 @@ class Wire:
             requests = requests[len(transfer.rooms) :]
         if self.polite:
             if type(transfer) is Sending and transfer.announced:
-                self.wait(requests.pop(0))
+                self._wait(requests.pop(0))
             for request in requests:
                 self._wait_politely(request, BODY_SLEEP_S)
         elif len(requests) == 1:
@@ -306,36 +259,16 @@ class Wire:
         elif requests:
             MPI.Request.Waitall(requests)
 
-    def goes_on(self) -> None:
-        """A wait is over."""
-        self.awaited = None
-        self.waits += 1
-
-    def describe(self, name: Callable[[int], str]) -> str:
-        """Describe what this rank waits for, where `name` says who a rank is; empty where it takes whatever comes.
-
-        Asked by another thread.
-        """
-        match self.awaited:
-            case Receiving(source=source, layout=layout):
-                tag = next(Tag(each).name for each, known in LAYOUTS.items() if known is layout)
-                return f"waits for {tag} of {name(source)}"
-            case Sending(dest=dest, tag=tag):
-                return f"waits for {name(dest)} to take {Tag(tag).name}"
-            case str(words):
-                return f"waits for {words}"
-        return ""
-
     def meet(self) -> None:
         """A barrier at which ranks wait politely."""
-        self.wait(self._comm.Ibarrier())
+        self._wait(self._comm.Ibarrier())
 
     def gather(self, said: np.ndarray) -> np.ndarray:
         """Gather what each rank says at its end, (n,) int64, at all of them: (ranks, n)."""
         if self._outbox is not None:
             self._outbox.empty()
         table = np.zeros((self._comm.Get_size(), len(said)), np.int64)
-        self.wait(self._comm.Iallgather(said, table))
+        self._wait(self._comm.Iallgather(said, table))
         return table
 
     def part(self) -> None:
@@ -345,36 +278,34 @@ class Wire:
         """
         if ulfm.enabled():
             try:
-                self.wait(self._comm.Ibarrier())
+                self._wait(self._comm.Ibarrier())
             except MPI.Exception as error:
                 if not ulfm.is_failure(error):
                     raise
 
-    def give_up(self, rank: int, *, replaced: bool = False) -> None:
-        """Do nothing: only a fault-tolerant wire gives a rank up (`tolerant.py`)."""
-
-    def given_up(self) -> list[int]:
-        """Ranks that nobody waits for, and that are not known to be dead."""
-        return []
-
-    def away(self) -> list[int]:
-        """Ranks that are given up or dead, as far as is known before ranks part."""
-        return []
-
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> Team:
         """Some ranks that will act together; only they call this."""
-        return Team(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))), bounds, cuts)
+        return Team(self._wait_together, self._printed, self._group(ranks), bounds, cuts)
 
     def node(self, ranks: Sequence[int]) -> Node:
         """Some ranks of one node that will share memory; only they call this."""
-        return Node(self, self._comm.Create_group(self._comm.Get_group().Incl(list(ranks))))
+        return Node(self._wait_together, self._group(ranks))
 
-    def wait(self, request: MPI.Request) -> None:
+    def _wait(self, request: MPI.Request) -> None:
         """Wait for what was begun, politely if need be."""
         if self.polite:
             self._wait_politely(request, SLEEP_MOST_S)
         else:
             request.Wait()
+
+    def _group(self, ranks: Sequence[int]) -> MPI.Intracomm:
+        return self._comm.Create_group(self._comm.Get_group().Incl(list(ranks)))
+
+    def _wait_together(self, words: str, request: MPI.Request) -> None:
+        """Wait for what ranks do together."""
+        self.waiting.awaited = words
+        self._wait(request)
+        self.waiting.goes_on()
 
     def _wait_politely(self, request: MPI.Request, most_s: float, status: MPI.Status | None = None) -> None:
         """With sleeps of at most so many seconds."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from heapq import heappop, heappush
 
 from greenlet import getcurrent, greenlet
 
 from mpisgd.base.errors import DeadlockError
+from mpisgd.comm.communicator import Clock
 
 _NEVER = 1 << 61
 _CHECKS = 16
@@ -47,7 +47,7 @@ class Awaited(ABC):
         """Describe what a rank does that waits for it, and the rank that would have to act (None = any)."""
 
 
-class VirtualRank(Event):
+class VirtualRank(Event, Clock):
     """A virtual rank: its number, its clock, and the way into its greenlet. As an event, it goes on.
 
     `order` is that of the event which the rank caused last: ranks first, then their own events in turn.
@@ -67,6 +67,24 @@ class VirtualRank(Event):
 
     def happen(self, now_ns: int) -> VirtualRank | None:
         return self
+
+    def begin(self, meet: Callable[[], None], already_s: float = 0.0) -> None:
+        meet()
+
+    def now_ns(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.work(round(seconds * 1e9))
+
+    def let_move(self) -> None:
+        """Messages move by themselves in virtual time."""
+
+    def hold(self) -> None:
+        """They always do."""
+
+    def interrupt_by(self, check: Callable[[], None] | None) -> None:
+        self.check = check
 
     def work(self, ns: int) -> None:
         """Let nanoseconds pass on this rank; `check` is called now and then, between layers or micro-batches, and may end it."""
@@ -108,7 +126,7 @@ class Cluster:
         here.switch = getcurrent().switch
         for rank, main in zip(ranks, mains, strict=True):  # each from here: one begun by another would stand on its stack
             self.ready.insert(0, here)  # so nothing happens before all have begun
-            rank.switch = greenlet(partial(self._live, rank, main)).switch
+            rank.switch = greenlet(self._live(rank, main)).switch
             rank.switch()
             if here in self.ready:  # the rank has returned
                 self.ready.remove(here)
@@ -117,9 +135,12 @@ class Cluster:
             self.block(here, None)
 
     @staticmethod
-    def _live(rank: VirtualRank, main: Callable[[], None]) -> None:
-        main()
-        rank.dead = True
+    def _live(rank: VirtualRank, main: Callable[[], None]) -> Callable[[], None]:
+        def live() -> None:
+            main()
+            rank.dead = True
+
+        return live
 
     # -------------------------------------------------------------------------------------------------------- scheduling
 

@@ -7,21 +7,24 @@ transferred. Nothing is buffered, ever; what would deadlock with rendezvous send
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappush
 from typing import Any
 
 import numpy as np
 
 from mpisgd.base.errors import PeerError
-from mpisgd.comm.communicator import Communicator, Pattern
+from mpisgd.comm.communicator import Clock, Communicator, Pattern
 from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.presence import Presence
 from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
 from mpisgd.comm.virtual.together import Memory, VirtualNode, VirtualTeam
 from mpisgd.comm.virtual.transfers import Coming, Opened, Receiving
 
 _ANYTHING = (None, None)
+_ALL = Presence()
+"""Nobody hangs or dies here."""
 
 
 class Sending(Event, Awaited):
@@ -48,7 +51,7 @@ class Sending(Event, Awaited):
             return None
         patterns, busy = wire._patterns, now_ns < wire.now
         wire._patterns = None
-        if patterns is not None and patterns[-1] == _ANYTHING and not (busy and not wire._cluster.first_at(wire.now)):
+        if patterns is not None and patterns[-1] == _ANYTHING and not (busy and not wire.cluster.first_at(wire.now)):
             wire._handed = self  # nothing else is here
         else:
             wire._arrived[self.tag].append(self)
@@ -56,14 +59,14 @@ class Sending(Event, Awaited):
             if patterns is None:
                 return None
             if busy:  # what else comes until then may go first
-                wire._cluster.at(wire.now, wire, wire)
+                wire.cluster.at(wire.now, wire, wire)
                 return None
         if not busy:
             wire.now = now_ns
         return wire
 
     def has_left(self) -> bool:
-        self.source.catch_up()
+        self.source.cluster.until_first(self.source)
         return 0 <= self.end <= self.source.now
 
     def describe(self) -> tuple[str, int | None]:
@@ -124,7 +127,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     __slots__ = (
         "_arrived",
-        "_cluster",
         "_handed",
         "_heap",
         "_latency_ns",
@@ -137,14 +139,16 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         "_taken",
         "_waiting",
         "_wires",
+        "cluster",
         "deaf",
+        "presence",
         "signal",
     )
 
     def __init__(self, cluster: Cluster, network: Network, wires: list[VirtualWire]) -> None:
         """The next rank of a cluster; `wires` are those of all ranks, which it adds itself to."""
         super().__init__(len(wires))
-        self._cluster = cluster
+        self.cluster = cluster
         self._heap, self._ready = cluster.heap, cluster.ready
         self._network = network
         self._wires = wires
@@ -157,38 +161,21 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         self._taken: Sending
         self._handed: Sending | None = None
         self._node: Memory | None = None
+        self.presence = _ALL
         self.signal = 0
         self.deaf = False
         self._latency_ns = network.latency_ns
         self._overhead_ns = network.overhead_ns
         wires.append(self)
 
-    # ------------------------------------------------------------------------------------------------------------ seconds
+    # ----------------------------------------------------------------------------------------------------------- together
 
-    def now_ns(self) -> int:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.work(round(seconds * 1e9))
-
-    def let_move(self) -> None:
-        """Messages move by themselves in virtual time."""
-
-    def hold(self) -> None:
-        """They always do."""
-
-    def interrupt_by(self, check: Callable[[], None] | None) -> None:
-        self.check = check
-
-    def catch_up(self) -> None:
-        """Let everything happen that comes before this rank's clock."""
-        self._cluster.until_first(self)
-
-    def start_clock(self) -> None:
-        self.meet()
+    @property
+    def clock(self) -> Clock:
+        return self
 
     def meet(self) -> None:
-        self._cluster.meet(self)
+        self.cluster.meet(self)
 
     def team(self, ranks: Sequence[int], bounds: Sequence[tuple[int, int]], cuts: Sequence[tuple[int, int]] = ()) -> VirtualTeam:
         return VirtualTeam(self, ranks, bounds, cuts)
@@ -196,7 +183,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def node(self, ranks: Sequence[int]) -> VirtualNode:
         first = self._wires[ranks[0]]
         if first._node is None:
-            first._node = Memory(Meeting(self._cluster, ranks))
+            first._node = Memory(Meeting(self.cluster, ranks))
         return VirtualNode(self, first._node, ranks)
 
     # --------------------------------------------------------------------------------------------------------------- send
@@ -219,7 +206,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def finish(self, transfer: Any) -> bool:
         while transfer.end < 0:  # again, where it was woken for the header
-            self._cluster.block(self, transfer)
+            self.cluster.block(self, transfer)
         if transfer.end > self.now:
             self.now = transfer.end
         return True
@@ -248,7 +235,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def header(self, posted: Any) -> Fields:
         if posted.begun < 0:
-            self._cluster.block(self, posted)
+            self.cluster.block(self, posted)
         if posted.begun > self.now:
             self.now = posted.begun
         fields: Fields = posted.fields
@@ -268,16 +255,16 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         alarm: Alarm | None = None
         if self._waiting or until_ns is not None:
             if self._ready or self.now >= self._heap[0][0]:
-                self._cluster.until_first(self)
+                self.cluster.until_first(self)
             message = self._look(patterns)
         if message is None and until_ns is not None:
             alarm = Alarm(self)
-            self._cluster.at(max(self.now, until_ns), self, alarm)
+            self.cluster.at(max(self.now, until_ns), self, alarm)
         while message is None:
             if alarm is not None and alarm.over:
                 return None
             self._patterns = patterns
-            self._cluster.block(self, self)
+            self.cluster.block(self, self)
             message = self._handed or self._look(patterns)
         if alarm is not None:
             alarm.over = True
@@ -309,7 +296,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     def _begin_taken(self, bodies: tuple[Any, ...]) -> int:
         """The bodies of the message taken last begin to come; returns when the last byte is there."""
         if self._ready or self.now >= self._heap[0][0]:
-            self._cluster.until_first(self)
+            self.cluster.until_first(self)
         message = self._taken
         message.end = self._transfer(message, bodies, self.now)
         if message.source.waiting is message:
@@ -318,9 +305,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
 
     def begin_body(self, body: Any) -> Coming:
         return Coming(self, self._begin_taken((body,)))
-
-    def give_up(self, rank: int, *, replaced: bool = False) -> None:
-        """Here nobody hangs, and nobody dies."""
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
@@ -373,7 +357,7 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if not message.bodies or (begun == arrival and not self._ready and begun < self._heap[0][0]):
             self._begin(message, receiving, begun)
         else:
-            self._cluster.at(begun, message.source, Beginning(message, receiving))
+            self.cluster.at(begun, message.source, Beginning(message, receiving))
             if self.waiting is receiving:  # for the header
                 self._ready.append(self)
 

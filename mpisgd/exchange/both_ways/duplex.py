@@ -45,10 +45,10 @@ class DuplexChannel(LearnerChannel):
             return super().pull(min_clock, meanwhile)
         wire, transfers = self._wire, list[Any]()
         answers = super().pull(min_clock, lambda: transfers.extend(self._send(report)))
-        start_ns = wire.now_ns()
+        start_ns = self.now_ns()
         for transfer in transfers:
             wire.finish(transfer)
-        self.push_ns = wire.now_ns() - start_ns
+        self.push_ns = self.now_ns() - start_ns
         if meanwhile is not None:
             meanwhile()
         return answers

@@ -67,13 +67,13 @@ class PrefetchChannel(LearnerChannel):
         if meanwhile is not None:
             raise ProtocolError("exchange = 'prefetch': two pushes without a pull between them")
         wire = self._wire
-        wire.hold()
-        start_ns = wire.now_ns()
+        wire.clock.hold()
+        start_ns = self.now_ns()
         self._see_out()
         copy_into(self._travels.gradients, self._memory.gradients)
         self._noted = [self._told(shard, report) for shard in self._shards]
         self._wait_ns = self._pull_ns = 0
-        self.push_ns = wire.now_ns() - start_ns
+        self.push_ns = self.now_ns() - start_ns
 
     def pull(self, min_clock: int, meanwhile: Callable[[], None] | None = None) -> Answers:
         """Take the weights that were asked for one mini-batch ago, ask for the next, and begin to send what was pushed."""
@@ -81,9 +81,9 @@ class PrefetchChannel(LearnerChannel):
         if self._asked:
             if wire.signal > 0:
                 self._tell_of_signal()
-            start_ns = wire.now_ns()
+            start_ns = self.now_ns()
             stop, began_ns = self._take_answers(self._shards, self._asked, self._least)
-            self._wait_ns, self._pull_ns = began_ns - start_ns, wire.now_ns() - began_ns
+            self._wait_ns, self._pull_ns = began_ns - start_ns, self.now_ns() - began_ns
             answers = Answers(tuple(self._clocks), stop, rejected=False)
         else:
             answers = super().pull(min_clock)
@@ -95,7 +95,7 @@ class PrefetchChannel(LearnerChannel):
             self._leaving, self._noted = self._send_noted(self._noted), []
         if meanwhile is not None:
             meanwhile()
-        wire.let_move()
+        wire.clock.let_move()
         return answers
 
     def _send_noted(self, noted: list[PushFields]) -> list[Any]:
@@ -106,7 +106,7 @@ class PrefetchChannel(LearnerChannel):
 
     def goodbye(self, *, ending: int) -> None:
         """Say goodbye when all that is under way has come to its end."""
-        self._wire.hold()
+        self._wire.clock.hold()
         if self._asked:
             self._take_answers(self._shards, self._asked, self._least)
         self._see_out()

@@ -59,8 +59,8 @@ class TeamChannel(ShardChannel):
         self._push_ns = self._wait_ns = self._pull_ns = 0
         self.watched = roles.dedicated_evaluator
         """Whether an evaluator asks for snapshots while the run goes on."""
-        self.now_ns = wire.now_ns
-        self.sleep = wire.sleep
+        self.now_ns = wire.clock.now_ns
+        self.sleep = wire.clock.sleep
 
     def exchange(self, report: Report) -> list[Push]:
         """Give every shard its slice of this learner's gradient; the slices of all learners for this shard are in `received`.
@@ -126,7 +126,7 @@ class TeamChannel(ShardChannel):
     def snapshot_pull(self) -> SnapshotPull | None:
         """Take what the evaluator asks for, if it has; without waiting. Of a signal that it tells of, `exchange` will tell all."""
         patterns = ((self._evaluator_rank, Tag.SNAPSHOT_PULL), (self._evaluator_rank, Tag.INTERRUPT))
-        taken = self._wire.take(patterns, self._wire.now_ns())
+        taken = self._wire.take(patterns, self.now_ns())
         if taken is not None and taken[1] == Tag.INTERRUPT:
             self._wire.signal = taken[2][0]
             return None

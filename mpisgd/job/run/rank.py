@@ -126,15 +126,15 @@ class Rank:
     def run(self) -> Outcome:
         """The loop of this rank's role, then the common end."""
         wire = self._wire()
-        self.signals.listen(wire.hear)
+        self.signals.listen(lambda signal: setattr(wire, "signal", signal))
         if self.rank == 0:
             self.signals.listen(self._tell_the_terminal)
 
         def waits_for() -> str:
-            return wire.describe(self._name) or (self.built.waits_for() if self.built is not None else "")
+            return wire.waiting.describe(self._name) or (self.built.waits_for() if self.built is not None else "")
 
         quiet_s = self.setup.config.log.quiet_s
-        self.signals.every_second = Watchdog(wire, quiet_s, self._name(self.rank), waits_for).look
+        self.signals.every_second = Watchdog(wire.waiting, quiet_s, self._name(self.rank), waits_for).look
         if self.rank == 0:
             carried, wasted = links.said(self.setup.config, self.roles, self.setup.hosts, self.setup.bounds)
             self._say(f"mpisgd {__version__}: {self._headline(carried)}")
@@ -146,7 +146,7 @@ class Rank:
         world.callbacks = self.callbacks
         self.built = built = build(self.setup, world, self.rank)
         try:
-            wire.start_clock(self.setup.begins_s)
+            wire.clock.begin(wire.meet, self.setup.begins_s)
             built.train()
             world.close()
             said = built.end()
@@ -165,7 +165,7 @@ class Rank:
             return Wire(self.comm, polite=polite, ranks_per_core=ranks.ranks_per_core)
         vital, patience_s = self.roles.vital_ranks, self.setup.config.faults.patience_s
         wire = TolerantWire(self.comm, polite=polite, vital=vital, describe=self.roles.describe, patience_s=patience_s)
-        self.pulse.heed_shards(vital, wire)
+        self.pulse.heed_shards(vital, wire.waiting)
         return wire
 
     def _name(self, rank: int) -> str:
@@ -190,7 +190,7 @@ class Rank:
             end = End(outcome.path, outcome.clocks, outcome.samples, outcome.diverged, outcome.training_s)
             call("on_end", self.callbacks.on_end, end)
             told[0] = outcome.diverged
-            told[[1 + rank for rank in wire.given_up()]] = 1
+            told[[1 + rank for rank in wire.presence.given_up()]] = 1
         diverged, *given_up = wire.gather(told)[0].tolist()
         self._part(wire)
         self.ranks.end(rank for rank, given in enumerate(given_up) if given)
@@ -202,7 +202,7 @@ class Rank:
     def _part(self, wire: Wire) -> None:
         self.vigil.stop()
         self.pulse.stop()
-        away = wire.away()
+        away = wire.presence.away()
         wire.part()
         self.claim.leave(away)
 

@@ -82,6 +82,7 @@ def agree_on(config: Config, comm: MPI.Intracomm, brought: Brought, pulse: Pulse
     agree(comm, lambda: tensors.segments)  # before a shard gives up its model
     number = roles.stream(ranks.rank) if learns else 0 if spare else None
     require_alike(comm, "loss", agree(comm, lambda: _check(tensors, number)), root=first)
+    agree(comm, lambda: tensors.check_pieces_fit() if ranks.rank == roles.evaluator_rank else None)
     tensors.metrics = comm.bcast(tensors.metrics, root=first)  # an evaluator that does nothing else has not checked
     setup = Setup(config, roles, protocol, ranks.hosts, meta, bounds, tolerant, stages=tensors.stages)
     agree(comm, setup.check_schedule)

@@ -122,8 +122,8 @@ class Directory:
         return sums.checked(str(self.path / schema.DONE), done, schema.DONE_ENTRIES)
 
 
-class Run(Directory):
-    """Read access to a run: the tables of its log, and what they come to.
+class Tables(Directory):
+    """A run's rows: the files that they lie in, joined over shards and attempts, and the coordinator's.
 
     Raises DataError also where a log file is missing, foreign, of another schema version, or shorter than it says.
     """
@@ -169,20 +169,6 @@ class Run(Directory):
         for each in self.parts:
             yield from each.chunks(name)
 
-    @property
-    def pushes(self) -> np.ndarray:
-        """All of them: raises DataError where some were left out (`left_out`)."""
-        return self._all("pushes")
-
-    @property
-    def updates(self) -> np.ndarray:
-        return self._all("updates")
-
-    def _all(self, name: str) -> np.ndarray:
-        if self.left_out:
-            raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
-        return self.table(name)
-
     @cached_property
     def left_out(self) -> str:
         """Which rows the tables do not have, and why; "" where they have all.
@@ -205,36 +191,6 @@ class Run(Directory):
     def parts_of(self, shard: int) -> list[Rows]:
         """The files of a shard, attempt by attempt, in the last layout."""
         return continued(self._files[shard])
-
-    def final_clock(self, shard: int) -> int:
-        """The last clock of a shard, by its summary, or else its counts."""
-        said = int(self.summaries["final_clock"][shard])
-        return said if said >= 0 else max(self.begins.clock, self.counts[shard].updates.clock)
-
-    @cached_property
-    def counts(self) -> list[Counts]:
-        """Of each shard, what all its pushes and updates come to; of a log that was bounded, and whose writer was killed, as of the
-        last flush."""
-        self._check_files()
-        found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
-        counts = [each or Counts() for each in found]
-        uncounted = {shard for shard, each in enumerate(found) if each is None}
-        for name in schema.THINNED if uncounted else ():
-            # whoever writes the tables of a run that has not ended may be at it: they are read whole
-            for rows in self.chunks(name) if self._ended else [self.table(name)]:
-                for start in range(0, len(rows), _COUNTED):
-                    some = rows[start : start + _COUNTED]
-                    for shard in uncounted & set(np.unique(some["shard"]).tolist()):
-                        getattr(counts[shard], name).add(some[some["shard"] == shard])
-        return counts
-
-    @property
-    def evaluations(self) -> np.ndarray:
-        return self.table("evaluations")
-
-    @property
-    def events(self) -> np.ndarray:
-        return self.table("events")
 
     @property
     def summaries(self) -> np.ndarray:
@@ -264,11 +220,6 @@ class Run(Directory):
         paths = (self.path / schema.coordinator_file(at) for at in range(self.attempt, -1, -1))
         return next((continued(path) for path in paths if path.is_file()), [])
 
-    def books(self) -> list[Books]:
-        """The account of every shard; of an unfinished run, that of what was logged."""
-        each = enumerate(zip(self.summaries, self.counts, strict=True))
-        return [_account(summary, counts.pushes.books(self.final_clock(shard))) for shard, (summary, counts) in each]
-
     @property
     def _ended(self) -> bool:
         return bool((self.summaries["final_clock"] >= 0).all())
@@ -278,6 +229,59 @@ class Run(Directory):
         expected = {schema.shard_file(shard, self.attempt) for shard in range(self.shards)}
         if expected - present:
             raise DataError(f"{self.path} lacks {', '.join(sorted(expected - present))}: was the run started without a log?")
+
+
+class Run(Tables):
+    """Read access to a run: the tables of its log by name, and what they come to."""
+
+    @property
+    def pushes(self) -> np.ndarray:
+        """All of them: raises DataError where some were left out (`left_out`)."""
+        return self._all("pushes")
+
+    @property
+    def updates(self) -> np.ndarray:
+        return self._all("updates")
+
+    def _all(self, name: str) -> np.ndarray:
+        if self.left_out:
+            raise DataError(f"{self.path}: {self.left_out}; all of the {name} are needed here")
+        return self.table(name)
+
+    @property
+    def evaluations(self) -> np.ndarray:
+        return self.table("evaluations")
+
+    @property
+    def events(self) -> np.ndarray:
+        return self.table("events")
+
+    def final_clock(self, shard: int) -> int:
+        """The last clock of a shard, by its summary, or else its counts."""
+        said = int(self.summaries["final_clock"][shard])
+        return said if said >= 0 else max(self.begins.clock, self.counts[shard].updates.clock)
+
+    @cached_property
+    def counts(self) -> list[Counts]:
+        """Of each shard, what all its pushes and updates come to; of a log that was bounded, and whose writer was killed, as of the
+        last flush."""
+        self._check_files()
+        found = [read_file(path, "counts", partial(read_counts, path)) for path in self._files if path.name.startswith("shard-")]
+        counts = [each or Counts() for each in found]
+        uncounted = {shard for shard, each in enumerate(found) if each is None}
+        for name in schema.THINNED if uncounted else ():
+            # whoever writes the tables of a run that has not ended may be at it: they are read whole
+            for rows in self.chunks(name) if self._ended else [self.table(name)]:
+                for start in range(0, len(rows), _COUNTED):
+                    some = rows[start : start + _COUNTED]
+                    for shard in uncounted & set(np.unique(some["shard"]).tolist()):
+                        getattr(counts[shard], name).add(some[some["shard"] == shard])
+        return counts
+
+    def books(self) -> list[Books]:
+        """The account of every shard; of an unfinished run, that of what was logged."""
+        each = enumerate(zip(self.summaries, self.counts, strict=True))
+        return [_account(summary, counts.pushes.books(self.final_clock(shard))) for shard, (summary, counts) in each]
 
 
 def _account(summary: np.void, learners: np.ndarray) -> Books:

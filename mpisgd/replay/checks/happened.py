@@ -44,6 +44,7 @@ def check_events(record: Record, shard: ShardRecord) -> None:
         if not _can_be(record, shard, kind, clock, learner_id, value):
             refuse(f"{what} with value {value}", shard.shard, "events", **place)
     _check_order(shard)
+    _check_enough(record, shard)
     _check_computed(record, shard)
     _check_goodbyes(record, shard)
 
@@ -88,6 +89,27 @@ def _check_order(shard: ShardRecord) -> None:
             why = f"at {time_s} s: what is before it was at {before_s} s, its clock from {done_s[at]} to {done_s[at + 1]} s"
             refuse(why, shard.shard, "events", **place)
         before_clock, before_s = clock, time_s
+
+
+def _check_enough(record: Record, shard: ShardRecord) -> None:
+    """Evaluations end training once, after the snapshot that they name was taken; from then on learners are given no weights.
+
+    What they push all the same, from weights that they had, is judged as ever: the walk sees to that.
+    """
+    told = np.flatnonzero(shard.events["kind"] == Event.ENOUGH)
+    for row in told[1:]:
+        refuse("ENOUGH: it was told before", shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
+    for row in told[:1]:
+        number, over_s = shard.events[row][["value", "time_s"]].tolist()
+        rows = record.run.evaluations
+        taken_s = rows["taken_s"][rows["snapshot"] == number].max(initial=0.0) if shard.shard == 0 else 0.0  # by its own clock
+        if over_s < taken_s:
+            why = f"ENOUGH at {over_s} s: snapshot {number:g} was taken at {taken_s} s"
+            refuse(why, shard.shard, "events", row=int(row), clock=int(shard.events["clock"][row]))
+        for at in np.flatnonzero(shard.pushes["answer_s"] > over_s)[:1]:
+            its = shard.row(int(at))
+            why = f"its learner was given weights at {its.answer_s} s, after evaluations had ended training, {over_s} s"
+            refuse(why, shard.shard, "pushes", row=int(at), clock=its.clock, learner_id=its.learner_id, seq=its.seq)
 
 
 def due_snapshots(record: Record, shard: ShardRecord) -> list[tuple[int, int]]:

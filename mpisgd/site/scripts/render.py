@@ -22,7 +22,11 @@ from mpisgd.site.scripts.options import Request, one_line
 from mpisgd.site.scripts.systems import SYSTEMS, WARNING_S, System
 
 _SUBMIT = {"slurm": "sbatch", "lsf": "bsub <", "jsrun": "bsub <", "pbs": "qsub", "flux": "flux batch"}
-_ARRAY = {"slurm": "#SBATCH --array", "pbs": "#PBS -J"}
+_ARRAY = {
+    "slurm": "#SBATCH --array says how many there are.",
+    "pbs": "#PBS -J says how many there are.",
+    "flux": "ARRAY_INDEX, from 1, says which.",
+}
 _TASKS = {"slurm": "--ntasks", "lsf": "slots (-n)", "jsrun": "nodes", "pbs": "mpiprocs", "flux": "RANKS"}
 #: The job's number, in bash.
 _JOB = {
@@ -121,6 +125,11 @@ class Script:
         return "mpirun"
 
     @property
+    def elements(self) -> int:
+        """Jobs that are queued together, one for each protocol, or each run of a sweep; 0 where one is queued alone."""
+        return len(self.request.array) or len(self.sweep)
+
+    @property
     def by_roles(self) -> bool:
         """Whether ranks bind themselves, to cores that nobody else uses."""
         return (self.request.binding or ("roles" if self.request.exclusive else "")) == "roles"
@@ -165,9 +174,12 @@ class Script:
         require(not ((array or self.sweep) and self.request.chain), "chain", True, alone)
 
     def _check_flux(self) -> None:
-        layout, config = self.layout, str(self.request.config)
-        instead = "no sweep with Flux, which has no arrays: submit each of its runs as a file of its own"
-        require(not self.sweep, "config", config, instead)
+        layout = self.layout
+        if self.request.gpus_per_node:
+            alike = "with flux and GPUs, which have equal numbers of ranks on each node"
+            protocols, shards = self.request.array, {each for _, each in self.sweep}
+            require(not any(each.split()[0] == "allreduce" for each in protocols), "array", "allreduce", f"none of it {alike}")
+            require(len(shards) < 2, "shards", sorted(shards), f"the same for all runs {alike}")
         even = layout.ranks == layout.nodes * layout.tasks_per_node or not self.request.gpus_per_node
         expected = f"ranks in equal numbers on each node with flux and GPUs: {layout.ranks} on {layout.nodes} nodes"
         require(even, "tasks_per_node", layout.tasks_per_node, expected)
@@ -181,12 +193,13 @@ class Script:
 
     def _values(self) -> dict[str, Any]:
         asked, layout = self.request, self.layout
+        one_by_one = bool(self.elements and self.of.one_by_one)
         given = {name: getattr(asked, name) for name in asked.__dataclass_fields__}
         return given | {
             "config": str(asked.config),
             "protocols": asked.array,
             "sweep": self.sweep,
-            "elements": len(asked.array) or len(self.sweep),
+            "elements": self.elements,
             "resume": "" if asked.resume is None else str(asked.resume),
             "links": self.links,
             "venv": self.venv,
@@ -208,8 +221,9 @@ class Script:
             "select": self._select(),
             "bind": {name: self._bind(name) for name in launchers.LAUNCHERS},
             "by_roles": self.by_roles,
-            "submit_how": _SUBMIT[asked.system],
-            "array_directive": _ARRAY.get(asked.system, "#BSUB -J"),
+            "submit_how": _SUBMIT[asked.system] + " --env=ARRAY_INDEX=1 --env=ARRAY_JOB=NAME" * one_by_one,
+            "submit_each": one_by_one,
+            "array_said": _ARRAY.get(asked.system, "#BSUB -J says how many there are."),
             "task_directive": _TASKS[asked.system],
             # Open MPI's mpirun and what is the system's by default are in the templates, where they can be edited.
             "launch": "" if asked.launcher in (None, "mpirun", "jsrun", "flux") else self._launch('"$RANKS"', '"$OMP_NUM_THREADS"'),

@@ -103,12 +103,27 @@ def call(words: Sequence[str], text: str | None = None) -> str:
     return done.stdout
 
 
-def submit(script: Script) -> str:
-    """Hand the script to the batch system; its number of the job.
+def submit(script: Script) -> list[str]:
+    """Hand the script to the batch system; its number of the job, or of each element where it has no arrays.
 
     Raises ConfigError: the batch system is not here, or refuses, in its own words.
     """
-    words = script.of.submit
+    if script.of.one_by_one is None or not script.elements:
+        return [_handed_over(script)]
+    element, told_first = script.of.one_by_one
+    jobs: list[str] = []
+    for index in range(1, script.elements + 1):
+        more = [element.format(index=index), *(told_first.format(first=job) for job in jobs[:1])]
+        try:
+            jobs.append(_handed_over(script, more))
+        except ConfigError as error:
+            queued = f"; queued before this, and still there: {' '.join(jobs)}" * bool(jobs)
+            raise ConfigError(f"element {index} of {script.elements}: {error}{queued}") from error
+    return jobs
+
+
+def _handed_over(script: Script, more: Sequence[str] = ()) -> str:
+    words = [*script.of.submit, *more]
     told = call(words, script.text)
     found = _number(script.request.system, told)
     if found is None:

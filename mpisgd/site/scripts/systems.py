@@ -34,6 +34,8 @@ class System:
         joins: what stands between several.
         mail: when there is mail -> the word for it.
         repeated: words that may begin several lines.
+        one_by_one: where there are no arrays: the words with which one element is queued, {index} from 1, and those with which
+            another is told the number of the first, {first}.
     """
 
     title: str
@@ -45,6 +47,7 @@ class System:
     joins: str
     mail: Mapping[str, str]
     repeated: frozenset[str] = frozenset()
+    one_by_one: tuple[str, str] | None = None
 
     def refuse_what_it_lacks(self, given: Mapping[str, object]) -> None:
         """Raises ConfigError for the first option that is given and that the system has not."""
@@ -184,13 +187,13 @@ _FLUX = System(
         "constraint": "--requires={}",
         "exclusive": "--exclusive",
         "dependency": "--dependency={}",
+        "array": "",
     },
     lacks={
         "memory": "it does not deal out memory; --exclusive gives whole nodes",
         "qos": "priorities are the bank's and the queue's: --account, --queue",
         "reservation": "give the queue or the property that the site has made: --queue, --constraint",
         "mail": "it writes none; flux job wait-event, or the handle of mpisgd.submit, waits for a job",
-        "array": "it has no arrays: submit once for each protocol",
         "chain": "a job cannot be queued again, nor warn itself of its end to be: submit the next link by --dependency"
         " afterany:JOB, with a configuration that resumes",
     },
@@ -198,5 +201,6 @@ _FLUX = System(
     joins="\n",
     mail={},
     repeated=frozenset({"--dependency", "--setattr", "--env", "-o", "-S", "--setopt"}),
+    one_by_one=("--env=ARRAY_INDEX={index}", "--env=ARRAY_JOB={first}"),
 )
 SYSTEMS: Mapping[SystemName, System] = {"slurm": _SLURM, "lsf": _LSF, "jsrun": _LSF, "pbs": _PBS, "flux": _FLUX}

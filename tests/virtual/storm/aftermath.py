@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mpisgd import replay
+from mpisgd.analysis.books import imbalances
 from mpisgd.base.errors import MpisgdError
 from mpisgd.job import interruption
 from mpisgd.liveness.pulse import LEAST_S
@@ -157,6 +158,7 @@ def _look_at_the_run(seen: Seen, job: Job) -> None:
     if protocol.consistent and not recut:
         mixed = [key for key, timestamps in of_mini_batch.items() if len(timestamps) > 1]
         seen.expect(not mixed, f"computed on slices of different clocks: (learner, seq, seconds) {mixed[:3]}")
+    seen.expect(not (unbalanced := imbalances(run)), f"books: {unbalanced}")
     kinds = Counter(run.events["kind"].tolist())
     for kind in (
         Event.LOST,

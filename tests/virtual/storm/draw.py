@@ -177,8 +177,12 @@ def draw_batch(dice: random.Random, number: int, *, small: bool = False) -> Draw
         flush_rows=dice.choice((4, 16, 256)),
         attempts=tuple(drawn(later) for later in range(dice.choice((1, 1, 1, 2)))),
         again=(dice.randint(1, 4), dice.randint(1, 12)) if dice.random() < 0.3 else (0, 0),
-        **({"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1} if small else {}),
+        **(_small(dice, number) if small else {}),
     )
+
+
+def _small(dice: random.Random, number: int) -> dict[str, Any]:
+    return {"samples": dice.randint(8, 40), "iterations": dice.randint(1, 3), "logged": number % 8 < 1}
 
 
 _LAST_S = 0.25

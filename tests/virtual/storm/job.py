@@ -106,7 +106,7 @@ class Job(Ranks):
             raise
 
     def _is_given_up(self, rank: int) -> bool:
-        return any(rank in self.wires[shard].given_up() for shard in self.roles.shard_ranks if shard in self.wires)
+        return any(rank in self.wires[shard].presence.given_up() for shard in self.roles.shard_ranks if shard in self.wires)
 
     def _drop_files(self, rank: int) -> None:
         """The process is dead: what it had not written is lost."""
@@ -154,7 +154,7 @@ class Job(Ranks):
     def _hears(self, process: Process) -> None:
         wire = self.wires.get(process.rank)
         if wire is not None and not process.gone:
-            wire.hear(HEARD[0])
+            wire.signal = HEARD[0]
             process.changed()
 
 

@@ -50,8 +50,8 @@ MPI = SimpleNamespace(
     **{"Status": Status, "Request": Request, "Group": Group, "Message": Message, "Intracomm": Comm},
 )
 _LIBRARY = "mpisgd.comm.mpi.library"
-_OF_MPI = ("ulfm", "politeness", "outbox", "transfers", "arrivals", "together", "wire", "tolerant")
-_AGAIN = (*(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
+_OF_MPI = ("ulfm", "outbox", "mover", "clock", "transfers", "arrivals", "together", "wire", "tolerant")
+_AGAIN = ("comm.politeness", *(f"comm.mpi.{name}" for name in _OF_MPI), "liveness.pulse")
 
 
 def _load() -> SimpleNamespace:
@@ -59,7 +59,7 @@ def _load() -> SimpleNamespace:
     names = [f"mpisgd.{name}" for name in _AGAIN]
     library = ModuleType(_LIBRARY)
     library.MPI, library.cuda_aware = MPI, lambda: None  # type: ignore[attr-defined]
-    packages = [importlib.import_module(name) for name in ("mpisgd.comm.mpi", "mpisgd.liveness")]
+    packages = [importlib.import_module(name) for name in ("mpisgd.comm", "mpisgd.comm.mpi", "mpisgd.liveness")]
     before = [dict(vars(each)) for each in packages]
     loaded: dict[str, Any] = {}
     with mock.patch.dict(sys.modules):
@@ -75,7 +75,8 @@ def _load() -> SimpleNamespace:
         vars(package).update(attributes)
     loaded["ulfm"].enabled = lambda: _machines[-1].tells
     polling, plain = _Clock(looks_away=True), _Clock(looks_away=False)
-    for name, clock in (("politeness", polling), ("tolerant", polling), ("arrivals", plain), ("wire", plain), ("pulse", plain)):
+    plain_ones = ("arrivals", "wire", "clock", "pulse")
+    for name, clock in (("politeness", polling), ("tolerant", polling), *((each, plain) for each in plain_ones)):
         loaded[name].time = clock
     for name in ("politeness", "tolerant"):
         loaded[name].os = SimpleNamespace(sched_yield=lambda: None)

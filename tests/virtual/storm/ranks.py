@@ -204,13 +204,13 @@ class Ranks(World):
             wire = VIRTUAL.tolerant.TolerantWire(
                 self.machine.comms[0][rank], polite=True, vital=vital, describe=roles.describe, patience_s=PATIENCE_S
             )
-            pulse.heed_shards(vital, wire)
+            pulse.heed_shards(vital, wire.waiting)
         else:
             wire = VIRTUAL.wire.Wire(self.machine.comms[0][rank], polite=True)
         self.wires[rank] = wire
         self.machine.processes[rank].begin(pulse.serve)
         self.built[rank] = built = build(self.setup, self, rank)
-        wire.start_clock(self.setup.begins_s)
+        wire.clock.begin(wire.meet, self.setup.begins_s)
         built.train()
         said = built.end()
         built.close()
@@ -231,7 +231,7 @@ class Ranks(World):
             for spool in self.path.glob(f"{schema.SPOOL}*"):
                 spool.unlink(missing_ok=True)
             told[0] = outcome.diverged
-            told[[1 + each for each in wire.given_up()]] = 1
+            told[[1 + each for each in wire.presence.given_up()]] = 1
         _, *given_up = wire.gather(told)[0].tolist()
         wire.part()
         for other, given in enumerate(given_up):
