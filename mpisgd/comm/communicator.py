@@ -76,7 +76,11 @@ class Communicator(Protocol):
         """Begin to send a message whose bodies are there one after the other."""
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked."""
+        """Say where a message is to go when it comes; of one without bodies, `Posted` says what may be asked.
+
+        Where the tag is a body's: where that of the message is to go that was taken last, while others are taken; `Coming` says
+        what may be asked, and `take` must be told of it.
+        """
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[Any, ...] = ()) -> Any:
         """Post the receive of an answer, then begin to send the question; `header` and `finish` wait for the answer."""
@@ -110,9 +114,6 @@ class Communicator(Protocol):
 
         False where the sender was lost or hangs (`tolerant.py`): the bodies are then worth nothing, and must not be used again.
         """
-
-    def begin_body(self, body: Any) -> Coming:
-        """Begin to receive the body of the message that was taken last, while others are taken."""
 
     def meet(self) -> None:
         """Wait until all ranks are here."""

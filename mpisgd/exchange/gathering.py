@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Buffer, Communicator, Pattern
-from mpisgd.comm.messages import GaveUp, Goodbye, Message, Pull, Push, Refused, SnapshotPull
+from mpisgd.comm.messages import GaveUp, Goodbye, Message, Pull, Push, Refused, SnapshotPull, Tag
 from mpisgd.exchange.roles import Roles
 from mpisgd.exchange.shard_channel import ShardChannel
 from mpisgd.vectors.computing import Rooms
@@ -90,7 +90,7 @@ class GatheringShardChannel(ShardChannel):
         if not (self._rooms.room_to_park or self._is_coming(push.learner_id)):
             return super()._take_body(push, gradient)
         self._room = self._rooms.lend()
-        self._coming.append(self._wire.begin_body(self._room))
+        self._coming.append(self._wire.post(self.rank_of(push.learner_id), Tag.GRADIENT, self._room))
         return True
 
     def _come(self) -> Message | None:

@@ -113,9 +113,11 @@ class Wire:
 
     # -------------------------------------------------------------------------------------------------------- receive
 
-    def post(self, source: int, tag: int, *bodies: np.ndarray) -> Receiving:
-        """Tell MPI where a message of exactly these sizes is to go when it comes."""
-        layout = LAYOUTS[tag]
+    def post(self, source: int, tag: int, *bodies: np.ndarray) -> Any:
+        """Tell MPI where a message of exactly these sizes is to go when it comes; of a body alone, `take` will."""
+        layout = LAYOUTS.get(tag)
+        if layout is None:
+            return Coming(source, tag, bodies[0], time.perf_counter() + BODY_S)
         buffer = bytearray(layout.nbytes)
         receive = self._comm.Irecv
         requests = [receive(buffer, source, tag)]
@@ -125,7 +127,7 @@ class Wire:
 
     def ask(self, dest: int, tag: int, fields: Fields, answer_tag: int, bodies: tuple[np.ndarray, ...] = ()) -> Receiving:
         """Post the receive of an answer, then begin to send the question."""
-        answer = self.post(dest, answer_tag, *bodies)
+        answer: Receiving = self.post(dest, answer_tag, *bodies)
         answer.requests += self.start(dest, tag, fields).requests
         return answer
 
@@ -207,11 +209,6 @@ class Wire:
             _, tag, nbytes, message = self._arrivals.probe(((source, layout.body),))
             self._receive(source, tag, nbytes, message, body, body.nbytes)
         return True
-
-    def begin_body(self, body: np.ndarray) -> Coming:
-        """Receive the body of the message taken last while others are taken."""
-        source, layout = self._taken
-        return Coming(source, layout.body, body, time.perf_counter() + BODY_S)
 
     def _receive(self, source: int, tag: int, nbytes: int, message: MPI.Message, into: Any, expected: int) -> None:
         """Receive a probed message."""

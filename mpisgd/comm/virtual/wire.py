@@ -15,7 +15,7 @@ import numpy as np
 
 from mpisgd.base.errors import PeerError
 from mpisgd.comm.communicator import Clock, Communicator, Pattern
-from mpisgd.comm.messages import Fields, Tag
+from mpisgd.comm.messages import LAYOUTS, Fields, Tag
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.virtual.cluster import Awaited, Cluster, Event, Meeting, VirtualRank
 from mpisgd.comm.virtual.network import Network
@@ -214,7 +214,9 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
     # ------------------------------------------------------------------------------------------------------------ receive
 
     def post(self, source: int, tag: int, *bodies: Any) -> Any:
-        return self._post(source, tag, bodies)
+        if tag in LAYOUTS:
+            return self._post(source, tag, bodies)
+        return Coming(self, self._begin_taken(bodies))
 
     def _post(self, source: int, tag: int, bodies: tuple[Any, ...]) -> Receiving:
         receiving = Receiving(self, source, tag, bodies)
@@ -302,9 +304,6 @@ class VirtualWire(VirtualRank, Awaited, Communicator):
         if message.source.waiting is message:
             self._ready.append(message.source)
         return message.end
-
-    def begin_body(self, body: Any) -> Coming:
-        return Coming(self, self._begin_taken((body,)))
 
     def _look(self, patterns: tuple[Pattern, ...]) -> Sending | None:
         """The first message that has arrived, of the first pattern that any matches."""
