@@ -40,7 +40,7 @@ _PUSH: int = Tag.PUSH
 _PULL: int = Tag.PULL
 _ANSWER: int = Tag.ANSWER
 _GOES_ON: int = Ending.NONE
-_LAST_ENDING: int = max(Ending)
+_LAST_ENDING: int = Ending.INTERRUPTED
 _REJECT: int = Kind.REJECT
 
 

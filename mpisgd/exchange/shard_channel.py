@@ -69,6 +69,8 @@ class ShardChannel:
         self._anybody: tuple[Pattern, ...] = _ANYBODY
         self._coming: list[Coming] = []
         """Gradients that are received while other messages are taken (`gathering.py`)."""
+        self.last_ending = Ending.INTERRUPTED
+        """A goodbye says why with one up to this."""
         self.chunks_count = 1
         """In how many chunks this shard's slice is sent."""
         self.portion_of: Callable[[int], int] | None = None
@@ -158,8 +160,8 @@ class ShardChannel:
         sender: int = fields[0]
         if tag == Tag.GOODBYE:
             _, pushed, ending = fields
-            if not 0 <= ending <= max(Ending):
-                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {max(Ending):d}", source)
+            if not 0 <= ending <= self.last_ending:
+                raise PeerError(f"rank {source} says goodbye with ending {ending}: expected 0 ... {self.last_ending:d}", source)
             return Goodbye(sender, pushed, ending)
         if tag == Tag.GAVE_UP:
             _, seq = fields

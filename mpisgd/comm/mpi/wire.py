@@ -29,9 +29,8 @@ from mpisgd.comm.mpi import ulfm
 from mpisgd.comm.mpi.arrivals import Arrivals, never
 from mpisgd.comm.mpi.clock import Clock
 from mpisgd.comm.mpi.library import MPI
-from mpisgd.comm.mpi.outbox import Outbox
 from mpisgd.comm.mpi.together import Node, Team
-from mpisgd.comm.mpi.transfers import Coming, Opened, Receiving, Sending, name_of_tag, nowhere, of_size
+from mpisgd.comm.mpi.transfers import Coming, Opened, Outbox, Receiving, Sending, name_of_tag, nowhere, of_size
 from mpisgd.comm.politeness import BODY_SLEEP_S, SLEEP_MOST_S, Politeness
 from mpisgd.comm.presence import Presence
 from mpisgd.comm.waiting import Printed, Waiting
