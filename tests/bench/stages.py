@@ -26,12 +26,13 @@ from mpisgd.base.errors import ConfigError
 from mpisgd.bench.parts.spread import over, spread, told
 from mpisgd.comm.mpi.launch import environment, mpirun
 from mpisgd.pipeline.pieces import StagePasses
+from mpisgd.pipeline.travelling import Rooms
 from mpisgd.records.log.reader import Run
 from mpisgd.vectors.memory import Memory
 
 PARTS = 8
 MU, UPDATES, WARM_UP = 64, 14, 3
-CHANNELS, SIDE = 32, 16
+CHANNELS, SIDE = 64, 16
 #: name -> what differs; a learner is `group_size` ranks, bound to as many cores.
 JOBS: Mapping[str, Mapping[str, Any]] = {
     "one": {},
@@ -46,8 +47,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def _half(first: bool) -> list[nn.Module]:
-    begin: list[nn.Module] = [nn.Conv2d(CHANNELS if not first else 3, CHANNELS, 3, padding=1), nn.ReLU()]
-    for _ in range(4):
+    """Five convolutions from channels to as many; before the first half's, one from the image's three, a twentieth of these."""
+    begin: list[nn.Module] = [nn.Conv2d(3, CHANNELS, 3, padding=1), nn.ReLU()] if first else []
+    for _ in range(5):
         begin += [nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU()]
     return begin
 
@@ -97,7 +99,7 @@ def _images_per_s(changes: Mapping[str, Any]) -> float:
             "model": {"name": "tests.bench.stages:model"},
             "data": {"name": "synthetic", "shape": [3, SIDE, SIDE], "samples": MU * 4, "test_samples": MU},
             **{"protocol": "hardsync", "mu": MU, "epochs": UPDATES / 4, "threads": 1, "alpha0": 0.001},
-            **{"stages": {"at": [str(10)]} if "group_size" in changes else {}, "evaluation": {"every_epochs": 0.0}},
+            **{"stages": {"at": [str(12)]} if "group_size" in changes else {}, "evaluation": {"every_epochs": 0.0}},
             **{"out": str(Path(directory) / "run"), "log": {"progress": "off"}, **changes},
         }
         ranks = changes.get("shards", 1) + changes.get("group_size", 1)
@@ -118,6 +120,7 @@ class _Echo(StagePasses):
     def __init__(self, floats: int, last: bool) -> None:
         self.memory = Memory.zeros(1)
         self._stage = 0
+        self._rooms = Rooms()
         self._last = last
         self._tensor = torch.ones(floats)
 
